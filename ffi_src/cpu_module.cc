@@ -373,14 +373,18 @@ void define_counts(nb::module_& module) {
 
   module.def(
       "plan_moe",
-      [](int64_t outer, int64_t assignments, int64_t experts, int compute_capability, int64_t workspace_bytes) {
+      [](int64_t outer, int64_t assignments, int64_t experts, int64_t capacity, int64_t align, int compute_capability,
+         int64_t workspace_bytes) {
         moe::PlanProblem problem;
         problem.outer = outer;
         problem.assignments = assignments;
         problem.experts = experts;
+        problem.capacity = capacity;
+        problem.align = align;
         return plan_dict(moe::plan_route(problem, gpu_of(compute_capability), workspace_bytes));
       },
-      "outer"_a, "assignments"_a, "experts"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
+      "outer"_a, "assignments"_a, "experts"_a, "capacity"_a, "align"_a, "compute_capability"_a,
+      "workspace_bytes"_a = -1);
 }
 
 }  // namespace

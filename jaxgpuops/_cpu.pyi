@@ -97,5 +97,11 @@ def plan_segment_softmax(
     outer: int, length: int, inner: int, segments: int, sorted: bool, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_moe(
-    outer: int, assignments: int, experts: int, compute_capability: int, workspace_bytes: int = -1
+    outer: int,
+    assignments: int,
+    experts: int,
+    capacity: int,
+    align: int,
+    compute_capability: int,
+    workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...

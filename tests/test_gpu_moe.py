@@ -13,6 +13,7 @@ import jaxgpuops
 
 SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (16384, 6, 64), (8192, 2, 8)]
 SIZES += [(100, 3, 5), (3000, 4, 16), (16000, 2, 32), (300, 4, 33), (2, 1, 512)]  # few experts, and few assignments
+SIZES += [(4, 8, 255), (32, 8, 384), (33, 8, 256), (8, 8, 33), (9, 8, 128)]  # a warp looks at all assignments
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
 # Sizes for the largest cluster, for more than a cluster, and for more than registers hold.
 SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]
@@ -94,6 +95,9 @@ def test_values_are_those_of_plain_jax(tokens, width, dtype):
     terms = jnp.where(there, w[..., None].astype(jnp.float32) * y[plan.row_of_assignment].astype(jnp.float32), 0)
     off = jnp.abs(out.astype(jnp.float32) - terms.sum(1))
     assert (off <= 8 * float(jnp.finfo(dtype).eps) * jnp.abs(terms).sum(1)).all()
+    narrow = w.astype(dtype)  # read as they are, weights of 16 bits are the same numbers
+    combined = jax.jit(lambda w: jaxgpuops.moe_combine(y, plan, w))
+    assert same_bits(combined(narrow), combined(narrow.astype(jnp.float32)))
 
 
 def command_buffers():
@@ -148,11 +152,14 @@ def test_gradients_of_combine_have_the_same_bits_in_every_run(width, tokens, k, 
         few = tokens // 4
         assert same_bits(jax.jit(gradients)(ids[:few], x[::-1][:few], x[:few], w[:few])[3], dw[:few])
         shifted = lambda a: jnp.concatenate([jnp.zeros(3, a.dtype), a.ravel()])
-        pull = lambda y, ct: jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)[1](ct)
+        pull = lambda y, ct, w=w: jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)[1](ct)
         moved = jax.jit(lambda flat_y, flat_ct: pull(flat_y[3:].reshape(y.shape), flat_ct[3:].reshape(x.shape)))
         for _ in range(3):
             assert same_bits(jax.jit(gradients)(ids, x[::-1], x, w), expected)
             assert same_bits(moved(shifted(y), shifted(x)), (dy, dw))
+        if dtype == "bfloat16":  # weights of this dtype are read as they are, and their gradients rounded once
+            wide_dy, wide_dw = pull(y, x, w.astype(dtype).astype(w.dtype))
+            assert same_bits(pull(y, x, w.astype(dtype)), (wide_dy, wide_dw.astype(dtype)))
 
 
 @pytest.mark.parametrize("k", [0, 2])

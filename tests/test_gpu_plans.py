@@ -125,7 +125,8 @@ KERNELS = {
     | {"bits": "choose_write_kernel"}
     | {"block": "select_kernel", "long": "select_step_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
-    "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"))},
+    "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
+    | {"warp": "route_warp_kernel"},
 }
 
 
@@ -138,7 +139,11 @@ def masked(fn):
 
 
 CALLS = [
-    ("moe", lambda x: jaxgpuops.moe_plan(ids(x[:, 0], 60)[:, None], 64), [(1000, 1), (50_000, 1), (200_000, 1)]),
+    (
+        "moe",
+        lambda x: jaxgpuops.moe_plan(ids(x[:, 0], 60)[:, None], 64),
+        [(30, 1), (1000, 1), (50_000, 1), (200_000, 1)],
+    ),
     ("topk", lambda x: jaxgpuops.lax.argmax(x, 1, jnp.int32), [(30, 40), (3, 5000)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),

@@ -59,6 +59,7 @@ KINDS = ["uniform", "out of range", "one", "skewed", "most have none", "k times 
     [
         (1, 1, 1),
         (7, 2, 8),
+        (4, 7, 40),
         (64, 8, 128),
         (33, 3, 5),
         (0, 2, 4),
@@ -111,7 +112,7 @@ def test_dispatch_and_combine(features, dtype):
 
         weights = numbers((21, 2), "float32", 2)
         inverse = np.asarray(plan.row_of_assignment)
-        for w in (None, weights):
+        for w in (None, weights, weights.astype(dtype if x.dtype.itemsize > 1 else "float16")):
             picked = np.where((inverse >= 0)[(..., *(None for _ in features))], dispatched[np.maximum(inverse, 0)], 0)
             scale = 1 if w is None else np.asarray(w, np.float64)[(..., *(None for _ in features))]
             combined = jaxgpuops.moe_combine(out, plan, w)
@@ -146,17 +147,22 @@ INNER = [(), (1,), (5,), (16,), (3, 24), (0,), (1000,)]
 
 
 @pytest.mark.parametrize(
-    "dtype, inner",
+    "dtype, weights, inner",
     # The sizes differ in how rows are read, which depends on the width of the dtype: some with a tail, some without.
-    [(dtype, inner) for dtype in DTYPES for inner in (INNER if dtype in ("float32", "bfloat16") else [(5,), (3, 24)])],
+    [
+        (dtype, weights, inner)
+        for dtype in DTYPES
+        for weights in ("float32", *([dtype] if dtype in ("float16", "bfloat16") else []))
+        for inner in (INNER if dtype in ("float32", "bfloat16") else [(5,), (3, 24)])
+    ],
 )
 @pytest.mark.parametrize("tokens, k, align", [(21, 3, 4), (0, 2, 4), (7, 1, 1), (5, 9, 1)])
-def test_gradients_of_combine(tokens, k, align, inner, dtype):
+def test_gradients_of_combine(tokens, k, align, inner, dtype, weights):
     """Both gradients come from one read. Numbers are whole; weights of dropped assignments have no gradient."""
     with jax.enable_x64(True):
         plan = jaxgpuops.moe_plan(ids_of("out of range", tokens, k, 6, np.random.default_rng(28)), 6, align=align)
         row, assignment = np.asarray(plan.row_of_assignment), np.asarray(plan.assignment_of_row)
-        y, w = numbers((len(assignment), *inner), dtype, 29), numbers((tokens, k), "float32", 30)
+        y, w = numbers((len(assignment), *inner), dtype, 29), numbers((tokens, k), weights, 30)
         ct = numbers((tokens, *inner), dtype, 31)
         _, pull = jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)
         dy, dw = pull(ct)
@@ -170,14 +176,16 @@ def test_gradients_of_combine(tokens, k, align, inner, dtype):
         products = (
             (lines(y)[np.maximum(row, 0)] * lines(ct)[:, None]).sum(-1) if len(assignment) else np.zeros(row.shape)
         )
-        np.testing.assert_array_equal(dw, np.where(row >= 0, products, 0))
+        expected = jnp.asarray(np.where(row >= 0, products, 0)).astype(w.dtype)
+        np.testing.assert_array_equal(dw.astype(np.float64), expected.astype(np.float64))
 
 
-def test_weights_that_a_batch_shares():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_a_batch_shares(dtype):
     """vmap with indices, or weights, that the batch does not have."""
     ids = ids_of("uniform", 6, 2, 3, np.random.default_rng(7))
-    plan, w = jaxgpuops.moe_plan(ids, 3), numbers((6, 2), "float32", 8)
-    ys = numbers((4, 12, 5), "float32", 9)
+    plan, w = jaxgpuops.moe_plan(ids, 3), numbers((6, 2), dtype, 8)
+    ys = numbers((4, 12, 5), dtype, 9)
     loss = lambda w: jax.vmap(lambda y: jaxgpuops.moe_combine(y, plan, w))(ys).sum()
     np.testing.assert_array_equal(
         jax.grad(loss)(w), sum(jax.grad(lambda w: jaxgpuops.moe_combine(y, plan, w).sum())(w) for y in ys)
@@ -311,25 +319,29 @@ def test_forward_mode_of_the_primitives():
 
 
 def test_the_plan_of_the_cuda_kernel():
-    plan_moe = jaxgpuops._native.modules["cpu"].plan_moe
+    plan_moe = functools.partial(jaxgpuops._native.modules["cpu"].plan_moe, capacity=-1, align=1)
     shared = {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
-    for assignments in (0, 1, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
-        for experts in (1, 8, 128, 512, 1024, 4096):
+    for assignments in (0, 1, 33, 65, 256, 257, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
+        for experts in (1, 32, 33, 128, 129, 512, 1024, 4096):
+            most = -1 if experts <= 32 else 64 if experts <= 128 else 256  # assignments that every warp looks at
             for capability in shared:
-                best = plan_moe(1, assignments, experts, capability)
-                poor = plan_moe(1, assignments, experts, capability, 0)
-                some = plan_moe(1, assignments, experts, capability, best["workspace_bytes"] // 2)
-                many = plan_moe(132, assignments, experts, capability)
-                few = plan_moe(20, assignments, experts, capability)
+                problem = {"assignments": assignments, "experts": experts, "compute_capability": capability}
+                best, aligned = plan_moe(1, **problem), plan_moe(1, **problem, align=8)
+                capped = plan_moe(1, **problem, capacity=3)
+                poor = plan_moe(1, **problem, workspace_bytes=0)
+                some = plan_moe(1, **problem, workspace_bytes=best["workspace_bytes"] // 2)
+                many, few = plan_moe(132, **problem, align=8), plan_moe(20, **problem, align=8)
                 if assignments <= 1024:
-                    assert best["algorithm"] == "block"
+                    assert best["algorithm"] == ("warp" if assignments <= most else "block")
+                    assert capped["algorithm"] == ("warp" if assignments <= min(most, 32) else "block")
+                    assert aligned["algorithm"] == "block"
                 elif capability >= 90 and assignments <= (1 << 14 if capability == 120 else 1 << 15) and experts <= 512:
                     assert best["algorithm"] == "cluster"
                 elif assignments > (1536 if capability < 90 else 1 << 15):
                     assert best["algorithm"] == "grid"
                 assert many["algorithm"] == "block" and (poor["algorithm"] != "grid")
                 assert 1 <= some["blocks"] <= best["blocks"] <= 132 and 20 * few["blocks"] <= 132
-                for plan in (best, poor, some, many, few):
+                for plan in (best, poor, some, many, few, aligned, capped):
                     assert 32 <= plan["threads"] <= 1024
                     grid = plan["algorithm"] == "grid"
                     assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if grid else 0)
@@ -453,15 +465,17 @@ def test_a_layer_is_a_kernel_for_each_step_and_its_gradient_two(cuda):
         return jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, weights)
 
     of_tokens = jax.ShapeDtypeStruct((100, 64), jnp.bfloat16)
-    args = of_tokens, jax.ShapeDtypeStruct((100, 4), jnp.float32), jax.ShapeDtypeStruct((100, 4), jnp.int32)
+    of_ids = jax.ShapeDtypeStruct((100, 4), jnp.int32)
     forward = ["moe_plan", "moe_dispatch", "moe_combine"]
-    assert operations_on_cuda(layer, *args) == forward
 
     def step(x, weights, ids, ct):
         out, pull = jax.vjp(lambda x, weights: layer(x, weights, ids), x, weights)
         return out, pull(ct)
 
-    assert operations_on_cuda(step, *args, of_tokens) == [*forward, "moe_combine_vjp", "moe_combine"]
+    for dtype in (jnp.float32, jnp.bfloat16):  # weights of either dtype are read as they are
+        args = of_tokens, jax.ShapeDtypeStruct((100, 4), dtype), of_ids
+        assert operations_on_cuda(layer, *args) == forward
+        assert operations_on_cuda(step, *args, of_tokens) == [*forward, "moe_combine_vjp", "moe_combine"]
 
 
 @pytest.mark.parametrize(
@@ -616,3 +630,27 @@ def test_errors_of_axis_names():
         run, args = on_devices(lambda ids, plan=plan: plan(ids).group_sizes, ids, names=("x",), shape=(count,))
         with pytest.raises(ValueError, match=r"with axis_name, expert_ids must have shape \(tokens, k\)"):
             run(*args)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+@pytest.mark.parametrize("k", [1, 2])
+def test_weights_of_16_bits_on_several_devices(k):
+    """Where rows, tokens or features are split, sums over devices are of float32, and rounded once. Numbers are whole."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    plan = jaxgpuops.moe_plan(ids_of("out of range", 32, k, 6, np.random.default_rng(40)), 6, align=8)
+    y, w = numbers((plan.assignment_of_row.size, 16), "bfloat16", 41), numbers((32, k), "bfloat16", 42)
+    ct = numbers((32, 16), "bfloat16", 43)
+
+    def gradients(y, w, ct):
+        out, pull = jax.vjp(lambda y, w: jaxgpuops.moe_combine(y, plan, w), y, w)
+        return out, *pull(ct)
+
+    expected = gradients(y, w, ct)
+    for rows, tokens in (("x", None), (None, "x"), ("x", "x"), (None, None)):
+        features = None if rows or tokens else "x"
+        specs = (rows, features), (tokens, None), (tokens, features)
+        where = [jax.NamedSharding(mesh, jax.P(*spec)) for spec in specs]
+        found = jax.jit(gradients)(*jax.device_put([y, w, ct], where))
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a.astype(np.float32), b.astype(np.float32))

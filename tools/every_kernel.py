@@ -128,29 +128,32 @@ def run_sorts(rng):
 
 def run_moe(rng):
     kernels = set()
-    for (tokens, k, experts, width), dtype in itertools.product(
-        [(37, 2, 5, 61), (900, 8, 130, 64), (6001, 3, 70, 8)], ("float8_e5m2", "bfloat16", "float32", "float64")
+    for (tokens, k, experts, align, width), dtype in itertools.product(
+        [(7, 4, 300, 1, 61), (25, 9, 130, 1, 8), (37, 2, 5, 4, 61), (900, 8, 130, 4, 64), (6001, 3, 70, 4, 8)],
+        ("float8_e5m2", "bfloat16", "float32", "float64"),
     ):
         with jax.enable_x64(dtype == "float64"):
             ids = rng.integers(-1, experts + 1, (tokens, k)).astype(np.int32)
             x = jnp.asarray(rng.integers(-1, 2, (tokens, width))).astype(dtype)
             weights = jnp.asarray(rng.integers(0, 2, (tokens, k)), np.float32)
-            make = lambda ids: jaxgpuops.moe_plan(ids, experts, align=4)
+            narrow = [weights.astype(dtype)] if dtype == "bfloat16" else []
+            make = lambda ids: jaxgpuops.moe_plan(ids, experts, align=align)
             kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(make, ids)}
             plan = make(ids)
             valid = (ids >= 0) & (ids < experts)
             order = np.argsort(np.where(valid, ids, experts).ravel(), kind="stable")[: valid.sum()]
             rows = np.asarray(plan.assignment_of_row)
             np.testing.assert_array_equal(rows[rows >= 0], order)
-            for scale in (None, weights):
+            for scale in (None, weights, *narrow):
                 out = jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, scale)
                 counts = (valid * (1 if scale is None else np.asarray(scale))).sum(1)
                 expected = jnp.asarray(counts[:, None] * np.asarray(x, np.float64)).astype(dtype)
                 np.testing.assert_array_equal(np.asarray(out, np.float64), np.asarray(expected, np.float64))
             rows = jaxgpuops.moe_dispatch(x, plan)
-            _, pull = jax.vjp(lambda y, w, plan=plan: jaxgpuops.moe_combine(y, plan, w), rows, weights)
             squares = (np.asarray(x, np.float64) ** 2).sum(1)[:, None] * valid
-            np.testing.assert_array_equal(pull(x)[1], squares)
+            for w in (weights, *narrow):
+                _, pull = jax.vjp(lambda y, w, plan=plan: jaxgpuops.moe_combine(y, plan, w), rows, w)
+                np.testing.assert_array_equal(pull(x)[1].astype(np.float64), squares)
     many = rng.integers(0, 3, (140, 8500, 2)).astype(np.int32)  # a block each, and more than its registers hold
     order = np.argsort(many.reshape(140, -1), 1, kind="stable")
     np.testing.assert_array_equal(jaxgpuops.moe_plan(many, 3).assignment_of_row, order)

@@ -84,10 +84,16 @@ inline void require_other(MoveProblem& problem, ffi::AnyBuffer assignment_of_row
   problem.other = require_entries("assignment_of_row", assignment_of_row, whole, axis, problem.rows);
 }
 
-// Weights are float32, or float64 if the rows are.
+// The dtype of sums, and of weights that are not narrow.
+inline ffi::DataType wide_type(const MoveProblem& problem) {
+  return problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32;
+}
+
+// Checks the weights, and notes whether they are narrow.
 inline const void* weights_of(MoveProblem& problem, Rest& rest, const Dims& whole, int64_t axis) {
   const ffi::AnyBuffer weights = rest.next("weights");
-  require_type("weights", weights, problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32);
+  problem.narrow = bytes_of(problem.dtype) == 2 && require_dtype("weights", weights) == problem.dtype;
+  if (!problem.narrow) require_type("weights", weights, wide_type(problem));
   problem.weight = require_entries("weights", weights, whole, axis, problem.assignments());
   return weights.untyped_data();
 }
@@ -112,7 +118,7 @@ inline VjpCall vjp_call(ffi::AnyBuffer y, ffi::AnyBuffer ct, ffi::AnyBuffer row_
   rest.require_end();
   require_type("dy", dy, y.element_type());
   require_shape("dy", dy, dims_of(y));
-  require_type("dw", dw, problem.dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32);
+  require_type("dw", dw, problem.narrow ? y.element_type() : wide_type(problem));
   Dims expected = with_axis(dims_of(ct), axis, problem.assignments());
   for (size_t d = axis + 1; d < expected.size(); ++d) expected[d] = 1;
   require_shape("dw", dw, expected);

@@ -40,6 +40,8 @@ struct MoveProblem {
   int64_t outer = 1, tokens = 0, rows = 0, choices = 1;
   int64_t inner = 1;  // elements of a token or row
   DType dtype = DType::kFloat32;
+  // Whether weights have the dtype of the rows, which has 16 bits. Else they are float32, or float64 if the rows are.
+  bool narrow = false;
   IndexMap index, weight;  // from an outer index to the first of its indices, and to its first scale or weight
   IndexMap other;          // where the assignment of each row is, if a call follows both kinds of indices
 

@@ -20,6 +20,15 @@ constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
 constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
 
+// Up to so many assignments, it is faster if each warp looks at all of them. Few experts have counters in registers,
+// which take little time; if there is a capacity, a warp also counts the assignments of all earlier experts. With many
+// plans, it is the work that takes time, not waiting.
+int64_t warp_most(const PlanProblem& problem, const Gpu& gpu) {
+  if (problem.experts <= 32 || problem.outer * problem.experts > 32 * 8 * gpu.multiprocessors) return -1;
+  if (problem.capacity >= 0) return 32;
+  return problem.experts <= 128 ? 64 : kWarpMost;
+}
+
 int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
   const int64_t rows = (plan.staged ? 3 : 2) + told_rows(plan) + plan.warps;
@@ -48,6 +57,11 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
   const int64_t counters = 4 * std::max<int64_t>(problem.experts, 1);
   const int64_t share = std::max<int64_t>(gpu.multiprocessors / std::max<int64_t>(problem.outer, 1), 1);
   Plan plan;
+  if (problem.align == 1 && problem.assignments <= warp_most(problem, gpu)) {
+    plan.algorithm = Algorithm::kWarp;
+    plan.blocks = ceil_div(problem.experts, 32);
+    return plan;
+  }
   if (problem.assignments > kOneBlock && plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))
     return plan;
   plan = {};

@@ -14,12 +14,15 @@ constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do
 
 constexpr int64_t kMostHeld = 512;  // the most assignments of a warp that its registers hold
 
+constexpr int64_t kWarpMost = 256;  // the most assignments that each warp looks at by itself
+
 enum class Algorithm {
+  kWarp,     // a warp for each 32 experts, which looks at all assignments
   kBlock,    // one block makes the plan
   kCluster,  // a cluster of blocks, which exchange their totals through shared memory
   kGrid,     // blocks that run at the same time and exchange their totals through the workspace
 };
-constexpr const char* kAlgorithmNames[] = {"block", "cluster", "grid"};
+constexpr const char* kAlgorithmNames[] = {"warp", "block", "cluster", "grid"};
 
 struct Plan {
   Algorithm algorithm = Algorithm::kBlock;

@@ -2,7 +2,7 @@
 
 The operands are x or y, with tokens or rows along the axis; the indices that the call follows; the indices that its
 transpose follows; and the weights of the assignments, if any. Indices and weights have nothing after the axis, and may
-lack dimensions before it.
+lack dimensions before it. Weights have the dtype of sums, or that of x or y if it has 16 bits.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     return [jnp.moveaxis(out, -1, axis) for out in outs]
 
 
-def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, **_):
-    return _native.modules["cpu"].plan_moe(rows[0], rows[1], num_experts, compute_capability)
+def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, capacity, align, **_):
+    return _native.modules["cpu"].plan_moe(rows[0], rows[1], num_experts, capacity, align, compute_capability)
 
 
 moe_plan_p = Kernel(
@@ -94,11 +94,13 @@ def _over_batch(fn, x, others, axis):
 
 
 def _dispatch_fallback(x, assignment_of_row, row_of_assignment, *weights, axis, choices):
+    wide = _arguments.wide(x.dtype)
+
     def one(x, assignment, *weights):
         there, assignment = (assignment >= 0)[:, None], jnp.maximum(assignment, 0)
         rows = x[assignment // choices]
         if weights:
-            rows = (weights[0][assignment][:, None] * rows.astype(weights[0].dtype)).astype(x.dtype)
+            rows = (weights[0][assignment][:, None].astype(wide) * rows.astype(wide)).astype(x.dtype)
         return jnp.where(there, rows, jnp.zeros((), x.dtype))
 
     if row_of_assignment.shape[axis] == 0:
@@ -114,7 +116,7 @@ def _combine_fallback(y, row_of_assignment, assignment_of_row, *weights, axis, c
         there, row = (row >= 0).reshape(tokens, choices, 1), jnp.maximum(row, 0)
         rows = y.astype(wide)[row].reshape(tokens, choices, y.shape[1])
         if weights:
-            rows = weights[0].reshape(tokens, choices, 1) * rows
+            rows = weights[0].reshape(tokens, choices, 1).astype(wide) * rows
         total = jnp.zeros((tokens, y.shape[1]), wide)
         for j in range(choices):
             total = total + jnp.where(there[:, j], rows[:, j], 0)
@@ -180,9 +182,9 @@ def _combine_split(splits, y, row_of_assignment, *rest, axis, choices):
     if axis not in splits:  # only tokens are split: each device adds up the rows of its own tokens
         return moe_combine_p.primitive.bind(y, row_of_assignment, *rest, axis=axis, choices=choices)
     split = splits[axis]
-    own = _own_rows(split, row_of_assignment)
-    wide = y.astype(_arguments.wide(y.dtype))
-    [total] = moe_combine_p.primitive.bind(wide, own, *rest, axis=axis, choices=choices)
+    own, (assignment_of_row, *weights) = _own_rows(split, row_of_assignment), rest
+    wide, *weights = (x.astype(_arguments.wide(y.dtype)) for x in (y, *weights))
+    [total] = moe_combine_p.primitive.bind(wide, own, assignment_of_row, *weights, axis=axis, choices=choices)
     return (split.sum(total).astype(y.dtype),)
 
 
@@ -219,13 +221,13 @@ for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
 
 def weight_cotangent(tokens, rows, row_of_assignment, weights, axis, choices):
     """Returns for each assignment the dot product of its token and its row, in plain JAX, which reads each row once."""
-    shape = weights.shape
+    shape, wide = weights.shape, _arguments.wide(tokens.dtype)
 
     def one(tokens, rows, row):
         count = row.shape[0] // choices
         there, row = row >= 0, jnp.maximum(row, 0)
-        picked = jnp.asarray(rows)[row].reshape(count, choices, rows.shape[1]).astype(weights.dtype)
-        return jnp.where(there, (picked * tokens[:, None].astype(weights.dtype)).sum(-1).reshape(-1), 0)
+        picked = jnp.asarray(rows)[row].reshape(count, choices, rows.shape[1]).astype(wide)
+        return jnp.where(there, (picked * tokens[:, None].astype(wide)).sum(-1).reshape(-1), 0)
 
     batch, inner = tokens.shape[:axis], math.prod(tokens.shape[axis + 1 :])
     row = jnp.broadcast_to(
@@ -237,7 +239,7 @@ def weight_cotangent(tokens, rows, row_of_assignment, weights, axis, choices):
         one = jax.vmap(one)
     found = one(*(x.reshape(*batch, x.shape[axis], inner) for x in (tokens, rows)), row)
     lacking = tuple(d for d in range(axis) if shape[d] == 1 and batch[d] != 1)
-    return found.sum(lacking, keepdims=True).reshape(shape)
+    return found.sum(lacking, keepdims=True).reshape(shape).astype(weights.dtype)
 
 
 def _combine_vjp_fallback(y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
@@ -265,40 +267,43 @@ moe_combine_vjp_p = Kernel(
 
 def combine_vjp(y, ct, row_of_assignment, assignment_of_row, weights, axis, choices):
     """Returns the cotangents of y and of the weights, which may lack dimensions of the batch."""
-    operands = y, ct, row_of_assignment, assignment_of_row, weights
-    dy, dw = moe_combine_vjp_p(*operands, axis=axis, choices=choices)
-    lacking = tuple(d for d in range(axis) if weights.shape[d] != dw.shape[d])
-    return dy, dw.sum(lacking, keepdims=True) if lacking else dw
+    lacking = tuple(d for d in range(axis) if weights.shape[d] != y.shape[d])
+    own = (
+        weights.astype(_arguments.wide(y.dtype)) if lacking else weights
+    )  # cotangents that are added up are not rounded
+    dy, dw = moe_combine_vjp_p(y, ct, row_of_assignment, assignment_of_row, own, axis=axis, choices=choices)
+    return dy, dw.sum(lacking, keepdims=True).astype(weights.dtype) if lacking else dw
 
 
 def _combine_vjp_split(splits, y, ct, row_of_assignment, assignment_of_row, weights, *, axis, choices):
     """The axis is that of rows. Each device computes the cotangents of its own rows. The cotangents of weights are sums
-    over rows and features, of which each device adds up its own."""
+    over rows and features, of which each device adds up its own, in wide dtype."""
     rows, tokens = splits.get(axis), splits.get(y.ndim)
-    features = tuple(range(axis + 1, y.ndim))
+    features, wide = tuple(range(axis + 1, y.ndim)), _arguments.wide(y.dtype)
     y, ct = (filled_axes(splits, x, features, 0) for x in (y, ct))
     indices = _own_indices(splits, assignment_of_row, row_of_assignment, axis, choices)
     params = {"axis": axis, "choices": choices}
     if tokens and choices == 1:  # weighted rows are exchanged, so weights need not be
-        scaled = (weights * ct.astype(weights.dtype)).astype(ct.dtype)
+        scaled = (weights.astype(wide) * ct.astype(wide)).astype(ct.dtype)
         dy = moe_dispatch_p.primitive.bind(tokens.gather(scaled, axis), *indices, **params)[0]
         row = _own_rows(rows, row_of_assignment) if rows else row_of_assignment
-        dw = weight_cotangent(
-            ct, y, row, jax.ShapeDtypeStruct((*ct.shape[:axis], *row.shape[axis:]), weights.dtype), **params
-        )
+        of_weights = jax.ShapeDtypeStruct((*ct.shape[:axis], *row.shape[axis:]), wide)
+        dw = weight_cotangent(ct, y, row, of_weights, **params)
     else:
-        ct, weights = (tokens.gather(x, axis) for x in (ct, weights)) if tokens else (ct, weights)
-        dy, dw = moe_combine_vjp_p.primitive.bind(y, ct, *reversed(indices), weights, **params)
+        ct, every = (tokens.gather(x, axis) for x in (ct, weights)) if tokens else (ct, weights)
+        dy, dw = moe_combine_vjp_p.primitive.bind(y, ct, *reversed(indices), every.astype(wide), **params)
         if tokens:
             dw = jax.lax.dynamic_slice_in_dim(dw, choices * tokens.start(), choices * tokens.part, axis)
     summed = (axis, *features)
-    return dy, all_axes(splits, summed).sum(dw) if any(d in splits for d in summed) else dw
+    dw = all_axes(splits, summed).sum(dw) if any(d in splits for d in summed) else dw
+    return dy, dw.astype(weights.dtype)
 
 
 def _combine_vjp_pays(split, avals, *, axis, choices):
-    y, _, row_of_assignment, _, weights, *_ = avals
+    y, _, row_of_assignment, *_ = avals
     inner = math.prod(y.shape[axis + 1 :])
-    return row_of_assignment.shape[axis] * weights.dtype.itemsize < split.length * inner * y.dtype.itemsize
+    sums = row_of_assignment.shape[axis] * _arguments.wide(y.dtype).itemsize
+    return sums < split.length * inner * y.dtype.itemsize
 
 
 RULES["moe_combine_vjp"] = lambda choices, **_: Rule(

@@ -193,8 +193,9 @@ def _operands(op, name, x, plan, length, weights):
         )
     after = tuple(range(axis + 1, x.ndim))
     entries = lambda a: jnp.expand_dims(a.reshape(*batch, math.prod(a.shape[axis:])), after)
-    wide = np.dtype(np.float64 if x.dtype == np.dtype(np.float64) else np.float32)
-    more = [] if weights is None else [entries(weights.astype(wide))]
+    if weights is not None and not (weights.dtype == x.dtype and x.dtype.itemsize == 2):
+        weights = weights.astype(_arguments.wide(x.dtype))
+    more = [] if weights is None else [entries(weights)]
     return aligned(x, entries(plan.assignment_of_row), entries(plan.row_of_assignment), *more), axis
 
 

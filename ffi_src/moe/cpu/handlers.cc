@@ -67,10 +67,26 @@ void for_each_line(const Workers& workers, int64_t outer, int64_t lines, int64_t
 }
 
 template <class Element>
+using Wide = decltype(Element::decode(typename Element::Bits{}));
+
+// Reads the i-th weight of the assignments, or writes it.
+template <class Element>
+Wide<Element> weight_at(const MoveProblem& p, const void* weights, int64_t i) {
+  return p.narrow ? Element::decode(static_cast<const typename Element::Bits*>(weights)[i])
+                  : static_cast<const Wide<Element>*>(weights)[i];
+}
+template <class Element>
+void put_weight(const MoveProblem& p, void* weights, int64_t i, Wide<Element> weight) {
+  if (p.narrow)
+    static_cast<typename Element::Bits*>(weights)[i] = Element::encode(weight);
+  else
+    static_cast<Wide<Element>*>(weights)[i] = weight;
+}
+
+template <class Element>
 void dispatch_scaled(const MoveProblem& p, const void* x, const int32_t* index, const void* weights, void* out,
                      const Workers& workers) {
   using Bits = typename Element::Bits;
-  using Acc = decltype(Element::decode(Bits{}));
   for_each_line(workers, p.outer, p.rows, p.inner, [&](int64_t o, int64_t r) {
     const int32_t a = index[p.index(o) + r];
     Bits* to = static_cast<Bits*>(out) + (o * p.rows + r) * p.inner;
@@ -79,7 +95,7 @@ void dispatch_scaled(const MoveProblem& p, const void* x, const int32_t* index, 
       return;
     }
     const Bits* from = static_cast<const Bits*>(x) + (o * p.tokens + a / p.choices) * p.inner;
-    const Acc scale = static_cast<const Acc*>(weights)[p.weight(o) + a];
+    const Wide<Element> scale = weight_at<Element>(p, weights, p.weight(o) + a);
     for (int64_t i = 0; i < p.inner; ++i) to[i] = Element::encode(scale * Element::decode(from[i]));
   });
 }
@@ -102,10 +118,9 @@ template <class Element>
 void combine(const MoveProblem& p, const void* y, const int32_t* index, const void* weights, void* out,
              const Workers& workers) {
   using Bits = typename Element::Bits;
-  using Acc = decltype(Element::decode(Bits{}));
+  using Acc = Wide<Element>;
   for_each_line(workers, p.outer, p.tokens, p.inner, [&](int64_t o, int64_t t) {
     const int32_t* rows = index + p.index(o) + t * p.choices;
-    const Acc* scales = weights ? static_cast<const Acc*>(weights) + p.weight(o) + t * p.choices : nullptr;
     const Bits* from = static_cast<const Bits*>(y) + o * p.rows * p.inner;
     Bits* to = static_cast<Bits*>(out) + (o * p.tokens + t) * p.inner;
     for (int64_t i0 = 0; i0 < p.inner; i0 += kSums) {
@@ -114,7 +129,7 @@ void combine(const MoveProblem& p, const void* y, const int32_t* index, const vo
       for (int64_t j = 0; j < p.choices; ++j) {
         if (rows[j] < 0) continue;
         const Bits* row = from + rows[j] * p.inner + i0;
-        const Acc scale = scales ? scales[j] : Acc{1};
+        const Acc scale = weights ? weight_at<Element>(p, weights, p.weight(o) + t * p.choices + j) : Acc{1};
         for (int64_t i = 0; i < width; ++i) sums[i] += scale * Element::decode(row[i]);
       }
       for (int64_t i = 0; i < width; ++i) to[i0 + i] = Element::encode(sums[i]);
@@ -125,21 +140,20 @@ void combine(const MoveProblem& p, const void* y, const int32_t* index, const vo
 template <class Element>
 void combine_vjp(const VjpCall& call, const Workers& workers) {
   using Bits = typename Element::Bits;
-  using Acc = decltype(Element::decode(Bits{}));
+  using Acc = Wide<Element>;
   const MoveProblem& p = call.problem;
-  Acc* const dw = static_cast<Acc*>(call.dw);
-  if (p.inner == 0) std::fill_n(dw, p.outer * p.assignments(), Acc{});
+  if (p.inner == 0) std::memset(call.dw, 0, p.outer * p.assignments() * (p.narrow ? sizeof(Bits) : sizeof(Acc)));
   for_each_line(workers, p.outer, p.rows, p.inner, [&](int64_t o, int64_t r) {
     if (call.assignment_of_row[p.other(o) + r] < 0)
       std::fill_n(static_cast<Bits*>(call.dy) + (o * p.rows + r) * p.inner, p.inner, Bits{});
   });
   for_each_line(workers, p.outer, p.tokens, p.inner, [&](int64_t o, int64_t t) {
     const int32_t* rows = call.row_of_assignment + p.index(o) + t * p.choices;
-    const Acc* scales = static_cast<const Acc*>(call.weights) + p.weight(o) + t * p.choices;
     const Bits* token = static_cast<const Bits*>(call.ct) + (o * p.tokens + t) * p.inner;
     for (int64_t j = 0; j < p.choices; ++j) {
       constexpr int64_t kLanes = 16;  // partial sums, which the compiler keeps in vector registers
       Acc sums[kLanes] = {};
+      const Acc scale = weight_at<Element>(p, call.weights, p.weight(o) + t * p.choices + j);
       if (rows[j] >= 0) {
         const Bits* row = static_cast<const Bits*>(call.y) + (o * p.rows + rows[j]) * p.inner;
         Bits* to = static_cast<Bits*>(call.dy) + (o * p.rows + rows[j]) * p.inner;
@@ -147,12 +161,12 @@ void combine_vjp(const VjpCall& call, const Workers& workers) {
           for (int64_t i = i0; i < std::min(p.inner, i0 + kLanes); ++i) {
             const Acc c = Element::decode(token[i]);
             sums[i - i0] += c * Element::decode(row[i]);
-            to[i] = Element::encode(scales[j] * c);
+            to[i] = Element::encode(scale * c);
           }
       }
       for (int64_t half = kLanes / 2; half; half /= 2)
         for (int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
-      dw[o * p.assignments() + t * p.choices + j] = sums[0];
+      put_weight<Element>(p, call.dw, o * p.assignments() + t * p.choices + j, sums[0]);
     }
   });
 }

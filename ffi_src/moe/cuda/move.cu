@@ -6,49 +6,26 @@
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
 // copies bytes for any dtype.
+#include <type_traits>
+
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
+#include "moe/cuda/combine_vjp.cuh"
 #include "moe/cuda/launch.h"
+#include "moe/cuda/rows.cuh"
 
 namespace jaxgpuops::moe {
 namespace {
 
 constexpr int kThreads = 256;  // threads of a block of dispatch
 constexpr int kCombineThreads = 128;
-constexpr int kGradientThreads = 512;      // the most threads of a block of combine's gradient
-constexpr int kGradientRows = 32;          // the most rows of such a block: each lane of a warp keeps the index of one
-constexpr int kAtOnce = 2;                 // rows that such a block works on at a time
-constexpr int kUnits = 2;                  // units that a thread of such a block works on at a time
 constexpr int kColumns = 4;                // units of a row that a thread has if units are small
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
 constexpr int64_t kMostLines = 65535;      // of the second dimension of a grid
-constexpr int64_t kFilled = 32;            // rows that a warp searches for rows without a token
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Divisions of 64 bits are long and rarely needed. So they are functions that are not inlined, which keeps the code
-// short that small calls have to load.
-__device__ __noinline__ int64_t wide_quotient(int64_t a, int64_t b) { return a / b; }
-__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
-  return (a | b) >> 32 ? wide_quotient(a, b) : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-}
-
-// Tokens are counted over all outer indices, but these may share indices and weights, and have rows of their own. So
-// this must be added to the place of an index or weight of a token, and to a row of its outer index.
-struct Shift {
-  int64_t index = 0, weight = 0, row = 0;
-};
-__device__ __noinline__ Shift shift_of_batch(const MoveProblem& p, int64_t token) {
-  const int64_t o = token / p.tokens, before = o * p.tokens * p.choices;
-  return {p.index(o) - before, p.weight(o) - before, o * p.rows};
-}
-__device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
-  return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
-}
 
 // The number of a block, and that of its line, in a grid as Shares has it.
 __device__ __forceinline__ uint32_t line_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
@@ -72,43 +49,11 @@ struct Place {
   }
 };
 
-__device__ __noinline__ int64_t shift_of_batched_rows(const MoveProblem& p, int64_t line) {
-  const int64_t o = line / p.rows;
-  return p.other(o) - o * p.rows;
-}
-__device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, int64_t line) {
-  return p.outer == 1 ? 0 : shift_of_batched_rows(p, line);
-}
-
-// Writes zeros to the rows that have no token. `block`: the number of this block among those that do this.
-template <class V>
-__device__ __forceinline__ void fill(const MoveProblem& p, int64_t block, const int32_t* index, int64_t units, V* out) {
-  const int lane = threadIdx.x % 32;
-  const int64_t first = (block * (blockDim.x / 32) + threadIdx.x / 32) * kFilled, line = first + lane;
-  unsigned empty = __ballot_sync(kEveryLane, line < p.outer * p.rows && index[line + shift_of_rows(p, line)] < 0);
-#pragma unroll 1
-  for (; empty; empty &= empty - 1) {
-    V* const row = out + (first + __ffs(empty) - 1) * units;
-#pragma unroll 1
-    for (int64_t u = lane; u < units; u += 32) row[u] = V{};
-  }
-}
-
-int64_t fill_blocks(const MoveProblem& p, int64_t threads) {
-  return ceil_div(p.outer * p.rows, threads / 32 * kFilled);
-}
-
 // ---- dispatch -------------------------------------------------------------------------------------------------------
-
-// Neighbouring elements that are loaded and stored together.
-template <class Element, int kVector>
-struct alignas(kVector * sizeof(typename Element::Bits)) Vector {
-  typename Element::Bits bits[kVector];
-};
 
 // What dispatch writes to a row: its token, or the token times the assignment's weight.
 struct Copied {
-  __device__ __forceinline__ int factor(int64_t) const { return 1; }
+  __device__ __forceinline__ int factor(const MoveProblem&, int64_t) const { return 1; }
   template <class V>
   __device__ __forceinline__ V operator()(const V& v, int) const {
     return v;
@@ -117,8 +62,10 @@ struct Copied {
 
 template <class Element>
 struct Scaled {
-  const typename Element::Acc* weights;
-  __device__ __forceinline__ typename Element::Acc factor(int64_t at) const { return weights[at]; }
+  const void* weights;
+  __device__ __forceinline__ typename Element::Acc factor(const MoveProblem& p, int64_t at) const {
+    return Weight<Element>::load(p, weights, at).number(p);
+  }
   template <class V>
   __device__ __forceinline__ V operator()(V v, typename Element::Acc factor) const {
 #pragma unroll
@@ -155,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (row[i] >= rows) continue;  // skips assignments without a row, too: their -1 is a large number here
-      const auto factor = made.factor(weight + j + i);
+      const auto factor = made.factor(p, weight + j + i);
 #pragma unroll
       for (int n = 0; n < kEach; ++n)
         if (at.first + n * threads < units) out[int64_t{row[i]} * units + n * threads] = made(token[n], factor);
@@ -165,12 +112,20 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-template <class Element, int kVector, int kEach, int kTogether>
+// W: float16 or bfloat16 like Element, or the type of the sums. It is not chosen by a branch as for other kernels,
+// since that took 3 to 5 %, also without weights.
+template <class Element, class W, int kVector, int kEach, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide,
                    const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
-                   const typename Element::Acc* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
+                   const W* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
   using Acc = typename Element::Acc;
+  const auto number = [](W weight) -> Acc {
+    if constexpr (std::is_same_v<W, Acc>)
+      return weight;
+    else
+      return Element::load(weight);
+  };
   const Place at(wide, threads);
   if (at.first >= threads || at.token >= p.outer * p.tokens) return;
   const auto choices = static_cast<uint32_t>(p.choices);
@@ -185,7 +140,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll 1
   for (uint32_t j = 0; j < choices; j += kTogether) {
     Vector<Element, kVector> v[kTogether][kEach];
-    Acc scale[kTogether];
+    W scale[kTogether];
     bool there[kTogether];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
@@ -194,7 +149,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
         if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
-      scale[n] = there[n] && weights ? weights[j + n] : Acc{1};
+      scale[n] = there[n] && weights ? weights[j + n] : W{1};  // narrow weights are never null
     }
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
@@ -202,7 +157,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += scale[n] * Element::load(v[n][c].bits[i]);
+        for (int i = 0; i < kVector; ++i) sums[c][i] += number(scale[n]) * Element::load(v[n][c].bits[i]);
     }
   }
 #pragma unroll
@@ -212,186 +167,6 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
     for (int i = 0; i < kVector; ++i) result.bits[i] = Element::store(sums[c][i]);
     out[c * threads] = result;
-  }
-}
-
-// ---- the gradient of combine ----------------------------------------------------------------------------------------
-
-// Writes zero for assignment `a` if it has no row.
-template <class Acc>
-__device__ __forceinline__ void fill_dropped(const MoveProblem& p, int64_t a, const int32_t* row_of_assignment,
-                                             Acc* dw) {
-  if (a >= p.outer * p.assignments()) return;
-  if (row_of_assignment[a + shift_of(p, quotient(a, p.choices)).index] < 0) dw[a] = 0;
-}
-
-// combine's gradient. A block has a token and at most `each` of its rows of y. A thread keeps kUnits units of the
-// token's cotangent in registers at a time. For kAtOnce rows at a time, whose loads are in flight together, it adds up
-// the products of the cotangent and the row, and writes the scaled cotangent to the row. Other blocks write zeros to
-// rows without an assignment.
-//
-// If kByRow, a block has one row. It goes by rows, not by assignments, so that it loads its row while it waits for the
-// number of the row's assignment. Other blocks write zeros for assignments without a row.
-//
-// A unit has as many elements as a vector. If `inner` is a multiple of that, they are one vector; else they lie apart,
-// so that neighbouring threads have neighbouring elements. The order of additions depends on `inner` and the dtype
-// alone. If rows are not aligned to vectors, kWhole is false, and a thread takes one unit at a time, in the same order.
-template <class Element, bool kWhole, bool kByRow>
-__global__ void __launch_bounds__(kGradientThreads)
-    combine_vjp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts, uint32_t each,
-                       const typename Element::Bits* __restrict__ y, const typename Element::Bits* __restrict__ ct,
-                       const int32_t* __restrict__ row_of_assignment, const int32_t* __restrict__ assignment_of_row,
-                       const typename Element::Acc* __restrict__ weights, typename Element::Bits* __restrict__ dy,
-                       typename Element::Acc* __restrict__ dw) {
-  using Bits = typename Element::Bits;
-  using Acc = typename Element::Acc;
-  constexpr int kVector = 16 / sizeof(Bits);
-  // A vector of bytes would become too many numbers for the registers.
-  constexpr bool kHeld = kWhole && sizeof(Bits) > 1;
-  using V = Vector<Element, kVector>;
-  constexpr int kRows = kByRow ? 1 : kAtOnce;
-  __shared__ Acc sums[kByRow ? 1 : kGradientRows][kGradientThreads / 32];
-  if (blockIdx.x >= blocks) {
-    const uint32_t block = blockIdx.x - blocks;
-    if constexpr (kByRow)
-      return fill_dropped(p, int64_t{block} * blockDim.x + threadIdx.x, row_of_assignment, dw);
-    else if constexpr (kWhole)
-      return fill(p, block, assignment_of_row, p.inner / kVector, reinterpret_cast<V*>(dy));
-    else
-      return fill(p, block, assignment_of_row, p.inner, dy);
-  }
-  // Units of a row; fits in 32 bits, since rows have less than 64 GB.
-  const auto units = static_cast<uint32_t>((p.inner + kVector - 1) / kVector);
-  const bool apart = p.inner % kVector != 0;
-  const auto element = [&](int64_t u, int i) { return apart ? u + i * int64_t{units} : u * kVector + i; };
-  const auto read = [&](const Bits* line, int64_t u) {
-    if constexpr (kWhole) return reinterpret_cast<const V*>(line)[u];
-    V v = {};
-#pragma unroll
-    for (int i = 0; i < kVector; ++i)
-      if (element(u, i) < p.inner) v.bits[i] = line[element(u, i)];
-    return v;
-  };
-  const auto write = [&](Bits* line, int64_t u, const V& v) {
-    if constexpr (kWhole) {
-      reinterpret_cast<V*>(line)[u] = v;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i)
-        if (element(u, i) < p.inner) line[element(u, i)] = v.bits[i];
-    }
-  };
-
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto unit_of = [&](uint32_t first, int n) { return first + 32 * (kUnits * warp + n) + lane; };
-  const auto choices = static_cast<uint32_t>(p.choices);
-  uint32_t token, count = 1;
-  int64_t a;               // the block's first assignment, counted over all outer indices
-  int32_t own_row = -1;    // the row of a choice, which each lane keeps,
-  Acc own_scale = Acc{0};  // and its weight
-  V early[kRows][kUnits];
-  if constexpr (kByRow) {
-    const int64_t line = blockIdx.x;
-    const int32_t assignment = assignment_of_row[line + shift_of_rows(p, line)];
-    y += line * p.inner, dy += line * p.inner;
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int n = 0; n < kUnits; ++n)
-        if (unit_of(0, n) < units) early[0][n] = read(y, unit_of(0, n));
-    }
-    if (assignment < 0) {
-#pragma unroll 1
-      for (uint32_t u = threadIdx.x; u < units; u += blockDim.x) write(dy, u, V{});
-      return;
-    }
-    const int64_t o = p.outer == 1 ? 0 : quotient(line, p.rows);
-    a = o * p.assignments() + assignment;
-    token = static_cast<uint32_t>(o * p.tokens) + static_cast<uint32_t>(assignment) / choices;
-    own_row = 0;
-    own_scale = weights[(p.outer == 1 ? 0 : p.weight(o)) + assignment];
-  } else {
-    token = parts == 1 ? blockIdx.x : blockIdx.x / parts;
-    const uint32_t first_choice = (blockIdx.x - token * parts) * each;
-    count = min(each, choices - first_choice);
-    const Shift shift = shift_of(p, token);
-    a = int64_t{token} * choices + first_choice;
-    if (lane < count) {
-      own_row = row_of_assignment[a + shift.index + lane];
-      own_scale = weights[a + shift.weight + lane];
-    }
-    y += shift.row * p.inner;
-    dy += shift.row * p.inner;
-  }
-  ct += token * p.inner;
-#pragma unroll 1
-  for (uint32_t first = 0; first == 0 || first < units; first += kUnits * blockDim.x) {
-    const auto unit = [&](int n) { return unit_of(first, n); };
-    V own[kUnits];
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int n = 0; n < kUnits; ++n)
-        if (unit(n) < units) own[n] = read(ct, unit(n));
-    }
-#pragma unroll 1
-    for (uint32_t j = 0; j < count; j += kRows) {
-      int64_t row[kRows];
-      Acc scale[kRows], dot[kRows] = {};
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        row[r] = kByRow ? own_row : __shfl_sync(kEveryLane, own_row, (j + r) % 32);
-        scale[r] = kByRow ? own_scale : __shfl_sync(kEveryLane, own_scale, (j + r) % 32);
-        if (j + r >= count) row[r] = -1;
-      }
-      const auto use = [&](int r, int64_t u, const V& c, const V& v) {
-        V scaled;
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const Acc wide = Element::load(c.bits[i]);
-          dot[r] += wide * Element::load(v.bits[i]);
-          scaled.bits[i] = Element::store(scale[r] * wide);
-        }
-        write(dy + row[r] * p.inner, u, scaled);
-      };
-      if constexpr (kHeld) {
-        V v[kRows][kUnits];
-#pragma unroll
-        for (int r = 0; r < kRows; ++r)
-#pragma unroll
-          for (int n = 0; n < kUnits; ++n)
-            if (row[r] >= 0 && unit(n) < units)
-              v[r][n] = kByRow && first == 0 ? early[r][n] : read(y + row[r] * p.inner, unit(n));
-#pragma unroll
-        for (int r = 0; r < kRows; ++r)
-#pragma unroll
-          for (int n = 0; n < kUnits; ++n)
-            if (row[r] >= 0 && unit(n) < units) use(r, unit(n), own[n], v[r][n]);
-      } else {
-#pragma unroll 1
-        for (int n = 0; n < kUnits && unit(n) < units; ++n) {
-          const V c = read(ct, unit(n));
-          V v[kRows];
-#pragma unroll
-          for (int r = 0; r < kRows; ++r)
-            if (row[r] >= 0) v[r] = read(y + row[r] * p.inner, unit(n));
-#pragma unroll
-          for (int r = 0; r < kRows; ++r)
-            if (row[r] >= 0) use(r, unit(n), c, v[r]);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        dot[r] = sum_of_lanes(dot[r]);
-        if (lane == 0 && j + r < count) sums[j + r][warp] = first == 0 ? dot[r] : sums[j + r][warp] + dot[r];
-      }
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x < count) {
-    Acc total = 0;
-#pragma unroll
-    for (unsigned w = 0; w < kGradientThreads / 32; ++w)
-      if (w < blockDim.x / 32) total += sums[threadIdx.x][w];
-    dw[a + threadIdx.x] = total;
   }
 }
 
@@ -487,7 +262,7 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
   }
   return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
     using Element = decltype(element);
-    const Scaled<Element> made{static_cast<const typename Element::Acc*>(weights)};
+    const Scaled<Element> made{weights};
     return dispatch<Vector<Element, vector>>(stream, p, p.inner / vector, made, x, row_of_assignment, assignment_of_row,
                                              out);
   });
@@ -504,9 +279,15 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const int64_t units = p.inner / vector;
     const auto start = [&](auto each, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
-      return launch(stream, {shares.grid(), grid_of(shares.block)}, combine_kernel<Element, vector, each, together>, p,
-                    units, shares.threads, shares.wide, static_cast<const V*>(y), index,
-                    static_cast<const typename Element::Acc*>(weights), static_cast<V*>(out));
+      const auto with = [&](auto weight) {
+        using W = decltype(weight);
+        return launch(stream, {shares.grid(), grid_of(shares.block)},
+                      combine_kernel<Element, W, vector, each, together>, p, units, shares.threads, shares.wide,
+                      static_cast<const V*>(y), index, static_cast<const W*>(weights), static_cast<V*>(out));
+      };
+      if constexpr (sizeof(typename Element::Bits) == 2)
+        if (p.narrow) return with(typename Element::Bits{});
+      return with(typename Element::Acc{});
     };
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
@@ -544,12 +325,11 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
     const auto start = [&](auto whole, auto by_row) {
       using Element = decltype(element);
       using Bits = typename Element::Bits;
-      using Acc = typename Element::Acc;
       const int64_t blocks = p.outer * (by_row ? p.rows : p.tokens * parts);
       const int64_t more = by_row ? ceil_div(p.outer * p.assignments(), threads) : fill_blocks(p, threads);
       return launch(stream, {grid_of(blocks + more), grid_of(threads)}, combine_vjp_kernel<Element, whole, by_row>, p,
                     blocks, parts, each, static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment,
-                    assignment_of_row, static_cast<const Acc*>(weights), static_cast<Bits*>(dy), static_cast<Acc*>(dw));
+                    assignment_of_row, weights, static_cast<Bits*>(dy), dw);
     };
     if (!whole) return start(std::false_type(), std::false_type());
     if constexpr (sizeof(typename decltype(element)::Bits) > 1)  // others load no row early

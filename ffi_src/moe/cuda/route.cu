@@ -11,8 +11,8 @@
 // problem is too large for one, all blocks run at the same time and exchange totals through the workspace.
 //
 // A block of a cluster that has many assignments first puts them into order in shared memory, so that neighbouring
-// threads write neighbouring rows. A chunk that does not fit in registers is read twice. With few experts, lanes hold
-// the counters in registers (route_few_kernel).
+// threads write neighbouring rows. A chunk that does not fit in registers is read twice. Few experts have counters in
+// registers (route_few.cuh), and few assignments need none (route_warp.cuh).
 //
 // Bytes moved: assignments are read once, each row and assignment is written once, plus totals.
 #include <cooperative_groups.h>
@@ -24,6 +24,9 @@
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
 #include "moe/cuda/launch.h"
+#include "moe/cuda/route.cuh"
+#include "moe/cuda/route_few.cuh"
+#include "moe/cuda/route_warp.cuh"
 
 namespace jaxgpuops::moe {
 namespace {
@@ -32,14 +35,6 @@ namespace cg = cooperative_groups;
 
 constexpr int kAtOnce = 2;  // assignments that a lane ranks together
 constexpr int kBatch = 8;   // loads that a thread has in flight together
-constexpr int kGreatestCluster = 16;
-
-struct Geometry {
-  int64_t chunk;  // assignments of a warp
-  int expert_bits;
-  int told_rows;
-  bool staged;
-};
 
 // Arrays in shared memory that have a number for each expert.
 struct Board {
@@ -71,12 +66,6 @@ __device__ __forceinline__ void for_own_experts(int32_t experts, const Body& bod
   const int32_t each = (experts + blockDim.x - 1) / blockDim.x;
   const int32_t first = min(static_cast<int32_t>(threadIdx.x) * each, experts), last = min(first + each, experts);
   for (int32_t e = first; e < last; ++e) body(e);
-}
-
-__device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& all, int64_t o) {
-  return {all.experts + o * p.assignments,           all.assignment_of_row + o * p.rows,
-          all.row_of_assignment + o * p.assignments, all.sizes + o * p.experts,
-          all.offsets + o * (p.experts + 1),         all.workspace + o * gridDim.x * p.experts};
 }
 
 // For each key (an expert): how many assignments to it come before the lane's, in earlier calls, which the warp's
@@ -206,20 +195,6 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
   return {static_cast<int32_t>(total >> kRows), static_cast<int32_t>(total)};
 }
 
-// Marks the rows that no assignment takes: those by which groups are rounded up, and those after the last group. Each
-// block does a part of them.
-template <class EndOf>
-__device__ __forceinline__ void fill(const PlanProblem& p, const EndOf& end_of, int64_t total,
-                                     int32_t* assignment_of_row) {
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t r = total + thread; r < p.rows; r += threads) assignment_of_row[r] = -1;
-  if (p.align == 1) return;
-  for (int64_t e = thread / 32; e < p.experts; e += threads / 32) {
-    const int64_t end = end_of(static_cast<int32_t>(e)), next = min((end + p.align - 1) / p.align * p.align, p.rows);
-    for (int64_t r = end + threadIdx.x % 32; r < next; r += 32) assignment_of_row[r] = -1;
-  }
-}
-
 // Each lane holds kItems assignments in registers. If kItems is 0, the chunk is read twice instead.
 template <Algorithm kAlgorithm, int kItems>
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
@@ -315,111 +290,6 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
   }
 }
 
-// Like route_kernel, for at most 32 * kGroups experts, without counters in shared memory: lane l counts, by the same
-// votes, how many assignments of its warp go to the experts l, l + 32 and so on. Warps then exchange only these counts.
-template <Algorithm kAlgorithm, int kItems, int kGroups>
-__global__ void __launch_bounds__(1024) route_few_kernel(PlanProblem p, Routes all, Geometry g) {
-  __shared__ int32_t of_warps[32][kGroups][32], of_blocks[kGreatestCluster][kGroups][32];
-  if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
-  const Routes routes = routes_of(p, all, blockIdx.y);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const auto experts = static_cast<int32_t>(p.experts), assignments = static_cast<int32_t>(p.assignments);
-  const auto chunk = static_cast<int32_t>(g.chunk);
-  const int32_t first = (blockIdx.x * warps + warp) * chunk + lane;
-  // Returns the number that is kept for expert e, from the lane that keeps it.
-  const auto of_expert = [&](const int32_t (&numbers)[kGroups], int32_t e) {
-    int32_t found = __shfl_sync(kEveryLane, numbers[0], e & 31);
-#pragma unroll
-    for (int n = 1; n < kGroups; ++n) {
-      const int32_t other = __shfl_sync(kEveryLane, numbers[n], e & 31);
-      if (e >> 5 == n) found = other;
-    }
-    return found;
-  };
-  int32_t key[kItems], rank[kItems], counts[kGroups] = {};
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int32_t a = first + 32 * i, e = 32 * i < chunk && a < assignments ? routes.experts[a] : -1;
-    key[i] = e >= 0 && e < experts ? e : -1;
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    unsigned of_lane = __ballot_sync(kEveryLane, key[i] >= 0), of_key = of_lane, of_group[kGroups];
-#pragma unroll
-    for (int bit = 0; bit < 5; ++bit) {
-      if (kGroups == 1 && bit >= g.expert_bits) break;
-      const unsigned set = __ballot_sync(kEveryLane, key[i] >> bit & 1);
-      of_lane &= lane >> bit & 1 ? set : ~set;
-      of_key &= key[i] >> bit & 1 ? set : ~set;
-    }
-#pragma unroll
-    for (auto& lanes : of_group) lanes = of_lane;
-#pragma unroll
-    for (int bit = 0; 1 << bit < kGroups; ++bit) {
-      const unsigned set = __ballot_sync(kEveryLane, key[i] >> (5 + bit) & 1);
-      of_key &= key[i] >> (5 + bit) & 1 ? set : ~set;
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) of_group[n] &= n >> bit & 1 ? set : ~set;
-    }
-    rank[i] = of_expert(counts, key[i]) + __popc(of_key & lanes_below());
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) counts[n] += __popc(of_group[n]);
-  }
-#pragma unroll
-  for (int n = 0; n < kGroups; ++n) of_warps[warp][n][lane] = 32 * n + lane < experts ? counts[n] : 0;
-  __syncthreads();
-  int32_t before[kGroups] = {}, found[kGroups] = {};
-#pragma unroll 4
-  for (int w = 0; w < warps; ++w) {
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-      const int32_t count = of_warps[w][n][lane];
-      found[n] += count;
-      if (w < warp) before[n] += count;
-    }
-  }
-  if constexpr (kAlgorithm == Algorithm::kCluster) {
-    wait_at_cluster_barrier();  // until all blocks of the cluster have begun
-    for (unsigned r = warp; r < gridDim.x; r += warps) {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) store_in_cluster(&of_blocks[blockIdx.x][n][lane], r, found[n]);
-    }
-    __syncwarp();
-    arrive_at_cluster_barrier();
-    wait_at_cluster_barrier();
-#pragma unroll
-    for (auto& count : found) count = 0;
-#pragma unroll 4
-    for (unsigned r = 0; r < gridDim.x; ++r) {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        const int32_t count = of_blocks[r][n][lane];
-        found[n] += count;
-        if (r < blockIdx.x) before[n] += count;
-      }
-    }
-  }
-  int32_t total = 0, starts[kGroups], ends[kGroups];
-#pragma unroll
-  for (int n = 0; n < kGroups; ++n) {
-    const auto kept = static_cast<int32_t>(p.kept(found[n])), padded = static_cast<int32_t>(p.padded(found[n]));
-    const int32_t up_to = sum_up_to_lane(padded), offset = total + up_to - padded, e = 32 * n + lane;
-    starts[n] = offset + before[n];
-    ends[n] = offset + kept;
-    total += __shfl_sync(kEveryLane, up_to, 31);
-    if (blockIdx.x == 0 && warp == 0 && e < experts) routes.sizes[e] = kept, routes.offsets[e] = offset;
-  }
-  if (blockIdx.x == 0 && threadIdx.x == 0) routes.offsets[experts] = total;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int32_t a = first + 32 * i, row = of_expert(starts, key[i]) + rank[i], end = of_expert(ends, key[i]);
-    const bool there = key[i] >= 0 && row < end && row < p.rows;
-    if (32 * i < chunk && a < assignments) routes.row_of_assignment[a] = there ? row : -1;
-    if (there) routes.assignment_of_row[row] = a;
-  }
-  fill(p, [&](int32_t e) { return of_expert(ends, e); }, total, routes.assignment_of_row);
-}
-
 // How many blocks of kGrid the GPU runs at once, for any form of the kernel.
 cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
   static Residents of_held, of_looked_at_twice;
@@ -483,7 +353,9 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
 
 cudaError_t launch_route(cudaStream_t stream, const Plan& plan, const PlanProblem& problem, const Routes& routes) {
   if (problem.outer == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(problem.outer));
   switch (plan.algorithm) {
+    case Algorithm::kWarp: return launch(stream, {grid, dim3(32)}, route_warp_kernel, problem, routes);
     case Algorithm::kBlock: return launch_with<Algorithm::kBlock>(stream, plan, problem, routes);
     case Algorithm::kCluster: return launch_with<Algorithm::kCluster>(stream, plan, problem, routes);
     default: return launch_with<Algorithm::kGrid>(stream, plan, problem, routes);

@@ -1,11 +1,8 @@
 // The gate of a mixture of experts. A team of 8 to 32 lanes holds a row, each lane up to 32 logits, in registers.
 // Logits that are looked up by index are read again, from L1.
 //
-// The k-th largest of the lanes' maxima (two a lane, or four) is a threshold that at least k elements reach, and not
-// many more: k of G maxima leave about G ln(G / (G - k)). The elements that reach it are found with float comparisons.
-// Only these get exact keys, with the index in the low bits, so that no two are equal; the rank of each is the number
-// of larger keys. If too many elements reach the threshold (ties), or NaNs have made it wrong, k rounds search for the
-// next largest element. Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8.
+// Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8; of others, a threshold
+// leaves few logits to be ranked (choose.cuh).
 //
 // Groups of experts are chosen before that: keys go to shared memory, and each lane finds the best two keys of each of
 // its groups, and how many groups have a larger sum. Experts of groups that are not chosen are then left out.
@@ -14,150 +11,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/cuda/launch.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/intrinsics.cuh"
-#include "topk/cuda/candidates.cuh"
-#include "topk/cuda/delegates.cuh"
+#include "common/cuda/launch.cuh"
 #include "topk/cuda/network.cuh"
+#include "topk_softmax/cuda/choose.cuh"
 #include "topk_softmax/cuda/launch.h"
+#include "topk_softmax/cuda/selection.cuh"
 
 namespace jaxgpuops::topk_softmax {
 namespace {
 
-struct Args {
-  const void* logits;
-  const float* bias;
-  void* weights;
-  int32_t* indices;
-  float* log_sums;  // null: not asked for
-  Broadcast bias_at;
-  int64_t rows, inner;
-  uint32_t length, k, groups, topk_groups, group_size;
-  uint32_t group_reciprocal;  // 2^20 / (size of a group), rounded up; exact enough for all indices up to kMaxLength
-  uint32_t one, minus_one;    // 1 and -1, hidden from the compiler
-  Score score;
-  bool normalize;
-  float scale;
-  bool vectors;  // rows are vectors of 16 bytes
-};
-
-// Raw elements as unsigned keys whose order is the total order of the floats.
-template <class Bits>
-__device__ __forceinline__ uint32_t key_of(Bits bits) {
-  const uint32_t word = static_cast<uint32_t>(bits) << (32 - 8 * sizeof(Bits));
-  return word ^ (sign_mask(word) | 0x80000000u);
-}
-__device__ __forceinline__ uint32_t key_of(float value) { return key_of(__float_as_uint(value)); }
-__device__ __forceinline__ float value_of(uint32_t key) {
-  return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
-}
-// The logit that has this key.
-template <class Element>
-__device__ __forceinline__ float logit_of(uint32_t key) {
-  using Bits = typename Element::Bits;
-  return Element::load(static_cast<Bits>(__float_as_uint(value_of(key)) >> (32 - 8 * sizeof(Bits))));
-}
-
-__device__ __forceinline__ float sigmoid(float z) { return 1 / (1 + expf(-z)); }
-// sqrt(log(1 + e^z)); for z below kFar, it is divided by e^(shift / 2).
-__device__ __forceinline__ float sqrt_softplus(float z, float shift) {
-  return z < kFar ? expf(0.5f * (z - shift)) : sqrtf(fmaxf(z, 0) + log1pf(expf(-fabsf(z))));
-}
-// Makes all NaNs the same, since experts are chosen by these bits.
-__device__ __forceinline__ float canonical(float sum) { return sum == sum ? sum : __uint_as_float(0x7fc00000); }
-
-// What a team shares. A candidate is the exact key above the mirrored index.
-template <int kTeam>
-struct alignas(16) Board {
-  static constexpr uint32_t kCapacity = 8 * kTeam;
-  uint64_t candidates[kCapacity + 4];
-  uint64_t best[2 * kTeam];
-};
-
-// count += a < b, in three instructions: by the carry of b + ~a.
-__device__ __forceinline__ void count_less(uint32_t& count, uint64_t a, uint64_t b) {
-  const uint64_t flipped = ~a;
-  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %3;\naddc.cc.u32 t, %2, %4;\naddc.u32 %0, %0, 0;\n}"
-      : "+r"(count)
-      : "r"(static_cast<uint32_t>(flipped)), "r"(static_cast<uint32_t>(flipped >> 32)), "r"(static_cast<uint32_t>(b)),
-        "r"(static_cast<uint32_t>(b >> 32)));
-}
-
-template <int kTeam>
-__device__ __forceinline__ float max_of_team(float v) {
-  return fold_lanes<kTeam>(v, [](float a, float b) { return fmaxf(a, b); });
-}
-
-// The numbers by which elements of a row are selected.
-template <class Element, bool kBiased, bool kGrouped>
-struct Selection {
-  const typename Element::Bits* row;
-  int64_t stride;
-  const float* bias;
-  int64_t bias_stride;
-  float top, inverse;  // softmax is e^(z - top) inverse
-  Score kind;
-  uint64_t groups;  // a bit for each chosen group
-  uint32_t group_reciprocal;
-
-  __device__ __forceinline__ float score(float z) const {
-    switch (kind) {
-      case Score::kSoftmax: return expf(z - top) * inverse;
-      case Score::kSigmoid: return sigmoid(z);
-      default: return sqrt_softplus(z, 0);
-    }
-  }
-  // Score and bias, rounded one after the other wherever it is computed.
-  __device__ __forceinline__ float biased(float z, uint32_t index) const {
-    return canonical(__fadd_rn(score(z), __ldg(bias + index * bias_stride)));
-  }
-  __device__ __forceinline__ uint32_t key(uint32_t index) const {
-    const auto bits = __ldg(row + index * stride);
-    if constexpr (kBiased) {
-      return key_of(biased(Element::load(bits), index));
-    } else {
-      return key_of(bits);
-    }
-  }
-  __device__ __forceinline__ bool allows(uint32_t index) const {
-    return !kGrouped || (groups >> (index * group_reciprocal >> 20) & 1);
-  }
-};
-
-// The rare path: each round takes the largest element that is left.
-template <int kTeam, int kElements, class S, class B>
-__device__ __noinline__ void search(const Args& a, S selection, B& board, uint32_t t, bool wanted) {
-  uint32_t keys[kElements], left = 0;
-#pragma unroll
-  for (uint32_t j = 0; j < kElements; ++j) {
-    const uint32_t index = j * kTeam + t;
-    const bool there = wanted && index < a.length && selection.allows(index);
-    keys[j] = there ? selection.key(index) : 0;
-    if (there) left |= 1u << j;
-  }
-#pragma unroll 1
-  for (uint32_t round = 0; round < a.k; ++round) {
-    uint32_t key = 0, chosen = 0;
-#pragma unroll
-    for (int j = kElements - 1; j >= 0; --j)  // backwards, so that of equal elements the first one stays
-      if (left >> j & 1 && keys[j] >= key) key = keys[j], chosen = j;
-    const uint64_t mine = left ? static_cast<uint64_t>(key) << 32 | ~(chosen * kTeam + t) : 0;
-    const uint64_t best = largest_of_lanes<kTeam>(mine);
-    if (mine == best) left &= ~(1u << chosen);
-    if (wanted && t == 0) board.best[round] = best;
-  }
-}
-
-// ---- The phases of the kernel
-// -----------------------------------------------------------------------------------------
-
-// The index of a lane's j-th element: lanes take vectors of 16 bytes in turn.
-template <class Element, int kTeam>
-__device__ __forceinline__ uint32_t index_of(uint32_t j, uint32_t t) {
-  constexpr uint32_t kVector = 16 / sizeof(typename Element::Bits);
-  return (j / kVector * kTeam + t) * kVector + j % kVector;
-}
+// ---- The phases of the kernel --------------------------------------------------------------------------------------
 
 // A lane's elements. Elements that do not exist are -inf.
 template <class Element, int kTeam, int kElements>
@@ -259,125 +124,6 @@ __device__ __forceinline__ uint64_t choose_groups(const Args& a, B& board, uint3
   return fold_lanes<kTeam>(chosen, [](uint64_t x, uint64_t y) { return x | y; });
 }
 
-// A key that at least k of the team's elements reach. fmaxf drops NaNs.
-template <int kTeam, int kElements>
-__device__ __forceinline__ uint32_t threshold(const float (&v)[kElements], uint32_t k, uint32_t lane, uint32_t t) {
-  if (k <= kTeam) {
-    float most[2] = {v[0], v[1]};
-#pragma unroll
-    for (uint32_t j = 2; j < kElements; ++j) most[j % 2] = fmaxf(most[j % 2], v[j]);
-    return topk::kth_of_pairs<kTeam>(key_of(most[0]), key_of(most[1]), k);
-  }
-  float most[4] = {v[0], v[1], v[2], v[3]};
-#pragma unroll
-  for (uint32_t j = 4; j < kElements; ++j) most[j % 4] = fmaxf(most[j % 4], v[j]);
-  const uint32_t keys[4] = {key_of(most[0]), key_of(most[1]), key_of(most[2]), key_of(most[3])};
-  const uint32_t mates = kTeam == 32 ? kEveryLane : ((1u << (kTeam & 31)) - 1) << (lane - t);
-  const uint32_t floor = topk::kth_of_group<kTeam>(keys, k, mates);
-  __syncwarp();
-  return floor;
-}
-
-// A bit for each element that reaches `least`, or is NaN.
-template <int kElements>
-__device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float least) {
-  uint32_t hits = 0;
-#pragma unroll
-  for (int j = kElements - 1; j >= 0; --j) {
-#if defined(__CUDA_ARCH__)
-    // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different
-    // pipes. The NaN of a computation has the sign of a hit.
-    hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
-#else
-    hits = hits << 1 | (v[j] < least);
-#endif
-  }
-  return ~hits;
-}
-
-// Lists the team's hits on the board, and the k best of them, by rank, as the board's best. Returns the number of hits,
-// or 0 if there are too many.
-template <class Element, int kTeam, class S, class B>
-__device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S& selection, B& board, uint32_t lane,
-                                              uint32_t t) {
-  const uint32_t mine = __popc(hits), inclusive = sum_up_to_lane<kTeam>(mine);
-  const uint32_t total = __shfl_sync(kEveryLane, inclusive, lane | (kTeam - 1));
-  const uint32_t candidates = total <= board.kCapacity ? total : 0;
-  if (candidates) {
-    // Lists the indices first, and makes the keys of all hits together afterwards. A register cannot be indexed, so
-    // logits are read again.
-    auto* const words = reinterpret_cast<uint32_t*>(board.candidates);
-    for (uint32_t at = inclusive - mine; hits; hits &= hits - 1)
-      words[2 * at++] = ~index_of<Element, kTeam>(__ffs(hits) - 1, t);
-    // Clears four more places, since candidates are read four at a time.
-    if (t < 4) board.candidates[candidates + t] = 0;
-  }
-  __syncwarp();
-  for (uint32_t i = t; i < candidates; i += 2 * kTeam) {  // a lane ranks two candidates at once
-    auto* const words = reinterpret_cast<uint32_t*>(board.candidates + i);
-    const bool more = i + kTeam < candidates;
-    const uint32_t key = selection.key(~words[0]), next = more ? selection.key(~words[2 * kTeam]) : 0;
-    words[1] = key;
-    if (more) words[2 * kTeam + 1] = next;
-  }
-  __syncwarp();
-  for (uint32_t i = t; i < candidates; i += 2 * kTeam) {
-    const uint64_t own[2] = {board.candidates[i], i + kTeam < candidates ? board.candidates[i + kTeam] : 0};
-    uint32_t rank[2] = {};
-#pragma unroll 1
-    for (uint32_t j = 0; j < candidates; j += 4) {
-      const auto* const pairs = reinterpret_cast<const ulonglong2*>(board.candidates + j);
-      const ulonglong2 low = pairs[0], high = pairs[1];
-#pragma unroll
-      for (uint32_t o = 0; o < 2; ++o) {
-        count_less(rank[o], own[o], low.x);
-        count_less(rank[o], own[o], low.y);
-        count_less(rank[o], own[o], high.x);
-        count_less(rank[o], own[o], high.y);
-      }
-    }
-#pragma unroll
-    for (uint32_t o = 0; o < 2; ++o)
-      if (i + o * kTeam < candidates && rank[o] < k) board.best[rank[o]] = own[o];
-  }
-  __syncwarp();
-  return candidates;
-}
-
-// The chosen elements that a lane has: one or two.
-struct Chosen {
-  bool has[2];
-  float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
-  uint32_t index[2];
-};
-
-// The best k in order, of the elements whose bits are set in `present`.
-template <class Element, int kTeam, int kElements, bool kBiased, class S, class B>
-__device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements], uint32_t present, bool live,
-                                       const S& selection, B& board, uint32_t lane, uint32_t t, Chosen& chosen) {
-  const uint32_t floor = threshold<kTeam>(v, a.k, lane, t);
-  const uint32_t hits = reaching(v, value_of(floor)) & present;
-  const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t);
-  const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
-  if (__any_sync(kEveryLane, live && !found)) {
-    __syncwarp();  // all lanes have read what is overwritten now
-    search<kTeam, kElements>(a, selection, board, t, live && !found);
-    __syncwarp();
-  }
-#pragma unroll
-  for (uint32_t s = 0; s < 2; ++s) {
-    const uint32_t rank = t + s * kTeam;
-    if (!chosen.has[s] || !live || rank >= a.k) continue;
-    const uint64_t best = board.best[rank];
-    chosen.index[s] = ~static_cast<uint32_t>(best);
-    if constexpr (kBiased) {
-      chosen.z[s] = Element::load(__ldg(selection.row + chosen.index[s] * a.inner));
-    } else {
-      chosen.z[s] = logit_of<Element>(static_cast<uint32_t>(best >> 32));
-    }
-  }
-}
-
 // The weights of the chosen. Scores that are divided by their sum are scaled first, so that they cannot all vanish.
 template <int kTeam, bool kBiased, class S>
 __device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_t lane, uint32_t t, Chosen& chosen) {
@@ -416,8 +162,7 @@ __device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_
   if (chosen.has[1]) w[1] /= sum;
 }
 
-// ---- The kernel
-// -------------------------------------------------------------------------------------------------------
+// ---- The kernel ----------------------------------------------------------------------------------------------------
 
 // Blocks per multiprocessor for __launch_bounds__, which leave a lane registers for its elements and the rest.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
@@ -466,8 +211,15 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   if constexpr (kBiased) {
     selection.bias = a.bias + a.bias_at.outer(outer) + a.bias_at.inner(inner);
     selection.bias_stride = a.bias_at.axis_stride;
+    constexpr uint32_t kCount = 4;
 #pragma unroll
-    for (uint32_t j = 0; j < kElements; ++j) v[j] = j < count ? selection.biased(v[j], index(j)) : -INFINITY;
+    for (uint32_t j = 0; j < kElements; j += kCount) {
+      const Scores<kCount> scores =
+          scores_of<kCount>({{v[j], v[j + 1], v[j + 2], v[j + 3]}}, selection.top, selection.inverse, a.score);
+#pragma unroll
+      for (uint32_t i = 0; i < kCount; ++i)
+        v[j + i] = j + i < count ? selection.biased(scores.of[i], index(j + i)) : -INFINITY;
+    }
   }
   if constexpr (kGrouped) {
     __shared__ GroupBoard<kTeam, kElements> group_boards[kTeams];
