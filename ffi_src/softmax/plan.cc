@@ -11,6 +11,8 @@ constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array fo
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
+// Gradients of short rows: the most warps per multiprocessor whose lanes have one vector, if they may have several.
+constexpr int64_t kFewWarps = 16;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -60,10 +62,9 @@ RowTraits traits_of(const Problem& problem) {
 
 // Gives a lane one vector of a row, where that is faster than several or the only kernel.
 void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
-  const bool whole = row_bytes(problem) % 16 == 0;
-  plan.spread = plan.vectors == 1 || problem.dtype == DType::kFloat16 || (problem.dtype == DType::kBFloat16 && !whole);
-  if (!plan.spread) return;
   const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits, warps = ceil_div(problem.rows.outer * lanes, 32);
+  plan.spread = plan.vectors == 1 || problem.dtype == DType::kFloat16 || warps <= kFewWarps * gpu.multiprocessors;
+  if (!plan.spread) return;
   const int64_t least = std::max<int64_t>(1, lanes / 32);
   plan.block_warps = kGradientWarps;
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;

@@ -13,12 +13,6 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-// The types with a kernel whose lanes have several vectors of a row; and those whose rows may begin anywhere there.
-template <class E>
-constexpr bool kHasTeams = !std::is_same_v<E, Float16>;
-template <class E>
-constexpr bool kTeamsLoadWindows = std::is_same_v<E, Float32>;
-
 // P is the policy of the forward pass, Q that of its derivative.
 template <class P, class Q, Op op, bool kAligned>
 __global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_constant__ GradientParameters p) {
@@ -81,28 +75,26 @@ __global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_
 
 template <class P, class Q, Op op>
 cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
-  using Element = typename P::Element;
   GradientParameters p = {
       buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits, 0};
   while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
   const auto past_vector = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
   const bool aligned = past_vector(p.x) + past_vector(p.cotangent) + past_vector(p.out) == 0 &&
                        problem.rows.length * plan.traits.item_bytes % 16 == 0;
-  const bool spread = plan.spread || (!aligned && !kTeamsLoadWindows<Element>);
-  Launch launched;
-  launched.block = dim3(spread && !plan.spread ? kSpreadThreads : plan.threads());
-  const int64_t rows = launched.block.x >> (p.lane_bits + (spread ? p.vector_bits : 0));
+  const int64_t rows = plan.threads() >> (p.lane_bits + (plan.spread ? p.vector_bits : 0));
   const int64_t blocks = (p.rows + rows - 1) / rows;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  Launch launched;
   launched.grid = dim3(static_cast<unsigned>(blocks));
-  if (spread)
+  launched.block = dim3(plan.threads());
+  if (plan.spread)
     return launch(stream, launched,
                   aligned ? spread_gradient_kernel<P, Q, op, true> : spread_gradient_kernel<P, Q, op, false>, p);
-  if constexpr (kHasTeams<Element>) {
-    if (aligned) return launch(stream, launched, gradient_kernel<P, Q, op, true>, p);
-    if constexpr (kTeamsLoadWindows<Element>) return launch(stream, launched, gradient_kernel<P, Q, op, false>, p);
+  if constexpr (std::is_same_v<typename P::Element, Float16>) {  // always spread, as there is no need of more kernels
+    return cudaErrorInvalidValue;
+  } else {
+    return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
   }
-  return cudaErrorInvalidValue;
 }
 
 template <class E>

@@ -19,11 +19,17 @@ struct GradientParameters {
 constexpr int kSpreadThreads = 32 * kGradientWarps;
 
 // Merges a number of each lane: first those of vectors that one lane of rows_kernel has, one after the other, then
-// those of its lanes. All threads of a row get the result.
+// those of its lanes. All threads of a row get the result,
+// and whether `*any` is true in the block.
 template <class Acc, class Add>
-__device__ __forceinline__ Acc merged(Acc (&shared)[kSpreadThreads], Acc mine, const GradientParameters& p, Add add) {
+__device__ __forceinline__ Acc merged(Acc (&shared)[kSpreadThreads], Acc mine, const GradientParameters& p, Add add,
+                                      bool* any = nullptr) {
   shared[threadIdx.x] = mine;
-  __syncthreads();
+  if (any) {
+    *any = __syncthreads_or(*any);
+  } else {
+    __syncthreads();
+  }
   const int lanes = 1 << p.lane_bits;
   const int first = threadIdx.x & ((lanes - 1) | -(lanes << p.vector_bits));
   Acc all = shared[first];
@@ -79,11 +85,19 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   of_result.scale.factor = 1;
   of_result.transpose = true;
   const typename Q::Row unscaled = {1};
-  Stat<Q> sums;
+  Stat<Q> sums = {};
   Q::with_args(of_result, [&](const auto& known) {
+    const auto sum_of_lane = [&](int k) { return backward.sum(known, k, Acc(0), 0, kWidth); };
+    // The sums after the first are of rows with a likely element: see Tangent.
+    bool likely = false;
 #pragma unroll
-    for (int k = 0; k < Q::kSums; ++k)
-      sums.sum(k) = merged(shared[2 + k], backward.sum(known, k, Acc(0), 0, kWidth), p, plus);
+    for (int i = 0; i < kWidth; ++i)
+      if (Q::kTails) likely |= Q::add(known, 2, Acc(0), Acc(1), backward.y(0, i), Acc(0)) != 0;
+    sums.sum(0) = merged(shared[2], sum_of_lane(0), p, plus, Q::kTails ? &likely : nullptr);
+    if (likely) {
+#pragma unroll
+      for (int k = 1; k < Q::kSums; ++k) sums.sum(k) = merged(shared[2 + k], sum_of_lane(k), p, plus);
+    }
     const auto total = Q::finish(known, unscaled, sums);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
