@@ -225,8 +225,8 @@ def test_few_rows_have_the_bits_of_many(dtype):
 def test_gradients_from_x_have_the_bits_of_those_from_the_result(dtype):
     """The same rows are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two."""
     item = jnp.dtype(dtype).itemsize
-    sizes = 12, 16, 32, 36, 100, 256, 1000, 1572, 2044, 2048, 2052, 4096, 4100, 9000, 12_288, 16_380, 16_384
-    for length in (size // item for size in sizes):
+    for size in (12, 16, 20, 32, 36, 100, 256, 1000, 1572, 2044, 2048):
+        length = size // item
         many = (20 << 20) // (length * item)
         x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)
         x = (

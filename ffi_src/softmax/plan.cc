@@ -11,8 +11,9 @@ constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array fo
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
-constexpr int64_t kMostBlockBytes = 16 * kGradientVectors * 32 * kMaxBlockWarps,
-                  kMostClusterBytes = kMaxFlatSpans * 16 * kOnlyVectors * 32;
+// Gradients of short rows: the most warps per multiprocessor whose lanes have one vector, if they may have several.
+constexpr int64_t kFewWarps = 16;
+constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -59,27 +60,14 @@ RowTraits traits_of(const Problem& problem) {
   return traits;
 }
 
-// A lane has one vector of x and one of the cotangent. Spans are those of other kernels of rows of two operands.
-RowPlan plan_gradient(const Problem& problem, const Gpu& gpu) {
-  RowPlan plan;
-  plan.traits = traits_of(problem);
-  if (problem.rows.elements() == 0) return plan;
-  plan.algorithm = RowAlgorithm::kRows;
-  plan.spread = true;
-  const int64_t vectors = ceil_div(row_bytes(problem), 16);
-  plan.vectors = vectors <= 2 ? 2 : kOnlyVectors;
-  while (plan.lane_bits < 5 && int64_t{plan.vectors} << plan.lane_bits < vectors) ++plan.lane_bits;
-  const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits;
-  plan.spans = ceil_div(vectors, lanes);
-  if (plan.spans > 1) {
-    plan.block_warps = static_cast<int>(ceil_div(vectors, 32 * kGradientVectors));
-    return plan;
-  }
-  const int64_t warps = ceil_div(problem.rows.outer * lanes, 32 * kGradientVectors);
-  const int64_t least = std::max<int64_t>(1, lanes / (32 * kGradientVectors));
+// Gives a lane one vector of a row, where that is faster than several or the only kernel.
+void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
+  const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits, warps = ceil_div(problem.rows.outer * lanes, 32);
+  plan.spread = plan.vectors == 1 || problem.dtype == DType::kFloat16 || warps <= kFewWarps * gpu.multiprocessors;
+  if (!plan.spread) return;
+  const int64_t least = std::max<int64_t>(1, lanes / 32);
   plan.block_warps = kGradientWarps;
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
-  return plan;
 }
 
 // The division into units depends on the length and the dtype alone, since sums do.
@@ -112,13 +100,13 @@ bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
   if (!derivative || problem.general || problem.factor != 1 || problem.rows.inner != 1) return false;
   const int64_t bytes = row_bytes(problem);
-  return problem.dtype != DType::kFloat64 && (bytes <= kMostBlockBytes || bytes > kMostClusterBytes);
+  return problem.dtype != DType::kFloat64 && (bytes <= kMostTeamBytes || bytes > kMostClusterBytes);
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
-  if (problem.of_logits)
-    return row_bytes(problem) > kMostClusterBytes ? plan_split_gradient(problem, gpu) : plan_gradient(problem, gpu);
-  const RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  if (problem.of_logits && row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
+  RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
+  if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
   return plain && !problem.general ? small_walk(plan, problem.rows, kSmallElements) : plan;
 }

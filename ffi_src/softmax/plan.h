@@ -12,14 +12,12 @@ namespace jaxgpuops::softmax {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
-// Whether there is a kernel for a derivative with of_logits: for rows that a block holds, a vector of x in a
-// lane, and for those that no cluster holds.
+// Whether there is a kernel for a derivative with of_logits: for rows that a team of lanes holds in kOnlyVectors each,
+// and for those that no cluster holds.
 bool takes_logits(const Problem& problem);
 
-// Of rows that no cluster holds, a lane takes so many elements at a time: see cuda/gradient_split.cuh.
-constexpr int kGradientEach = 8;
-constexpr int kGradientVectors = 2;  // vectors of a lane, for rows that a block holds: see cuda/gradient.cu
-constexpr int kGradientWarps = 4;    // the most warps of a block that has several rows: see cuda/gradient.cu
+constexpr int kGradientWarps = 4;  // the most warps of a block of cuda/gradient_spread.cuh
+constexpr int kGradientEach = 8;   // elements that a lane of cuda/gradient_split.cuh takes at a time
 
 // Returns the value of Problem::general. Derivatives are general if they mask entries. The tangent of log_softmax is
 // also general if it is not transposed, since the fast kernels have only the transpose, which gradients need.

@@ -24,43 +24,36 @@ struct SplitParameters {
   bool logs;  // log_softmax
 };
 
-template <class E>
 struct Share {
-  using Acc = typename E::Acc;
-  Acc peak;
-  Acc count, own;        // how many logits are equal to the peak, and the sum of their cotangents
-  Acc others, weighted;  // of other logits: the sum of e^(z - peak), and of cotangents, times that for softmax
+  float peak;
+  float count, own;        // how many logits are equal to the peak, and the sum of their cotangents
+  float others, weighted;  // of other logits: the sum of e^(z - peak), and of cotangents, times that for softmax
 
-  static __device__ Share none() { return {-infinity<Acc>(), 0, 0, 0, 0}; }
-  static __device__ Acc exponential_below(Acc x) {
-    if constexpr (sizeof(Acc) == 4) {
-      return fast_exp2(rounded_product(x, 1.44269504f));  // accurate enough: see ExponentialSum::add()
-    } else {
-      return exponential<E>(x);
-    }
-  }
+  // Accurate enough: see ExponentialSum::add().
+  static __device__ float exponential(float x) { return fast_exp2(rounded_product(x, 1.44269504f)); }
+  static __device__ Share none() { return {-infinity<float>(), 0, 0, 0, 0}; }
   // Makes the sums relative to another peak, which is not below the own one. A weight of 0 drops infinite cotangents,
   // as in the sums of rows that are held.
-  __device__ void raise(Acc to, bool logs) {
+  __device__ void raise(float to, bool logs) {
     if (to == peak) return;
-    const Acc weight = exponential_below(peak - to);
+    const float weight = exponential(peak - to);
     others = weight * (others + count);
     weighted += own;
-    if (!logs) weighted = weight == 0 ? Acc(0) : weight * weighted;
+    if (!logs) weighted = weight == 0 ? 0.f : weight * weighted;
     peak = to;
     count = own = 0;
   }
-  __device__ void add(Acc z, Acc cotangent, bool logs) {
+  __device__ void add(float z, float cotangent, bool logs) {
     const bool at_peak = z == peak;
-    const Acc e = at_peak ? Acc(0) : exponential_below(z - peak);
+    const float e = at_peak ? 0.f : exponential(z - peak);
     others += e;
-    count += at_peak ? Acc(1) : Acc(0);
-    own += at_peak ? cotangent : Acc(0);
-    const Acc weight = logs && !at_peak ? Acc(1) : e;
+    count += at_peak ? 1.f : 0.f;
+    own += at_peak ? cotangent : 0.f;
+    const float weight = logs && !at_peak ? 1.f : e;
     weighted = weight == 0 ? weighted : fused_multiply_add(weight, cotangent, weighted);
   }
   __device__ void add(Share share, bool logs) {
-    const Acc larger = larger_number(peak, share.peak);
+    const float larger = larger_number(peak, share.peak);
     raise(larger, logs);
     share.raise(larger, logs);
     count += share.count;
@@ -69,8 +62,8 @@ struct Share {
     weighted += share.weighted;
   }
   __device__ void merge_lanes(bool logs) {
-    raise(fold_lanes(peak, [](Acc a, Acc b) { return larger_number(a, b); }), logs);
-    for (Acc* each : {&count, &own, &others, &weighted}) *each = row_engine::merged_sum(*each, 0, 5);
+    raise(fold_lanes(peak, [](float a, float b) { return larger_number(a, b); }), logs);
+    for (float* each : {&count, &own, &others, &weighted}) *each = row_engine::merged_sum(*each, 0, 5);
   }
   // All threads get the share of the block.
   __device__ void merge_block(bool logs) {
@@ -90,7 +83,7 @@ struct Gradient {
   Acc peak, inverse, origin, total, of_likely;
 
   Gradient() = default;
-  __device__ Gradient(const Share<E>& row, bool logs) : peak(row.peak) {
+  __device__ Gradient(const Share& row, bool logs) : peak(row.peak) {
     const Acc sum = row.others + row.count;
     const bool plain = sum < infinity<Acc>() && peak - peak == 0;  // there is no NaN or +inf, and not only -inf
     inverse = plain ? 1 / sum : nan<Acc>();
@@ -135,7 +128,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid
   using Turn = Turn<E>;
   const int64_t row = blockIdx.x / static_cast<unsigned>(p.units), unit = blockIdx.x % static_cast<unsigned>(p.units);
   const int64_t begin = unit * p.unit_length, end = min(p.length, begin + p.unit_length);
-  auto mine = Share<E>::none();
+  auto mine = Share::none();
 #pragma unroll 1
   for (int64_t first = begin + threadIdx.x / 32 * Turn::kOfWarp; first < end; first += Turn::kOfBlock) {
     Turn turn;
@@ -149,7 +142,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid
   }
   let_dependents_start();
   mine.merge_block(p.logs);
-  if (threadIdx.x == 0) static_cast<Share<E>*>(p.workspace)[blockIdx.x] = mine;
+  if (threadIdx.x == 0) static_cast<Share*>(p.workspace)[blockIdx.x] = mine;
 }
 
 template <class E>
@@ -171,8 +164,8 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) results_kernel(const __gri
     turn.load(p, row, first, end);
     if (!merged) {  // the first elements are on their way meanwhile
       wait_for_predecessor();
-      const auto* const shares = static_cast<const Share<E>*>(p.workspace) + row * p.units;
-      auto all = Share<E>::none();
+      const auto* const shares = static_cast<const Share*>(p.workspace) + row * p.units;
+      auto all = Share::none();
 #pragma unroll 1
       for (int u = threadIdx.x; u < p.units; u += blockDim.x) all.add(shares[u], p.logs);
       all.merge_block(p.logs);
@@ -191,7 +184,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) results_kernel(const __gri
 template <class E>
 cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                          void* workspace) {
-  if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share<E>)) || plan.part_length % Turn<E>::kOfBlock != 0)
+  if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share)) || plan.part_length % Turn<E>::kOfBlock != 0)
     return cudaErrorInvalidValue;
   const SplitParameters p = {buffers.y,
                              buffers.x,

@@ -1,0 +1,114 @@
+// Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, where a lane has one vector of a
+// row: it runs little code, which is most of the time of a small problem, and a row of up to two vectors has no more.
+//
+// Lanes merge numbers through shared memory, in the order of rows_kernel.
+#pragma once
+
+#include "softmax/cuda/dispatch.cuh"
+#include "softmax/plan.h"
+
+namespace jaxgpuops::softmax {
+
+struct GradientParameters {
+  const void *x, *cotangent;
+  void* out;
+  int64_t rows;
+  int length, lane_bits, vector_bits;
+};
+
+constexpr int kSpreadThreads = 32 * kGradientWarps;
+
+// Merges a number of each lane: first those of vectors that one lane of rows_kernel has, one after the other, then
+// those of its lanes. All threads of a row get the result,
+// and whether `*any` is true in the block.
+template <class Acc, class Add>
+__device__ __forceinline__ Acc merged(Acc (&shared)[kSpreadThreads], Acc mine, const GradientParameters& p, Add add,
+                                      bool* any = nullptr) {
+  shared[threadIdx.x] = mine;
+  if (any) {
+    *any = __syncthreads_or(*any);
+  } else {
+    __syncthreads();
+  }
+  const int lanes = 1 << p.lane_bits;
+  const int first = threadIdx.x & ((lanes - 1) | -(lanes << p.vector_bits));
+  Acc all = shared[first];
+#pragma unroll 1
+  for (int j = 1; j < 1 << p.vector_bits; ++j) all = add(all, shared[first + j * lanes]);
+#pragma unroll 1
+  for (int lane = 1; lane < lanes; lane *= 2) all = add(all, shuffle_xor(all, lane));
+  return all;
+}
+
+template <class P, class Q, Op op, bool kAligned>
+__global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const __grid_constant__ GradientParameters p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kWidth = 16 / sizeof(Bits);
+  __shared__ Acc shared[2 + Q::kSums][kSpreadThreads];
+  const int bits = p.lane_bits + p.vector_bits, u = threadIdx.x & ((1 << bits) - 1);
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x >> bits) + (threadIdx.x >> bits);
+  const int left = row < p.rows ? p.length - u * kWidth : 0;
+  const int64_t at = row * p.length + u * kWidth;
+  const auto load = [&](const void* array, Bits pad, Pack& pack) {
+    const Bits* const from = static_cast<const Bits*>(array) + at;
+    if (kAligned && left > 0) {
+      pack = row_engine::load_pack(reinterpret_cast<const Pack*>(from));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, !kAligned && i < left ? from[i] : pad);
+    }
+  };
+
+  typename P::Args known = {};
+  known.op = op;
+  known.scale.factor = 1;
+  const Unscaled<typename P::Args> args(known);
+  row_engine::Held<P, 1, true> forward;
+  row_engine::Held<Q, 1, true> backward;  // the cotangent, and the forward result
+  load(p.x, P::pad(args, 0), forward.raw[0][0]);
+  load(p.cotangent, Bits{}, backward.raw[0][0]);
+
+  const auto plus = [](Acc a, Acc b) { return a + b; };
+  Stat<P> stat;
+  stat.of[0] = merged(shared[0], forward.peak(args), p, [](Acc a, Acc b) { return P::larger(a, b); });
+  stat.sum(0) = merged(shared[1], forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), p, plus);
+  const typename P::Row plain = {1};
+  const auto final = P::finish(args, plain, stat);
+  Acc values[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, 0, i), Acc(0));
+  backward.raw[1][0] = row_engine::packed<Element>(values);
+
+  typename Q::Args of_result = {};
+  of_result.scale.factor = 1;
+  of_result.transpose = true;
+  const typename Q::Row unscaled = {1};
+  Stat<Q> sums = {};
+  Q::with_args(of_result, [&](const auto& known) {
+    const auto sum_of_lane = [&](int k) { return backward.sum(known, k, Acc(0), 0, kWidth); };
+    // The sums after the first are of rows with a likely element: see Tangent.
+    bool likely = false;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      if (Q::kTails) likely |= Q::add(known, 2, Acc(0), Acc(1), backward.y(0, i), Acc(0)) != 0;
+    sums.sum(0) = merged(shared[2], sum_of_lane(0), p, plus, Q::kTails ? &likely : nullptr);
+    if (likely) {
+#pragma unroll
+      for (int k = 1; k < Q::kSums; ++k) sums.sum(k) = merged(shared[2 + k], sum_of_lane(k), p, plus);
+    }
+    const auto total = Q::finish(known, unscaled, sums);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      values[i] = Q::output(known, unscaled, total, backward.x(known, 0, i), backward.y(0, i));
+  });
+  const Pack pack = row_engine::packed<Element>(values);
+  Bits* const to = static_cast<Bits*>(p.out) + at;
+  if (kAligned && left > 0) row_engine::store_pack(reinterpret_cast<Pack*>(to), pack);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    if (!kAligned && i < left) to[i] = get<Bits>(pack, i);
+}
+
+}  // namespace jaxgpuops::softmax
