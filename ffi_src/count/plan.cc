@@ -225,21 +225,19 @@ ExactShape exact_of(DType dtype, int64_t length) {
   return shape;
 }
 
-// Results have the same bits for every geometry, so it may depend on the GPU. A cell (the accumulator of one segment
-// and column) has at most 16 bytes, and a block at most 32 KB of cells.
-void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& plan) {
+// Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
+// bytes of an accumulator.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
-  // Where there would be few blocks, each has fewer columns, but sectors of 32 bytes of float32.
-  const int64_t parts = ceil_div(segments, 16);
-  while (plan.team_bits > 3 && ceil_div(rows.inner, 1 << plan.team_bits) * rows.outer * parts < gpu.multiprocessors)
-    --plan.team_bits;
-  const int64_t chunks = ceil_div(rows.inner, 1 << plan.team_bits), most = 2048 >> plan.team_bits;
-  const int64_t wanted = std::min(ceil_div(gpu.multiprocessors, chunks * rows.outer), parts);
+  const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, 1 << plan.team_bits);
+  plan.warps = static_cast<int>(std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps));
+  // A block lists its rows if it has not all segments, so there are more blocks only if each has enough rows to read.
+  const int64_t table = 32 * cell_bytes * plan.warps, most = std::max<int64_t>(1, (32 << 10) / table);
+  const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 14, 1, std::max<int64_t>(1, 264 / chunks));
   plan.rows = std::min(most, ceil_div(segments, wanted));
   plan.tiles = ceil_div(segments, plan.rows);
-  const int64_t lanes = std::max(rows.length, plan.rows) << plan.team_bits;
-  plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
+  plan.shared_bytes = table * plan.rows + (plan.tiles > 1 ? 4 * kFewList * plan.warps : 0);
 }
 
 // Up to so many elements kFew takes more than kFewRows rows: where the other kernels would take several launches that
@@ -333,7 +331,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   if (few || rows.length * rows.inner <= few_elements(problem)) {
-    plan_few(rows, problem.segments, gpu, plan);
+    plan_few(rows, problem.segments, partial_bytes(problem), plan);
     return plan;
   }
   const int64_t table = problem.segments * partial_bytes(problem);
@@ -358,7 +356,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
   if (rows.length <= kFewRows) {
-    plan_few(rows, problem.segments, gpu, plan);
+    plan_few(rows, problem.segments, kPairBytes, plan);
     return plan;
   }
   // Sorting the ids takes longer than what JAX does with the other kernels if rows have few columns, or if there are
