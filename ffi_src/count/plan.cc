@@ -33,6 +33,7 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
   const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
   plan.slices = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(8192, plan.range)));
+  plan.overlap = gpu.dependent_launch && plan.slices > 1;
 }
 
 }  // namespace
@@ -237,7 +238,7 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPl
   const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 14, 1, std::max<int64_t>(1, 264 / chunks));
   plan.rows = std::min(most, ceil_div(segments, wanted));
   plan.tiles = ceil_div(segments, plan.rows);
-  plan.shared_bytes = table * plan.rows + (plan.tiles > 1 ? 4 * kFewList * plan.warps : 0);
+  plan.shared_bytes = table * (plan.rows + 1) + (plan.tiles > 1 ? 4 * kFewList * plan.warps : 0);
 }
 
 // Up to so many elements kFew takes more than kFewRows rows: where the other kernels would take several launches that
@@ -330,13 +331,15 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  if (few || rows.length * rows.inner <= few_elements(problem)) {
+  if ((few && rows.inner < int64_t{1} << 31) || rows.length * rows.inner <= few_elements(problem)) {
     plan_few(rows, problem.segments, partial_bytes(problem), plan);
     return plan;
   }
   const int64_t table = problem.segments * partial_bytes(problem);
-  const bool has_tables =
-      !problem.sorted && rows.inner <= kMostTableColumns && table * (kTableThreads / 32) <= 48 << 10;
+  // For sums each warp has a table, for extremes each block, of words that atomics take.
+  const int64_t tables =
+      problem.op == Op::kSum ? table * (kTableThreads / 32) : problem.segments * std::max(4, bytes_of(problem.dtype));
+  const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && tables <= 48 << 10;
   if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
@@ -355,7 +358,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  if (rows.length <= kFewRows) {
+  if (rows.length <= kFewRows && rows.inner < int64_t{1} << 31) {
     plan_few(rows, problem.segments, kPairBytes, plan);
     return plan;
   }

@@ -34,7 +34,7 @@ struct BincountPlan {
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
   int64_t shared_bytes = 0;
 
-  bool overlap = false;  // whether atomics on the result may start before another kernel has set it to 0
+  bool overlap = false;  // whether the kernel may start before another one has set the result to 0
 
   // Atomics add the counts to the result, which must be zero before.
   bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }

@@ -182,6 +182,7 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   counter.flush();
   __syncthreads();
 
+  if (a.slices > 1) wait_for_predecessor();  // which sets the counts to 0
   uint32_t* to = a.counts + row * a.bins + low;
   for (int b = threadIdx.x; b < range; b += blockDim.x) {
     uint32_t total = 0;
@@ -232,6 +233,7 @@ cudaError_t run_tables(cudaStream_t stream, const BincountPlan& plan, const Args
   config.block = dim3(plan.threads);
   config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.slices));
   config.shared_bytes = plan.shared_bytes;
+  config.overlap = plan.overlap;
   return launch(stream, config, bincount_tables_kernel<Binning>, a);
 }
 

@@ -24,7 +24,7 @@ enum class Finish { kStore, kLogs, kShares };
 
 struct Args : SegmentArgs {
   uint32_t ranges, chunks;
-  int rows, share, range, team_bits;  // `share`: the rows of a warp
+  int rows, share, range, team_bits, stride;  // `share`: the rows of a warp; `stride`: from one row to the next
 
   Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
       : SegmentArgs(problem, buffers),
@@ -33,7 +33,8 @@ struct Args : SegmentArgs {
         rows(static_cast<int>(problem.rows.length)),
         share(static_cast<int>((problem.rows.length + plan.warps - 1) / plan.warps)),
         range(static_cast<int>(plan.rows)),
-        team_bits(plan.team_bits) {}
+        team_bits(plan.team_bits),
+        stride(static_cast<int>(inner)) {}
 };
 
 // What a lane knows of its warp's rows.
@@ -41,36 +42,43 @@ template <class Bits>
 struct WarpRows {
   const Args& a;
   const int32_t* ids;
-  const Bits* data;  // the data of the lane's column
+  const Bits* data;  // the data of the lane's column, or of the last one if there are fewer columns than lanes
   uint32_t* list;    // the rows of the warp that are in the block's range: the segment, then 16 bits of the row
   uint32_t first, own;
-  int begin, end, lane;
+  int count, lane;
   bool live;
 
-  // Calls `take(row, segment, bits)` for `count` rows of the list; without a list, for those of the warp.
-  template <bool kEvery, class Take>
-  __device__ __forceinline__ void take_rows(int count, Take take) const {
+  // Calls `take(row, segment, bits)` for `size` rows of the list; without a list, for those of the warp. To spare
+  // branches, a lane that has no more rows is given the last one again, in segment kNone.
+  template <class Take>
+  __device__ __forceinline__ void take_rows(int size, Take take) const {
     const int teams = 32 >> a.team_bits, slot = lane >> a.team_bits;
-    const bool listed = a.ranges > 1;
 #pragma unroll 1
-    for (int at = 0; at < count; at += kLoads * teams) {
+    for (int at = slot; at - slot < size; at += kLoads * teams) {
       int row[kLoads];
-      uint32_t local[kLoads];
+      uint32_t segment[kLoads];
       Bits bits[kLoads];
+      if (a.ranges > 1) {
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int place = at + i * teams + slot;
-        row[i] = -1;
-        local[i] = ~0u;
-        if (place >= count || !live) continue;
-        const uint32_t entry = listed ? list[place] : static_cast<uint32_t>(place);
-        row[i] = begin + static_cast<int>(entry & 0xffff);
-        local[i] = listed ? entry >> 16 : static_cast<uint32_t>(ids[row[i]]);
-        bits[i] = data[row[i] * a.inner];
+        for (int i = 0; i < kLoads; ++i) {
+          const uint32_t entry = list[min(at + i * teams, size - 1)];
+          row[i] = static_cast<int>(entry & 0xffff);
+          segment[i] = entry >> 16;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          row[i] = min(at + i * teams, size - 1);
+          segment[i] = static_cast<uint32_t>(ids[row[i]]);
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i)
-        if (kEvery ? row[i] >= 0 : local[i] < own) take(row[i], local[i], bits[i]);
+      for (int i = 0; i < kLoads; ++i) bits[i] = data[static_cast<int64_t>(row[i]) * a.stride];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const bool has = live && at + i * teams < size;
+        take(has ? row[i] : -1, has ? segment[i] : kNone, bits[i]);
+      }
     }
   }
 
@@ -78,35 +86,36 @@ struct WarpRows {
   // are in no segment.
   template <bool kEvery, class Take>
   __device__ __forceinline__ void each_row(Take take) const {
-    int at = begin, count = 0;
+    int at = 0, size = 0;
     do {
       if (a.ranges > 1) {
-        uint32_t local[kLoads];
+        uint32_t segment[kLoads];
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
           const int row = at + 32 * i + lane;
-          const uint32_t id = row < end ? static_cast<uint32_t>(ids[row]) : first + own;
-          local[i] = id - first;
-          if (kEvery && first == 0 && id >= a.segments && row < end) local[i] = kNone;
+          const uint32_t id = row < count ? static_cast<uint32_t>(ids[row]) : first + own;
+          segment[i] = id - first;
+          if (kEvery && first == 0 && id >= a.segments && row < count) segment[i] = kNone;
         }
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          const bool has = local[i] < own || (kEvery && local[i] == kNone);
+          const bool has = segment[i] < own || (kEvery && segment[i] == kNone);
           const unsigned mask = __ballot_sync(kEveryLane, has);
-          if (has) list[count + __popc(mask & ((1u << lane) - 1))] = local[i] << 16 | (at - begin + 32 * i + lane);
-          count += __popc(mask);
+          uint32_t* const to = list + size + __popc(mask & ((1u << lane) - 1));
+          const uint32_t entry = segment[i] << 16 | (at + 32 * i + lane);
+          if (has) *to = entry;
+          size += __popc(mask);
         }
         at += 32 * kLoads;
-        if (count <= kFewList - 32 * kLoads && at < end) continue;
+        if (size <= kFewList - 32 * kLoads && at < count) continue;
         __syncwarp();
       } else {
-        count = end - at;
-        at = end;
+        at = size = count;
       }
-      take_rows<kEvery>(count, take);
+      take_rows(size, take);
       __syncwarp();
-      count = 0;
-    } while (at < end);
+      size = 0;
+    } while (at < count);
   }
 };
 
@@ -119,25 +128,26 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
   const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
   const int team = 1 << a.team_bits, teams = 32 >> a.team_bits;
   auto* const tables = reinterpret_cast<Acc*>(dynamic_shared_memory());
-  const int table_size = 32 * a.range;
+  // One cell more than the range has segments, for rows that are in none.
+  const int table_size = 32 * (a.range + 1);
 
   WarpRows<Bits> rows = {a};
   rows.lane = thread & 31;
   rows.first = (part - o * a.ranges) * a.range;
   rows.own = min(static_cast<uint32_t>(a.range), static_cast<uint32_t>(a.segments) - rows.first);
-  rows.begin = warp * a.share;
-  rows.end = min(a.rows, rows.begin + a.share);
+  const int begin = warp * a.share;
+  rows.count = min(a.rows - begin, a.share);
   rows.list = reinterpret_cast<uint32_t*>(tables + warps * table_size) + warp * kFewList;
-  rows.ids = a.ids + a.ids_at(o);
+  rows.ids = a.ids + a.ids_at(o) + begin;
   const int64_t column = left + (rows.lane & (team - 1));
   rows.live = column < a.inner;
-  rows.data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
+  rows.data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + min(column, a.inner - 1);
   const auto own = static_cast<int>(rows.own);
-  Acc* const table = tables + warp * table_size;
-  for (int s = 0; s < own; ++s) table[32 * s + rows.lane] = Monoid::identity();
+  Acc* const table = tables + warp * table_size + rows.lane;
+  for (int s = 0; s < own; ++s) table[32 * s] = Monoid::identity();
 
   rows.template each_row<false>([&](int, uint32_t segment, Bits bits) {
-    Acc* const to = table + 32 * segment + rows.lane;
+    Acc* const to = table + 32 * min(segment, rows.own);
     *to = Monoid::fold(*to, Monoid::load(bits, a.keys));
   });
 
@@ -148,7 +158,7 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
     for (int cell = rows.lane; cell < own << a.team_bits; cell += 32) {
       const int s = cell >> a.team_bits, lane_of_team = cell & (team - 1);
       const auto term = [&](int i) -> Acc& {
-        return table[32 * s + (((s + i) & (teams - 1)) << a.team_bits) + lane_of_team];
+        return tables[warp * table_size + 32 * s + (((s + i) & (teams - 1)) << a.team_bits) + lane_of_team];
       };
       Acc total = term(0);
 #pragma unroll 4
@@ -179,10 +189,11 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
   if constexpr (kFinish == Finish::kShares) {
     __syncthreads();
     rows.template each_row<true>([&](int row, uint32_t segment, Bits bits) {
+      if (row < 0) return;
       const int at = static_cast<int>(segment);
       const bool has = segment < rows.own;
       const Acc of = tables[has ? 32 * at + ((at & (teams - 1)) << a.team_bits) + (rows.lane & (team - 1)) : 0];
-      out[(static_cast<int64_t>(o) * a.rows + row) * a.inner + column - left] =
+      out[(static_cast<int64_t>(o) * a.rows + begin + row) * a.inner + column - left] =
           has ? Monoid::share_of(bits_as<float>(bits), of) : 0.0f;
     });
   }
