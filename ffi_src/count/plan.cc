@@ -227,18 +227,18 @@ ExactShape exact_of(DType dtype, int64_t length) {
 }
 
 // Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
-// bytes of an accumulator.
+// bytes of an accumulator. Tables and lists fit in the shared memory that every GPU has.
 void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, 1 << plan.team_bits);
   plan.warps = static_cast<int>(std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps));
-  // A block lists its rows if it has not all segments, so there are more blocks only if each has enough rows to read.
-  const int64_t table = 32 * cell_bytes * plan.warps, most = std::max<int64_t>(1, (32 << 10) / table);
+  // Every block reads all ids, so there are more blocks only if each has enough to do.
+  const int64_t row = 32 * cell_bytes * plan.warps, most = std::max<int64_t>(1, (32 << 10) / row - 1);
   const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 14, 1, std::max<int64_t>(1, 264 / chunks));
   plan.rows = std::min(most, ceil_div(segments, wanted));
   plan.tiles = ceil_div(segments, plan.rows);
-  plan.shared_bytes = table * (plan.rows + 1) + (plan.tiles > 1 ? 4 * kFewList * plan.warps : 0);
+  plan.shared_bytes = row * (plan.rows + 1) + (plan.tiles > 1 ? 4 * kFewList * plan.warps : 0);
 }
 
 // Up to so many elements kFew takes more than kFewRows rows: where the other kernels would take several launches that
