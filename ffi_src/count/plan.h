@@ -169,7 +169,7 @@ constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes
 
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;  // the most warps of a block of kFew
-constexpr int kFewList = 512;      // the most rows that a warp of kFew lists at a time
+constexpr int kFewList = 384;      // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;

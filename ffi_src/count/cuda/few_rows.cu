@@ -17,7 +17,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kLoads = 8;           // rows, or ids, that a lane loads at a time
+constexpr int kLoads = 4, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
 constexpr uint32_t kNone = 0xffff;  // in place of a segment: the row is in none
 
 enum class Finish { kStore, kLogs, kShares };
@@ -89,25 +89,26 @@ struct WarpRows {
     int at = 0, size = 0;
     do {
       if (a.ranges > 1) {
-        uint32_t segment[kLoads];
+        uint32_t segment[kIds];
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
+        for (int i = 0; i < kIds; ++i) {
           const int row = at + 32 * i + lane;
           const uint32_t id = row < count ? static_cast<uint32_t>(ids[row]) : first + own;
           segment[i] = id - first;
           if (kEvery && first == 0 && id >= a.segments && row < count) segment[i] = kNone;
         }
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
+        for (int i = 0; i < kIds; ++i) {
           const bool has = segment[i] < own || (kEvery && segment[i] == kNone);
           const unsigned mask = __ballot_sync(kEveryLane, has);
+          if (mask == 0) continue;
           uint32_t* const to = list + size + __popc(mask & ((1u << lane) - 1));
           const uint32_t entry = segment[i] << 16 | (at + 32 * i + lane);
           if (has) *to = entry;
           size += __popc(mask);
         }
-        at += 32 * kLoads;
-        if (size <= kFewList - 32 * kLoads && at < count) continue;
+        at += 32 * kIds;
+        if (size <= kFewList - 32 * kIds && at < count) continue;
         __syncwarp();
       } else {
         at = size = count;
@@ -123,7 +124,7 @@ template <class Monoid, Finish kFinish>
 __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
-  const uint32_t part = blockIdx.x / a.chunks, o = part / a.ranges;
+  const uint32_t part = gridDim.x > 1 ? blockIdx.x / a.chunks : 0, o = part > 0 ? part / a.ranges : 0;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, warps = static_cast<int>(blockDim.x) / 32;
   const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
   const int team = 1 << a.team_bits, teams = 32 >> a.team_bits;
@@ -138,10 +139,10 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
   const int begin = warp * a.share;
   rows.count = min(a.rows - begin, a.share);
   rows.list = reinterpret_cast<uint32_t*>(tables + warps * table_size) + warp * kFewList;
-  rows.ids = a.ids + a.ids_at(o) + begin;
+  rows.ids = a.ids + (o > 0 ? a.ids_at(o) : 0) + begin;
   const int64_t column = left + (rows.lane & (team - 1));
   rows.live = column < a.inner;
-  rows.data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + min(column, a.inner - 1);
+  rows.data = static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + begin * a.inner + min(column, a.inner - 1);
   const auto own = static_cast<int>(rows.own);
   Acc* const table = tables + warp * table_size + rows.lane;
   for (int s = 0; s < own; ++s) table[32 * s] = Monoid::identity();
