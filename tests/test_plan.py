@@ -677,7 +677,9 @@ def test_plans_of_segments(capability):
             assert one["shared_bytes"] <= SHARED_LIMIT[75] << 10 and 1 <= one["warps"] <= 16
     assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "few"
     assert plan_softmax(7, 10**6, 1, 3)["algorithm"] == plan_softmax(7, 10**6, 3, 1000)["algorithm"] == "none"
-    assert plan_softmax(7, 2049, 1, 3)["algorithm"] == "few" and plan_softmax(7, 10**5, 4, 6500)["algorithm"] == "ordered"
+    assert (
+        plan_softmax(7, 2049, 1, 3)["algorithm"] == "few" and plan_softmax(7, 10**5, 4, 6500)["algorithm"] == "ordered"
+    )
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length

@@ -255,15 +255,17 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPl
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
-// Whether kFew takes rows, after plan_few. Of more than kFewRows it does where other kernels would take several launches,
-// if its blocks read not too many ids, and one segment with all rows would not take much longer than many.
+// Whether kFew takes rows, after plan_few. Of more than kFewRows it does where other kernels would take several
+// launches, if its blocks read not too many ids, a team folds few rows, and not too many if one segment has all of
+// them.
 bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) {
   const Rows& rows = problem.rows;
   if (rows.inner >= int64_t{1} << 31) return false;  // offsets within a row must fit in 32 bits
   if (rows.length <= kFewRows) return true;
   if (problem.sorted ? rows.length * rows.inner > 8 << 10 : !several) return false;
   const int64_t blocks = plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits);
-  return blocks * rows.length <= 5 << 20 && rows.length <= int64_t{640} * plan.warps * (32 >> plan.team_bits);
+  const int64_t of_team = rows.length / (plan.warps * (32 >> plan.team_bits));
+  return blocks * rows.length <= 5 << 20 && of_team <= 640 && of_team * plan.rows <= 64 * problem.segments;
 }
 
 // Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for

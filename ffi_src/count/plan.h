@@ -200,7 +200,7 @@ sort::Problem order_of(const Segments& problem);
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 // The plans of softmax of segments and of its logarithms are kFew, kSorted, kOrdered or kNone.
-constexpr int64_t kPairBytes = 8;      // the largest element and a sum, both float32
+constexpr int64_t kPairBytes = 8;  // the largest element and a sum, both float32
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

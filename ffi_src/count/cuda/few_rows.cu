@@ -18,7 +18,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kLoads = 4, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
-constexpr uint32_t kNone = 0xffff;  // in place of a segment: the row is in none
+constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in none
 
 enum class Finish { kStore, kLogs, kShares };
 
@@ -82,8 +82,8 @@ struct WarpRows {
     }
   }
 
-  // Calls `take` for the warp's rows that are in the block's range; with `kEvery`, the first block also has the rows that
-  // are in no segment.
+  // Calls `take` for the warp's rows that are in the block's range; with `kEvery`, the first block also has the rows
+  // that are in no segment.
   template <bool kEvery, class Take>
   __device__ __forceinline__ void each_row(Take take) const {
     int at = 0, size = 0;
@@ -142,7 +142,8 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
   rows.ids = a.ids + (o > 0 ? a.ids_at(o) : 0) + begin;
   const int64_t column = left + (rows.lane & (team - 1));
   rows.live = column < a.inner;
-  rows.data = static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + begin * a.inner + min(column, a.inner - 1);
+  rows.data =
+      static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + begin * a.inner + min(column, a.inner - 1);
   const auto own = static_cast<int>(rows.own);
   Acc* const table = tables + warp * table_size + rows.lane;
   for (int s = 0; s < own; ++s) table[32 * s] = Monoid::identity();
@@ -214,8 +215,7 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers) {
   const Args a(plan, problem, buffers);
-  return dispatch_monoid(
-      problem, [&](auto monoid) { return run<decltype(monoid), Finish::kStore>(stream, plan, a); });
+  return dispatch_monoid(problem, [&](auto monoid) { return run<decltype(monoid), Finish::kStore>(stream, plan, a); });
 }
 
 cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,

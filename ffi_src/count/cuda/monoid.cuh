@@ -53,8 +53,8 @@ struct Extreme {
   }
 };
 
-// The largest number and the sum of the exponentials of the differences from it, for softmax and for logarithms of sums.
-// Where the largest element is not finite, the result follows from it alone; it is NaN if any element is.
+// The largest number and the sum of the exponentials of the differences from it, for softmax and for logarithms of
+// sums. Where the largest element is not finite, the result follows from it alone; it is NaN if any element is.
 struct Exponentials {
   using Bits = uint32_t;
   using Result = uint64_t;
