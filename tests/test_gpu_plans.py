@@ -89,7 +89,7 @@ def test_segments_and_counts_left_to_xla_are_those_of_the_kernels(monkeypatch):
         x = jax.random.normal(jax.random.key(shape[0]), shape) * 2
         x = jnp.where(abs(x) < 1, jnp.copysign(0, x), x).astype(dtype)  # zeros of both signs
         x = x.at[3].set(jnp.nan).at[4].set(-jnp.inf) if dtype == "float32" else x
-        ids = jax.random.randint(jax.random.key(9), shape[:1], -1, count + 1)
+        drawn = jax.random.randint(jax.random.key(9), shape[:1], -1, count + 1)
 
         def all_of(x, ids, count=count, dtype=dtype):
             names = (
@@ -98,7 +98,7 @@ def test_segments_and_counts_left_to_xla_are_those_of_the_kernels(monkeypatch):
             out = [getattr(jaxgpuops, name)(x, ids, count) for name in names]
             return [*out, jaxgpuops.bincount(ids, count), jaxgpuops.bincount(ids.reshape(-1, 1), count)]
 
-        for ids in (ids, jnp.full_like(ids, count // 2)):
+        for ids in (drawn, jnp.full_like(drawn, count // 2)):
             assert all(not call.kernel for call in jaxgpuops.explain(all_of, x, ids))
             plain = jax.jit(all_of)(x, ids)
             with monkeypatch.context() as patch:
