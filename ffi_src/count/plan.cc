@@ -32,7 +32,10 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.shared_bytes = own * plan.tables + extra;
   const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
   const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
-  plan.slices = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
+  // Slices are another launch, so shorter rows are not cut.
+  if (rows.length >= 4 * 4096)
+    plan.slices =
+        std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
   plan.overlap = gpu.dependent_launch && plan.slices > 1;
 }
 
@@ -52,10 +55,11 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
     plan.shared_bytes = 4 * words * plan.threads;
     return plan;
   }
-  // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins.
+  // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins, or
+  // where there are not many more ids than bins.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
-  const bool few =
-      rows.elements() <= kFewIds && problem.bins >= kFewBins && rows.outer * ranges < gpu.multiprocessors / 2;
+  const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.elements() / 8) &&
+                   rows.outer * ranges < gpu.multiprocessors / 2;
   if (rows.inner > 1 || ranges > 4 || few) {
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
@@ -183,8 +187,9 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
   // Large tables leave a multiprocessor few warps. So rows of many columns have smaller tables or none, since reading
   // them in the order of the ids is fast, too.
-  // Extremes have tables of blocks beside these.
-  const int64_t bound = rows.inner <= kMostTableColumns && problem.op == Op::kSum ? most : most / 4;
+  // Extremes in rows of few columns have tables of blocks beside these.
+  const bool narrow = rows.inner <= kMostTableColumns;
+  const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
   if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
@@ -265,7 +270,8 @@ bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) 
   if (problem.sorted ? rows.length * rows.inner > 8 << 10 : !several) return false;
   const int64_t blocks = plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits);
   const int64_t of_team = rows.length / (plan.warps * (32 >> plan.team_bits));
-  return blocks * rows.length <= 5 << 20 && of_team <= 640 && of_team * plan.rows <= 64 * problem.segments;
+  const int64_t most_ids = rows.inner <= kMostTableColumns ? 3 << 20 : 5 << 20;
+  return blocks * rows.length <= most_ids && of_team <= 640 && of_team * plan.rows <= 64 * problem.segments;
 }
 
 // Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
@@ -350,9 +356,10 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   plan_few(rows, problem.segments, partial_bytes(problem), plan);
+  // Atomics on the results themselves are two short launches, those on keys of fewer bits three.
   const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
-  if (takes_few(problem, plan, sums_floats || bytes_of(problem.dtype) < 4 || rows.inner > kMostAtomicColumns))
-    return plan;
+  const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
+  if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool has_tables =

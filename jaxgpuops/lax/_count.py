@@ -174,7 +174,7 @@ def _leaves_segments(rows, avals, *, name, **_):
     instruction takes."""
     dtype, size = avals[0].dtype, math.prod(rows)
     exact = dtype in _arguments.INTEGERS or (dtype == np.dtype(np.float32) and name != "segment_sum")
-    return exact and dtype.itemsize >= 4 and (size <= 1 << 10 or (rows[1] <= 512 and size <= 1 << 14))
+    return exact and dtype.itemsize >= 4 and (size <= 1 << 11 or (rows[1] <= 512 and size <= 1 << 14))
 
 
 def _segments_kernel(name):
