@@ -15,7 +15,7 @@ from jaxgpuops.lax._count import choose
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {
     "lanes of rows": ((70_001, 100), 10),
-    "short rows": ((3000, 100), 10),
+    "short rows": ((3000, 300), 10),
     "a block a row": ((600, 5000), 300),
     "slices of rows": ((3, 300_001), 256),
     "one table": ((2, 300_001), 40_000),
