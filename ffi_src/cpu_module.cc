@@ -90,7 +90,6 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   dict["tiles"] = plan.tiles;
   dict["columns"] = plan.columns;
   dict["warps"] = plan.warps;
-  dict["threads"] = plan.threads;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;

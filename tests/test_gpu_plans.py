@@ -81,6 +81,35 @@ def test_extremes_left_to_xla_have_the_bits_of_the_kernels(monkeypatch):
                 assert (same | (plain != plain) & (ours != ours)).all(), (name, dtype, shape)
 
 
+def test_segments_and_counts_left_to_xla_are_those_of_the_kernels(monkeypatch):
+    """Whatever the ids: random, or all the same."""
+    for dtype, shape, count in itertools.product(
+        ("float32", "int32", "uint32"), ((500, 30), (1000,), (7, 3)), (1, 9, 60)
+    ):
+        x = jax.random.normal(jax.random.key(shape[0]), shape) * 2
+        x = jnp.where(abs(x) < 1, jnp.copysign(0, x), x).astype(dtype)  # zeros of both signs
+        x = x.at[3].set(jnp.nan).at[4].set(-jnp.inf) if dtype == "float32" else x
+        drawn = jax.random.randint(jax.random.key(9), shape[:1], -1, count + 1)
+
+        def all_of(x, ids, count=count, dtype=dtype):
+            names = (
+                ("segment_max", "segment_min") if dtype == "float32" else ("segment_max", "segment_min", "segment_sum")
+            )
+            out = [getattr(jaxgpuops, name)(x, ids, count) for name in names]
+            return [*out, jaxgpuops.bincount(ids, count), jaxgpuops.bincount(ids.reshape(-1, 1), count)]
+
+        for ids in (drawn, jnp.full_like(drawn, count // 2)):
+            assert all(not call.kernel for call in jaxgpuops.explain(all_of, x, ids))
+            plain = jax.jit(all_of)(x, ids)
+            with monkeypatch.context() as patch:
+                for kernel in KERNELS_BY_NAME.values():
+                    patch.setattr(kernel, "leaves", None)
+                ours = jax.jit(lambda x, ids, all_of=all_of: all_of(x, ids))(x, ids)
+            for a, b in zip(plain, ours, strict=True):
+                signs = a == b if a.dtype.kind in "iu" else (a == b) & (jnp.signbit(a) == jnp.signbit(b))
+                assert (signs | (a != a) & (b != b)).all(), (dtype, shape, count)
+
+
 # For each algorithm of a family, as `explain` names it: how the name of one of its kernels begins.
 KERNELS = {
     "topk": {

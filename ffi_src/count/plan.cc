@@ -32,7 +32,11 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.shared_bytes = own * plan.tables + extra;
   const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
   const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
-  plan.slices = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(8192, plan.range)));
+  // Slices are another launch, so shorter rows are not cut.
+  if (rows.length >= 4 * 4096)
+    plan.slices =
+        std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
+  plan.overlap = gpu.dependent_launch && plan.slices > 1;
 }
 
 }  // namespace
@@ -51,10 +55,11 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
     plan.shared_bytes = 4 * words * plan.threads;
     return plan;
   }
-  // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins.
+  // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins, or
+  // where there are not many more ids than bins.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
-  const bool few =
-      rows.elements() <= kFewIds && problem.bins >= kFewBins && rows.outer * ranges < gpu.multiprocessors / 2;
+  const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.elements() / 8) &&
+                   rows.outer * ranges < gpu.multiprocessors / 2;
   if (rows.inner > 1 || ranges > 4 || few) {
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
@@ -182,7 +187,9 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
   // Large tables leave a multiprocessor few warps. So rows of many columns have smaller tables or none, since reading
   // them in the order of the ids is fast, too.
-  const int64_t bound = rows.inner <= kMostTableColumns ? most : most / 4;
+  // Extremes in rows of few columns have tables of blocks beside these.
+  const bool narrow = rows.inner <= kMostTableColumns;
+  const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
   if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
@@ -225,30 +232,46 @@ ExactShape exact_of(DType dtype, int64_t length) {
   return shape;
 }
 
-// Results have the same bits for every geometry, so it may depend on the GPU. A cell (the accumulator of one segment
-// and column) has at most 16 bytes, and a block at most 32 KB of cells.
-void plan_few(const Rows& rows, int64_t segments, const Gpu& gpu, SegmentsPlan& plan) {
+// Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
+// bytes of an accumulator. The order of additions follows from the geometry, so this may not depend on the GPU: tables
+// and lists fit in the shared memory that every GPU has.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kSharedBytes = 60 << 10, kLeastRange = 8;
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  const auto chunks = [&] { return ceil_div(rows.inner, 1 << plan.team_bits); };
   // Where there would be few blocks, each has fewer columns, but sectors of 32 bytes of float32.
-  const int64_t parts = ceil_div(segments, 16);
-  while (plan.team_bits > 3 && ceil_div(rows.inner, 1 << plan.team_bits) * rows.outer * parts < gpu.multiprocessors)
-    --plan.team_bits;
-  const int64_t chunks = ceil_div(rows.inner, 1 << plan.team_bits), most = 2048 >> plan.team_bits;
-  const int64_t wanted = std::min(ceil_div(gpu.multiprocessors, chunks * rows.outer), parts);
-  plan.rows = std::min(most, ceil_div(segments, wanted));
-  plan.tiles = ceil_div(segments, plan.rows);
-  const int64_t lanes = std::max(rows.length, plan.rows) << plan.team_bits;
-  plan.threads = static_cast<int>(std::clamp<int64_t>(ceil_div(lanes, 4 * 32) * 32, 64, 1024));
+  while (plan.team_bits > 3 && chunks() * ceil_div(segments, 16) < kBlocks && segments <= 128) --plan.team_bits;
+  const int64_t teams = 32 >> plan.team_bits;
+  // Every block reads all ids. So there are several ranges only if there is enough to do, and blocks enough for the GPU
+  // have tables as large as possible, if need be of fewer warps.
+  const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
+  const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
+  int64_t range = std::min(segments, std::max(kLeastRange, ceil_div(segments, wanted)));
+  int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
+  const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
+  const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
+  const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
+  while (warps > least && warps * bytes_of_warp() > kSharedBytes) warps = std::max(least, warps / 2);
+  if (warps * bytes_of_warp() > kSharedBytes) range = (kSharedBytes / warps - 4 * kFewList) / row - 1;
+  plan.warps = static_cast<int>(warps);
+  plan.rows = range;
+  plan.tiles = ceil_div(segments, range);
+  plan.shared_bytes = warps * bytes_of_warp();
 }
 
-// Up to so many elements kFew takes more than kFewRows rows: where the other kernels would take several launches that
-// take longer. Atomics on the results themselves are two short ones, and sums of float64 would be ordered.
-int64_t few_elements(const Segments& problem) {
-  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
-  if (sums_floats && problem.dtype == DType::kFloat64) return 16 << 10;
-  if (problem.sorted) return 8 << 10;
-  return sums_floats || bytes_of(problem.dtype) < 4 ? 4 << 10 : 0;
+// Whether kFew takes rows, after plan_few. Of more than kFewRows it does where other kernels would take several
+// launches, if its blocks read not too many ids, a team folds few rows, and not too many if one segment has all of
+// them.
+bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) {
+  const Rows& rows = problem.rows;
+  if (rows.inner >= int64_t{1} << 31) return false;  // offsets within a row must fit in 32 bits
+  if (rows.length <= kFewRows) return true;
+  if (problem.sorted ? rows.length * rows.inner > 8 << 10 : !several) return false;
+  const int64_t blocks = plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits);
+  const int64_t of_team = rows.length / (plan.warps * (32 >> plan.team_bits));
+  const int64_t most_ids = rows.inner <= kMostTableColumns ? 3 << 20 : 5 << 20;
+  return blocks * rows.length <= most_ids && of_team <= 640 && of_team * plan.rows <= 64 * problem.segments;
 }
 
 // Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
@@ -303,7 +326,8 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
-  int64_t tile = lanes < 1 << 20 ? 32 : 64;
+  const bool pairs = part_bytes > std::max(4, bytes_of(problem.dtype));  // exponentials take longer than additions
+  int64_t tile = lanes < (pairs ? 1 << 22 : 1 << 20) ? 32 : 64;
   while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
   // Here a tile is a warp's, which takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
@@ -319,12 +343,11 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
-  // Few rows take one launch, unless many of them are in the same segment, whose atomics would wait for each other, or
-  // the data is large, which had better be read only once: then lanes have tables. Clearing and adding up these tables
-  // must not take longer than reading the rows.
+  // Clearing and adding up the tables of lanes must not take longer than reading the rows. Ids of 8 bits have no other
+  // kernel.
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
   const bool has_lanes =
-      few ? problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
+      few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
           : dense && !problem.sorted &&
                 (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
   if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
@@ -332,10 +355,12 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  if (few || rows.length * rows.inner <= few_elements(problem)) {
-    plan_few(rows, problem.segments, gpu, plan);
-    return plan;
-  }
+  plan_few(rows, problem.segments, partial_bytes(problem), plan);
+  // Atomics on the results themselves are two short launches, those on keys of fewer bits three.
+  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
+  if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
+  plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool has_tables =
       !problem.sorted && rows.inner <= kMostTableColumns && table * (kTableThreads / 32) <= 48 << 10;
@@ -357,10 +382,10 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  if (rows.length <= kFewRows) {
-    plan_few(rows, problem.segments, gpu, plan);
-    return plan;
-  }
+  plan_few(rows, problem.segments, kPairBytes, plan);
+  if (takes_few(problem, plan, true)) return plan;
+  plan = {};
+  plan.algorithm = Segmenting::kNone;
   // Sorting the ids takes longer than what JAX does with the other kernels if rows have few columns, or if there are
   // few segments.
   if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;

@@ -34,7 +34,7 @@ struct BincountPlan {
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
   int64_t shared_bytes = 0;
 
-  bool overlap = false;  // whether atomics on the result may start before another kernel has set it to 0
+  bool overlap = false;  // whether the kernel may start before another one has set the result to 0
 
   // Atomics add the counts to the result, which must be zero before.
   bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }
@@ -155,7 +155,7 @@ struct ExactShape {
 enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
-  kFew,      // few rows: blocks have accumulators of a range of segments each, in shared memory
+  kFew,      // few rows: tables for each lane of a range of segments, in one launch
   kTables,   // few columns, more segments than kLanes takes: a table for each warp
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
@@ -167,8 +167,9 @@ constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
-constexpr int kFewRowBits = 11;
-constexpr int64_t kFewRows = 1 << kFewRowBits;
+constexpr int64_t kFewRows = 2048;
+constexpr int kMostFewWarps = 16;  // the most warps of a block of kFew
+constexpr int kFewList = 384;      // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
@@ -182,8 +183,7 @@ struct SegmentsPlan {
   int columns = 1;           // for kLanes: columns of a row that a lane has
   int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
-  int warps = 0;             // for kLanes: warps of a block
-  int threads = 0;           // for kFew: threads of a block
+  int warps = 0;             // for kLanes and kFew: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
@@ -200,8 +200,7 @@ sort::Problem order_of(const Segments& problem);
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 // The plans of softmax of segments and of its logarithms are kFew, kSorted, kOrdered or kNone.
-constexpr int64_t kPairBytes = 8;      // the largest element and a sum, both float32
-constexpr int kSoftmaxCellBytes = 12;  // the largest element and a sum of 64 bits
+constexpr int64_t kPairBytes = 8;  // the largest element and a sum, both float32
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

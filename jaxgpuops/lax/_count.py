@@ -24,6 +24,8 @@ from jaxgpuops.lax.order import from_keys, sort_keys, to_keys
 
 
 def _bincount_fallback(x, *, axis, length):
+    if length == 1:
+        return (jnp.sum(x == 0, axis, keepdims=True, dtype=np.int32),)
     x = jnp.moveaxis(x, axis, -1)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     rows = jnp.where((rows >= 0) & (rows < length), rows, length).astype(np.int32)
@@ -35,12 +37,20 @@ def _plan_bincount(rows, avals, compute_capability, axis, *, length):
     return _native.modules["cpu"].plan_bincount(*rows, length, str(avals[0].dtype), compute_capability)
 
 
+def _leaves_counts(rows, avals, *, length):
+    """Whether XLA is faster on an H200: at one bin, which is a sum, and at so few ids that its atomics hardly wait for each
+    other, even if all are equal."""
+    size = math.prod(rows)
+    return length == 1 or size <= 1 << 10 or (rows[1] <= 256 and size <= 1 << 19)
+
+
 bincount_p = Kernel(
     "bincount",
     results=lambda x, *, axis, length: [(length, np.int32)],
     fallback=_bincount_fallback,
     accepts=_arguments.INTEGERS.__contains__,
     plan=_plan_bincount,
+    leaves=_leaves_counts,
     reindexes=True,
 )
 
@@ -160,6 +170,14 @@ def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, nam
     return _native.modules["cpu"].plan_segments(name, *rows, length, dtype, sorted, byte_ids, compute_capability)
 
 
+def _leaves_segments(rows, avals, *, name, **_):
+    """Whether XLA's atomics are faster on an H200: at few numbers whose fold is the same in any order, and that one atomic
+    instruction takes."""
+    dtype, size = avals[0].dtype, math.prod(rows)
+    exact = dtype in _arguments.INTEGERS or (dtype == np.dtype(np.float32) and name != "segment_sum")
+    return exact and dtype.itemsize >= 4 and (size <= 1 << 11 or (rows[1] <= 512 and size <= 1 << 14))
+
+
 def _segments_kernel(name):
     return Kernel(
         name,
@@ -170,6 +188,7 @@ def _segments_kernel(name):
         broadcasts=lambda count, **_: (0, 1),
         reindexes=True,
         plan=functools.partial(_plan_segments, name=name),
+        leaves=functools.partial(_leaves_segments, name=name),
     )
 
 

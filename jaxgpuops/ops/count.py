@@ -183,8 +183,8 @@ def segment_sum(
     Returns:
       ``out[s] = sum of data[j] over all j with segment_ids[j] == s``, of shape ``(num_segments, *features)`` and the
       dtype of data; 0 where there is none. Floats of 16 bits are added up in float32 and rounded once. The order of
-      additions depends on n, the features and the ids only: the same bits in every run, in every batch. However many
-      rows one segment has, the time is that of reading the data once.
+      additions depends on n, the features, ``num_segments`` and the ids only: the same bits in every run, in every
+      batch. However many rows one segment has, the time is about that of reading the data once.
 
     Raises:
       TypeError: for other dtypes, for ``num_segments`` that is no integer and a flag that is not True or False, known

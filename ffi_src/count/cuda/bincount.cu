@@ -156,12 +156,16 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   Counter<Target> counter;
   counter.table = tables + static_cast<int64_t>(threadIdx.x / 32 % a.tables) * range;
   counter.size = static_cast<Target>(stop > first ? stop - first : 0);
-  const auto count = [&](int64_t j, bool has) { counter.add(has ? binning(x[j]) : counter.kNone, true); };
 
-  // The first elements, up to an aligned pack, and the last ones are counted one by one, the others by packs.
+  // The first elements, up to an aligned pack, and the last ones are counted one by one, the others by packs. There are
+  // fewer than 16 of either, so the first warp loads all of them at once.
   const auto before = static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(x + begin) % 16) % 16 / sizeof(Bits));
   const int64_t packs_at = min(end, begin + before), packs = (end - packs_at) / kPerPack;
-  if (threadIdx.x < 32) count(begin + threadIdx.x, begin + threadIdx.x < packs_at);
+  const int64_t rest = packs_at + packs * kPerPack;
+  const int64_t loose = threadIdx.x < 16 ? begin + threadIdx.x : rest + threadIdx.x - 16;
+  const bool has_loose = threadIdx.x < 32 && loose < (threadIdx.x < 16 ? packs_at : end);
+  Bits loose_bits = {};
+  if (has_loose) loose_bits = x[loose];
   const auto* from = reinterpret_cast<const Pack*>(x + packs_at);
   for (int64_t i = 0; i < packs; i += kPacks * blockDim.x) {
     Pack pack[kPacks];
@@ -177,11 +181,11 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
 #pragma unroll
       for (int e = 0; e < kPerPack; ++e) counter.add(has[p] ? binning(get<Bits>(pack[p], e)) : counter.kNone, e == 0);
   }
-  const int64_t rest = packs_at + packs * kPerPack;
-  if (threadIdx.x < 32) count(rest + threadIdx.x, rest + threadIdx.x < end);
+  if (threadIdx.x < 32) counter.add(has_loose ? binning(loose_bits) : counter.kNone, true);
   counter.flush();
   __syncthreads();
 
+  if (a.slices > 1) wait_for_predecessor();  // which sets the counts to 0
   uint32_t* to = a.counts + row * a.bins + low;
   for (int b = threadIdx.x; b < range; b += blockDim.x) {
     uint32_t total = 0;
@@ -232,6 +236,7 @@ cudaError_t run_tables(cudaStream_t stream, const BincountPlan& plan, const Args
   config.block = dim3(plan.threads);
   config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.slices));
   config.shared_bytes = plan.shared_bytes;
+  config.overlap = plan.overlap;
   return launch(stream, config, bincount_tables_kernel<Binning>, a);
 }
 

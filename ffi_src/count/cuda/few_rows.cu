@@ -1,145 +1,227 @@
-// Segments of few rows, in one launch: a block has a range of segments and some columns, with an accumulator for each
-// segment and column in shared memory, and goes through all rows. Atomics only add integers or take the larger of two,
-// so the result does not depend on their order, nor on the number of blocks.
+// Segments of few rows, in one launch. A block has a range of segments and a chunk of columns; each of its warps has a
+// part of the rows, and each lane of a warp a table of the block's segments in shared memory, in its own bank. A row
+// belongs to a team of lanes, one for each column. So no lane waits for another and there are no atomics: rows are
+// folded in order, then the tables of a warp's teams, then those of the warps.
 //
-// Sums of floats: a first pass finds the largest exponent of each segment and column. The second one adds integers of
-// 64 bits (of 96 for float64), scaled such that all rows could have the largest number and their sum just fits; bits
-// that are 2^51 (2^83) times smaller than the largest number are rounded away, or where there are more than 2048 rows,
-// those 2^49 (2^80) times smaller. So the error is far below that of one addition of floats.
+// If there are several ranges, most rows belong to other blocks. Then a warp first lists its rows in the block's range,
+// and reads only these; every block reads all ids, from L2.
 //
-// Every block reads all ids, from L2, and its own part of the data; a second pass has that part in registers, or finds
-// it in L1.
-#include "count/cuda/atomics.cuh"
-#include "count/cuda/exact.cuh"
-#include "count/cuda/few_rows.cuh"
+// Softmax of segments, and the logarithm of the sum of exponentials, fold rows to the largest number and the sum of the
+// exponentials of the differences from it. For softmax, warps go through their rows again, and write the results.
+#include <cuda_runtime.h>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/args.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
-// A cell is one accumulator.
-template <class Monoid, bool kLargest>
-struct WholeCells {
+constexpr int kLoads = 4, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
+constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in none
+
+enum class Finish { kStore, kLogs, kShares };
+
+struct Args : SegmentArgs {
+  uint32_t ranges, chunks;
+  int rows, share, range, team_bits, stride;  // `share`: the rows of a warp; `stride`: from one row to the next
+
+  Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
+      : SegmentArgs(problem, buffers),
+        ranges(static_cast<uint32_t>(plan.tiles)),
+        chunks(static_cast<uint32_t>((inner + (int64_t{1} << plan.team_bits) - 1) >> plan.team_bits)),
+        rows(static_cast<int>(problem.rows.length)),
+        share(static_cast<int>((problem.rows.length + plan.warps - 1) / plan.warps)),
+        range(static_cast<int>(plan.rows)),
+        team_bits(plan.team_bits),
+        stride(static_cast<int>(inner)) {}
+};
+
+// What a lane knows of its warp's rows.
+template <class Bits>
+struct WarpRows {
+  const Args& a;
+  const int32_t* ids;
+  const Bits* data;  // the data of the lane's column, or of the last one if there are fewer columns than lanes
+  uint32_t* list;    // the rows of the warp that are in the block's range: the segment, then 16 bits of the row
+  uint32_t first, own;
+  int count, lane;
+  bool live;
+
+  // Calls `take(row, segment, bits)` for `size` rows of the list; without a list, for those of the warp. To spare
+  // branches, a lane that has no more rows is given the last one again, in segment kNone.
+  template <class Take>
+  __device__ __forceinline__ void take_rows(int size, Take take) const {
+    const int teams = 32 >> a.team_bits, slot = lane >> a.team_bits;
+#pragma unroll 1
+    for (int at = slot; at - slot < size; at += kLoads * teams) {
+      int row[kLoads];
+      uint32_t segment[kLoads];
+      Bits bits[kLoads];
+      if (a.ranges > 1) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const uint32_t entry = list[min(at + i * teams, size - 1)];
+          row[i] = static_cast<int>(entry & 0xffff);
+          segment[i] = entry >> 16;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          row[i] = min(at + i * teams, size - 1);
+          segment[i] = static_cast<uint32_t>(ids[row[i]]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) bits[i] = data[static_cast<int64_t>(row[i]) * a.stride];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const bool has = live && at + i * teams < size;
+        take(has ? row[i] : -1, has ? segment[i] : kNone, bits[i]);
+      }
+    }
+  }
+
+  // Calls `take` for the warp's rows that are in the block's range; with `kEvery`, the first block also has the rows
+  // that are in no segment.
+  template <bool kEvery, class Take>
+  __device__ __forceinline__ void each_row(Take take) const {
+    int at = 0, size = 0;
+    do {
+      if (a.ranges > 1) {
+        uint32_t segment[kIds];
+#pragma unroll
+        for (int i = 0; i < kIds; ++i) {
+          const int row = at + 32 * i + lane;
+          const uint32_t id = row < count ? static_cast<uint32_t>(ids[row]) : first + own;
+          segment[i] = id - first;
+          if (kEvery && first == 0 && id >= a.segments && row < count) segment[i] = kNone;
+        }
+#pragma unroll
+        for (int i = 0; i < kIds; ++i) {
+          const bool has = segment[i] < own || (kEvery && segment[i] == kNone);
+          const unsigned mask = __ballot_sync(kEveryLane, has);
+          if (mask == 0) continue;
+          uint32_t* const to = list + size + __popc(mask & ((1u << lane) - 1));
+          const uint32_t entry = segment[i] << 16 | (at + 32 * i + lane);
+          if (has) *to = entry;
+          size += __popc(mask);
+        }
+        at += 32 * kIds;
+        if (size <= kFewList - 32 * kIds && at < count) continue;
+        __syncwarp();
+      } else {
+        at = size = count;
+      }
+      take_rows(size, take);
+      __syncwarp();
+      size = 0;
+    } while (at < count);
+  }
+};
+
+template <class Monoid, Finish kFinish>
+__global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
-  using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-  static constexpr int kPasses = 1, kBytes = sizeof(Word);
+  using Acc = typename Monoid::Acc;
+  const uint32_t part = gridDim.x > 1 ? blockIdx.x / a.chunks : 0, o = part > 0 ? part / a.ranges : 0;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, warps = static_cast<int>(blockDim.x) / 32;
+  const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
+  const int team = 1 << a.team_bits, teams = 32 >> a.team_bits;
+  auto* const tables = reinterpret_cast<Acc*>(dynamic_shared_memory());
+  // One cell more than the range has segments, for rows that are in none.
+  const int table_size = 32 * (a.range + 1);
 
-  const FewArgs& a;
-  Word* words;
+  WarpRows<Bits> rows = {a};
+  rows.lane = thread & 31;
+  rows.first = (part - o * a.ranges) * a.range;
+  rows.own = min(static_cast<uint32_t>(a.range), static_cast<uint32_t>(a.segments) - rows.first);
+  const int begin = warp * a.share;
+  rows.count = min(a.rows - begin, a.share);
+  rows.list = reinterpret_cast<uint32_t*>(tables + warps * table_size) + warp * kFewList;
+  rows.ids = a.ids + (o > 0 ? a.ids_at(o) : 0) + begin;
+  const int64_t column = left + (rows.lane & (team - 1));
+  rows.live = column < a.inner;
+  rows.data =
+      static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + begin * a.inner + min(column, a.inner - 1);
+  const auto own = static_cast<int>(rows.own);
+  Acc* const table = tables + warp * table_size + rows.lane;
+  for (int s = 0; s < own; ++s) table[32 * s] = Monoid::identity();
 
-  __device__ WholeCells(const FewArgs& args, unsigned char* memory, int)
-      : a(args), words(reinterpret_cast<Word*>(memory)) {}
-  __device__ void clear(int cell) { words[cell] = 0; }
-  template <int kPass>
-  __device__ void add(int cell, Bits bits) {
-    const auto word = static_cast<Word>(Monoid::load(bits, a.keys));
-    if (kLargest && cell >= 0 && words[cell] >= word) cell = -1;
-    const auto fold = [](Word x, Word y) { return !kLargest ? x + y : x > y ? x : y; };
-    put_together(a.team_bits, cell, word, fold, [&](int at, Word sum) { atomic_fold<kLargest>(words + at, sum); });
-  }
-  __device__ Bits result(int cell) const {
-    return Monoid::store(static_cast<typename Monoid::Acc>(words[cell]), a.keys);
-  }
-};
+  rows.template each_row<false>([&](int, uint32_t segment, Bits bits) {
+    Acc* const to = table + 32 * min(segment, rows.own);
+    *to = Monoid::fold(*to, Monoid::load(bits, a.keys));
+  });
 
-// A cell is the largest place (exponent) of its numbers, and their sum in words of 32 bits, the lowest first.
-template <class Element>
-struct ExactCells {
-  using Bits = typename Element::Bits;
-  using Wide = std::conditional_t<sizeof(Bits) == 8, __int128, int64_t>;
-  static constexpr int kWords = sizeof(Bits) == 8 ? 3 : 2, kPasses = 2, kBytes = 4 * (1 + kWords);
-  static constexpr uint32_t kSpecial = 1 << 16;  // greater than any place
-
-  int cells, team_bits, most_shift;  // `most_shift`: by how many bits the largest numbers are shifted
-  uint32_t *places, *words;          // `places`: the largest place plus 1, or 0 if there is none yet
-
-  __device__ ExactCells(const FewArgs& a, unsigned char* memory, int count)
-      : cells(count),
-        team_bits(a.team_bits),
-        most_shift(32 * kWords - 2 - a.row_bits - (Parts<Element>::kMantissa + 1)),
-        places(reinterpret_cast<uint32_t*>(memory)),
-        words(places + count) {}
-  __device__ void clear(int cell) {
-    places[cell] = 0;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) words[w * cells + cell] = 0;
-  }
-  template <int kPass>
-  __device__ void add(int cell, Bits bits) {
-    const Parts<Element> parts(bits);
-    if constexpr (kPass == 0) {
-      const uint32_t place = parts.special ? kSpecial : parts.integer ? parts.place + 1 : 0;
-      if (cell >= 0 && place <= places[cell]) cell = -1;
-      put_together(
-          team_bits, cell, place, [](uint32_t x, uint32_t y) { return x > y ? x : y; },
-          [&](int at, uint32_t most) { atomicMax(places + at, most); });
-      return;
+  // Each lane folds a cell (a segment and a column) of the warp's teams. Lanes begin with different teams, so that no
+  // two read the same bank. The fold replaces its first term.
+  if (teams > 1) {
+    __syncwarp();
+    for (int cell = rows.lane; cell < own << a.team_bits; cell += 32) {
+      const int s = cell >> a.team_bits, lane_of_team = cell & (team - 1);
+      const auto term = [&](int i) -> Acc& {
+        return tables[warp * table_size + 32 * s + (((s + i) & (teams - 1)) << a.team_bits) + lane_of_team];
+      };
+      Acc total = term(0);
+#pragma unroll 4
+      for (int i = 1; i < teams; ++i) total = Monoid::fold(total, term(i));
+      term(0) = total;
     }
-    const uint32_t most = cell >= 0 ? places[cell] : parts.place + 1;
-    if (most == kSpecial) {
-      if (parts.special) atomicOr(words + cell, parts.special);
-      cell = -1;
-    }
-    const int shift = most_shift - static_cast<int>(most - 1 - parts.place);
-    Wide value = parts.integer;
-    if (shift >= 0) {
-      value <<= shift;
-    } else {
-      value = -shift > 54 ? 0 : ((value >> (-shift - 1)) + 1) >> 1;
-    }
-    if (parts.negative) value = -value;
-    put_together(
-        team_bits, cell, value, [](Wide x, Wide y) { return x + y; },
-        [&](int at, Wide sum) { add_wide<kWords>(words + at, cells, sum); });
   }
-  __device__ Bits result(int cell) const {
-    using Acc = typename Element::Acc;
-    const uint32_t most = places[cell];
-    if (most == 0) return Element::store(Acc{0});
-    if (most == kSpecial) return Element::store(special_sum(words[cell]));
-    Wide value = static_cast<int32_t>(words[(kWords - 1) * cells + cell]);
-#pragma unroll
-    for (int w = kWords - 2; w >= 0; --w) value = (value << 32) + words[w * cells + cell];
-    const bool negative = value < 0;
-    if (negative) value = -value;
-    double sum = static_cast<double>(static_cast<uint64_t>(value >> 32 * (kWords - 2)));
-    if constexpr (kWords == 3) sum = sum * 4294967296.0 + static_cast<uint32_t>(value);
-    sum = ldexp(sum, static_cast<int>(most) - 1 - most_shift + least_exponent(Element::kDType));
-    return Element::store(static_cast<Acc>(negative ? -sum : sum));
-  }
-};
-
-template <class Cells>
-__global__ void __launch_bounds__(1024) segment_few_kernel(const __grid_constant__ FewArgs a) {
-  using Bits = typename Cells::Bits;
-  FewBlock<Bits> block(a);
-  const int count = block.cells();
-  Cells cells(a, dynamic_shared_memory(), count);
-  for (int cell = threadIdx.x; cell < count; cell += blockDim.x) cells.clear(cell);
   __syncthreads();
-  block.each_row([&](int, int cell, Bits bits) { cells.template add<0>(cell, bits); });
-  if constexpr (Cells::kPasses > 1)
-    block.each_row([&](int, int cell, Bits bits) { cells.template add<1>(cell, bits); });
-  Bits* const out = static_cast<Bits*>(a.out) + (block.o * a.segments + block.first) * a.inner + block.column;
-  block.each_segment([&](int s, int cell) { out[s * a.inner] = cells.result(cell); });
+  using Result = std::conditional_t<kFinish == Finish::kStore, Bits, float>;
+  auto* const out = static_cast<Result*>(a.out) + left;
+  for (int cell = thread; cell < own << a.team_bits; cell += static_cast<int>(blockDim.x)) {
+    const int s = cell >> a.team_bits, lane_of_team = cell & (team - 1);
+    Acc* const term = tables + 32 * s + ((s & (teams - 1)) << a.team_bits) + lane_of_team;
+    Acc total = *term;
+#pragma unroll 4
+    for (int w = 1; w < warps; ++w) total = Monoid::fold(total, term[w * table_size]);
+    const int64_t to = (static_cast<int64_t>(o) * a.segments + rows.first + s) * a.inner + lane_of_team;
+    if constexpr (kFinish == Finish::kShares) {
+      *term = total;
+    } else if (left + lane_of_team < a.inner) {
+      if constexpr (kFinish == Finish::kLogs) {
+        out[to] = Monoid::log_of(total);
+      } else {
+        out[to] = Monoid::store(total, a.keys);
+      }
+    }
+  }
+  if constexpr (kFinish == Finish::kShares) {
+    __syncthreads();
+    rows.template each_row<true>([&](int row, uint32_t segment, Bits bits) {
+      if (row < 0) return;
+      const int at = static_cast<int>(segment);
+      const bool has = segment < rows.own;
+      const Acc of = tables[has ? 32 * at + ((at & (teams - 1)) << a.team_bits) + (rows.lane & (team - 1)) : 0];
+      out[(static_cast<int64_t>(o) * a.rows + begin + row) * a.inner + column - left] =
+          has ? Monoid::share_of(bits_as<float>(bits), of) : 0.0f;
+    });
+  }
+}
+
+template <class Monoid, Finish kFinish>
+cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
+  Launch config;
+  config.block = dim3(32 * plan.warps);
+  config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.chunks));
+  config.shared_bytes = plan.shared_bytes;
+  return launch(stream, config, segment_few_kernel<Monoid, kFinish>, a);
 }
 
 }  // namespace
 
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers) {
-  const FewArgs a(plan, problem, buffers);
-  const auto run = [&](auto cells) {
-    using Cells = typename decltype(cells)::type;
-    return launch_few(stream, plan, a, Cells::kBytes, segment_few_kernel<Cells>);
-  };
-  return dispatch_monoid(problem, [&](auto monoid) {
-    using Monoid = decltype(monoid);
-    if constexpr (is_exact<Monoid>) {
-      return run(std::common_type<ExactCells<typename Monoid::Element>>{});
-    } else {
-      return run(std::common_type<WholeCells<Monoid, is_extreme<Monoid>>>{});
-    }
-  });
+  const Args a(plan, problem, buffers);
+  return dispatch_monoid(problem, [&](auto monoid) { return run<decltype(monoid), Finish::kStore>(stream, plan, a); });
+}
+
+cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                               const SegmentsBuffers& buffers, bool logs) {
+  const Args a(plan, problem, buffers);
+  return logs ? run<Exponentials, Finish::kLogs>(stream, plan, a) : run<Exponentials, Finish::kShares>(stream, plan, a);
 }
 
 }  // namespace jaxgpuops::count

@@ -53,6 +53,33 @@ struct Extreme {
   }
 };
 
+// The largest number and the sum of the exponentials of the differences from it, for softmax and for logarithms of
+// sums. Where the largest element is not finite, the result follows from it alone; it is NaN if any element is.
+struct Exponentials {
+  using Bits = uint32_t;
+  using Result = uint64_t;
+  struct alignas(8) Acc {
+    float largest, sum;
+  };
+  __device__ static Acc identity() { return {-INFINITY, 0.0f}; }
+  __device__ static Acc load(Bits bits, const Keys&) { return {bits_as<float>(bits), 1.0f}; }
+  __device__ static Acc fold(Acc a, Acc b) {
+    const bool first = a.largest >= b.largest || isnan(a.largest);
+    Acc more = first ? a : b;
+    const Acc less = first ? b : a;
+    if (less.largest != -INFINITY) more.sum += less.sum * expf(less.largest - more.largest);
+    return more;
+  }
+  __device__ static Result store(Acc acc, const Keys&) { return bits_as<Result>(acc); }
+  // Returns the logarithm of the sum of the exponentials.
+  __device__ static float log_of(Acc acc) { return isfinite(acc.largest) ? logf(acc.sum) + acc.largest : acc.largest; }
+  // Returns the softmax of one of the numbers.
+  __device__ static float share_of(float x, Acc acc) {
+    if (isfinite(acc.largest)) return expf(x - acc.largest) / acc.sum;
+    return acc.largest == INFINITY && x != INFINITY ? 0.0f : NAN;
+  }
+};
+
 template <class Monoid>
 constexpr bool is_extreme = false;
 template <class Unsigned>

@@ -1,15 +1,19 @@
 // A moderate number of segments, whose rows have few columns. A block has one column and a slice of the ids, which its
-// warps share in neighbouring parts; each warp has a table of all segments in shared memory. Lanes of a warp with equal
-// ids find each other with match_any and fold their numbers in a tree, so that a table has one writer for a segment at
-// a time. The tables of a block are folded in the order of its warps, and a second kernel folds those of the slices in
-// their order. So there are no atomics, and the order of additions follows from the length and the ids.
+// warps share in neighbouring parts. For sums, each warp has a table of all segments in shared memory. Lanes of a warp
+// with equal ids find each other with match_any and fold their numbers in a tree, so that a table has one writer for a
+// segment at a time. The tables of a block are folded in the order of its warps, and a second kernel folds those of the
+// slices in their order. So the order of additions follows from the length and the ids. If one segment has most of the
+// ids, a fold of 32 of them takes five steps.
 //
-// Bytes moved: each id and each number is read once, and each slice writes a table, which is read again. If one segment
-// has most of the ids, a fold of 32 of them takes five steps.
+// The largest of numbers is the same in any order, so for extremes a block has one table. Most numbers are not larger
+// than what is there; the others take an atomic.
+//
+// Bytes moved: each id and each number is read once, and each slice writes a table, which is read again.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "count/cuda/atomics.cuh"
 #include "count/cuda/slices.cuh"
 
 namespace jaxgpuops::count {
@@ -19,6 +23,12 @@ constexpr int kThreads = kTableThreads, kWarps = kThreads / 32;
 constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds them
 
 using Args = Slices;
+
+// What a table holds for a segment, and how many tables a block has. Atomics need words of 32 bits or 64.
+template <class Monoid>
+using Word = std::conditional_t<is_extreme<Monoid> && sizeof(typename Monoid::Acc) < 4, uint32_t, typename Monoid::Acc>;
+template <class Monoid>
+constexpr int kTables = is_extreme<Monoid> ? 1 : kWarps;
 
 // Shuffles a number of any width.
 template <class T>
@@ -34,11 +44,11 @@ template <class Monoid>
 __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
-  auto* tables = reinterpret_cast<Acc*>(dynamic_shared_memory());
+  auto* tables = reinterpret_cast<Word<Monoid>*>(dynamic_shared_memory());
   const int64_t column = blockIdx.x % a.inner, slice = blockIdx.x / a.inner % a.slices;
   const int64_t o = blockIdx.x / a.inner / a.slices;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  for (int s = threadIdx.x; s < kWarps * a.segments; s += kThreads) tables[s] = Monoid::identity();
+  for (int s = threadIdx.x; s < kTables<Monoid> * a.segments; s += kThreads) tables[s] = Monoid::identity();
   __syncthreads();
 
   const int32_t* ids = a.ids + a.ids_at(o);
@@ -46,7 +56,6 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   const int64_t first = slice * a.slice, stop = min(a.length, first + a.slice);
   const int64_t share = ((a.slice + kWarps - 1) / kWarps + 31) / 32 * 32;
   const int64_t begin = first + warp * share, end = min(stop, begin + share);
-  Acc* table = tables + warp * a.segments;
   for (int64_t start = begin; start < end; start += 32 * kSteps) {
     uint32_t id[kSteps];
     Acc number[kSteps];
@@ -56,6 +65,19 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
       id[i] = at < end ? static_cast<uint32_t>(ids[at]) : ~0u;
       number[i] = at < end ? Monoid::load(data[at * a.inner], a.keys) : Monoid::identity();
     }
+    if constexpr (is_extreme<Monoid>) {
+      Word<Monoid> seen[kSteps];
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const bool has = id[i] < static_cast<uint32_t>(a.segments);
+        seen[i] = has ? tables[id[i]] : Monoid::kAll;
+      }
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+        if (seen[i] < number[i]) atomic_fold<true>(tables + id[i], static_cast<Word<Monoid>>(number[i]));
+      continue;
+    }
+    Word<Monoid>* const table = tables + warp * a.segments;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const unsigned peers = __match_any_sync(kEveryLane, id[i]);
@@ -79,8 +101,8 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
   auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + column;
   Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + column;
   for (int s = threadIdx.x; s < a.segments; s += kThreads) {
-    Acc total = tables[s];
-    for (int w = 1; w < kWarps; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
+    auto total = static_cast<Acc>(tables[s]);
+    for (int w = 1; w < kTables<Monoid>; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
     if (a.slices == 1) {
       out[s * a.inner] = Monoid::store(total, a.keys);
     } else {
@@ -122,7 +144,7 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
     Launch config;
     config.block = dim3(kThreads);
     config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
-    config.shared_bytes = kWarps * a.segments * sizeof(typename Monoid::Acc);
+    config.shared_bytes = kTables<Monoid> * a.segments * sizeof(Word<Monoid>);
     return launch(stream, config, segment_tables_kernel<Monoid>, a);
   });
 }

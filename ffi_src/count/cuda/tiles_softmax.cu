@@ -6,32 +6,13 @@
 namespace jaxgpuops::count {
 namespace {
 
-// Where the largest element is not finite, the result follows from it alone; it is NaN if any element is.
-struct Exponentials {
-  using Bits = uint32_t;
-  using Result = uint64_t;
-  struct alignas(8) Acc {
-    float largest, sum;
-  };
-  __device__ static Acc identity() { return {-INFINITY, 0.0f}; }
-  __device__ static Acc load(Bits bits, const Keys&) { return {bits_as<float>(bits), 1.0f}; }
-  __device__ static Acc fold(Acc a, Acc b) {
-    const bool first = a.largest >= b.largest || isnan(a.largest);
-    Acc more = first ? a : b;
-    const Acc less = first ? b : a;
-    if (less.largest != -INFINITY) more.sum += less.sum * expf(less.largest - more.largest);
-    return more;
-  }
-  __device__ static Result store(Acc acc, const Keys&) { return bits_as<Result>(acc); }
-};
 using Pair = Exponentials::Acc;
 
 // Computes the logarithms from the pairs in `a.out`.
 __global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* logs) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads, cells = a.outer * a.segments * a.inner;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < cells; i += stride) {
-    const auto [largest, sum] = static_cast<const Pair*>(a.out)[i];
-    logs[i] = isfinite(largest) ? logf(sum) + largest : largest;
+    logs[i] = Exponentials::log_of(static_cast<const Pair*>(a.out)[i]);
   }
 }
 
@@ -57,11 +38,7 @@ __global__ void __launch_bounds__(kThreads) segment_shares_kernel(Args a, const 
       const auto x = *reinterpret_cast<const Elements<float, kCount>*>(data + at);
       const auto of = *reinterpret_cast<const Elements<Pair, kCount>*>(pairs + id * a.inner + column);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const auto [largest, sum] = of.value[i];
-        const bool none = largest == INFINITY && x.value[i] != largest;
-        y.value[i] = isfinite(largest) ? expf(x.value[i] - largest) / sum : none ? 0.0f : NAN;
-      }
+      for (int i = 0; i < kCount; ++i) y.value[i] = Exponentials::share_of(x.value[i], of.value[i]);
     }
     *reinterpret_cast<Elements<float, kCount>*>(out + at) = y;
   }
