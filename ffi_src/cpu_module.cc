@@ -325,14 +325,14 @@ void define_counts(nb::module_& module) {
 
   module.def(
       "plan_choose",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int bits, int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int64_t size, bool starts, int compute_capability) {
         count::Choose problem;
         problem.rows = {outer, length, inner};
         problem.size = size;
-        problem.bits = bits;
+        problem.starts = starts;
         return plan_dict(count::plan_choose(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "starts"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",

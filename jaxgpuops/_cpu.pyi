@@ -79,7 +79,7 @@ def plan_histogram(
     outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_choose(
-    outer: int, length: int, inner: int, size: int, bits: int, compute_capability: int
+    outer: int, length: int, inner: int, size: int, starts: bool, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_select(
     outer: int, length: int, inner: int, count: int, key_bits: int, compute_capability: int

@@ -155,15 +155,15 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   return plan;
 }
 
-// The most bytes of an array whose blocks read all that is before their own part of it: the waits for memory that this
-// takes are shorter than those for a second launch.
-constexpr int64_t kMostRecount = 128 << 10;
+// The most elements of a mask, and of others, whose blocks read all that is before their own tile: the waits for memory
+// that this takes are shorter than those for a second launch.
+constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   ChoosePlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.size == 0) return plan;
-  if (rows.inner > 1 || (rows.length < 1024 && rows.outer > 2048)) {  // a block has one row at least
+  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048)) {  // a block has one row at least
     plan.algorithm = Choosing::kNone;
     return plan;
   }
@@ -175,7 +175,7 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
   // A part of a batch, with the same workspace, may be small enough for the other algorithm.
   if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * (1 + plan.tiles));
-  const bool few = rows.elements() * problem.bits / 8 <= kMostRecount;
+  const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
   if (plan.algorithm == Choosing::kLookBack) plan.blocks = std::min(plan.blocks, kChooseBlocks * gpu.multiprocessors);
   return plan;

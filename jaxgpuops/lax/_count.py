@@ -424,7 +424,7 @@ def _choose_fallback(x, fill, *, axis, size, starts):
 
 
 def _plan_choose(rows, avals, compute_capability, axis, *, size, starts):
-    return _native.modules["cpu"].plan_choose(*rows, size, 8 * avals[0].dtype.itemsize, compute_capability)
+    return _native.modules["cpu"].plan_choose(*rows, size, starts, compute_capability)
 
 
 choose_p = Kernel(

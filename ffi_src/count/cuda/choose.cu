@@ -8,6 +8,8 @@
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
@@ -26,7 +28,8 @@ struct ChooseArgs {
   uint32_t outer, tiles, parts;
   bool recounts;
   IndexMap fill_at;
-  SortOrder order;
+  uint32_t bytes;            // of an element
+  uint64_t sign, nan_above;  // those of ArgOrder, of a word
 };
 
 // ---- Bits -----------------------------------------------------------------------------------------------------------
@@ -56,7 +59,9 @@ class Mask {
     return __byte_perm(low, high, lane < 16 ? 0x5410 : 0x7632);
   }
 
-  // Returns how many bits the thread finds in its share of the words before word number `end`.
+  // Returns how many bits the thread finds in its share of the words before word number `end`. This waits for memory
+  // less often than word() would.
+  static constexpr bool kCounts = true;
   __device__ __forceinline__ uint32_t count(uint32_t end) const {
     uint32_t found = 0;
 #pragma unroll 8
@@ -99,45 +104,53 @@ class Mask {
   uint32_t past_, end_;
 };
 
-// A row of elements, of which those are chosen that differ from the one before.
-template <class Key>
+// A row of elements, of which those are chosen that differ from the one before. Those of 8 and 16 bits are the upper
+// bits of a word.
+template <class Word>
 class Starts {
  public:
   __device__ Starts(const ChooseArgs& a, uint32_t row)
-      : row_(static_cast<const Key*>(a.x) + row * a.length),
-        length_(static_cast<uint32_t>(a.length)),
-        order_(a.order) {}
+      : a_(a),
+        row_(static_cast<const char*>(a.x) + row * a.length * a.bytes),
+        length_(static_cast<uint32_t>(a.length)) {}
 
   __device__ int past() const { return 0; }
 
+  static constexpr bool kCounts = false;
+  __device__ uint32_t count(uint32_t) const { return 0; }
+
   __device__ __forceinline__ uint32_t word(uint32_t at) const {
-    if (length_ == 0) return 0;
     const uint32_t lane = threadIdx.x % 32, first = (at - lane) * 32 + lane;
     uint32_t own = 0;
+    if (first - lane >= length_) return own;
+    Word last = element(max(first - lane, 1u) - 1);  // the element before those of the step
 #pragma unroll 8
     for (uint32_t w = 0; w < 32; ++w) {
       const uint32_t i = first + w * 32;
-      const uint32_t bits = __ballot_sync(kEveryLane, is_start(min(i, length_ - 1)) && i < length_);
+      const Word element_i = element(min(i, length_ - 1)), turned = shuffle_from(element_i, (lane + 31) % 32);
+      const bool differs = element_i != (lane == 0 ? last : turned);
+      const uint32_t bits = __ballot_sync(kEveryLane, i < length_ && (differs || i == 0));
+      last = turned;
       if (lane == w) own = bits;
     }
     return own;
   }
 
-  __device__ __forceinline__ uint32_t count(uint32_t end) const {
-    uint32_t found = 0;
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < min(end * 32, length_); i += blockDim.x) found += is_start(i);
-    return found;
-  }
-
  private:
-  __device__ __forceinline__ bool is_start(uint32_t i) const {
-    return sort_key(row_[i], order_) != sort_key(row_[i - (i > 0)], order_) || i == 0;
+  // Returns a word that is the same of equal elements: of both zeros, and of all NaNs.
+  __device__ __forceinline__ Word element(uint32_t i) const {
+    Word bits = 0;
+    if (sizeof(Word) == 8 || a_.bytes == 4) bits = reinterpret_cast<const Word*>(row_)[i];
+    if (sizeof(Word) == 4 && a_.bytes == 2) bits = Word{reinterpret_cast<const uint16_t*>(row_)[i]} << 16;
+    if (sizeof(Word) == 4 && a_.bytes == 1) bits = Word{reinterpret_cast<const uint8_t*>(row_)[i]} << 24;
+    const Word magnitude = bits & ~static_cast<Word>(a_.sign);
+    if (magnitude > static_cast<Word>(a_.nan_above)) return ~Word{0};
+    return magnitude ? bits : 0;
   }
 
-  const Key* row_;
+  const ChooseArgs& a_;
+  const char* row_;
   uint32_t length_;
-  const SortOrder& order_;
 };
 
 // ---- What comes before ----------------------------------------------------------------------------------------------
@@ -186,21 +199,29 @@ __global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
     __syncthreads();
     return ticket;
   };
+  const auto row_of = [&](uint32_t turn) {
+    return turn < all_tiles ? turn / a.tiles : (turn - all_tiles) / max(a.parts - 1, 1u);
+  };
+  const auto tile_of = [&](uint32_t turn, uint32_t row) { return turn < all_tiles ? turn - row * a.tiles : a.tiles; };
   // Each turn but the first begins with the word that was loaded in the turn before.
-  uint32_t turn = turns, word = 0;
+  uint32_t turn = turns, word = 0, earlier = 0;
   for (bool starts = true;; starts = false) {
     const bool is_tile = turn < all_tiles;
-    const uint32_t row = is_tile ? turn / a.tiles : (turn - all_tiles) / max(a.parts - 1, 1u);
-    const uint32_t tile = is_tile ? turn - row * a.tiles : a.tiles;
+    const uint32_t row = row_of(turn), tile = tile_of(turn, row);
     auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
     uint32_t count = 0, at = 0, before = 0;
     if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
     if (is_tile && !a.recounts && threadIdx.x == 0) tell(status + tile, tile == 0 ? kSum | count : count + 1);
     const uint32_t next = !a.recounts ? take_turn() : starts ? blockIdx.x : turns;
     uint32_t next_word = 0;
-    if (next < all_tiles) {
-      const uint32_t next_row = next / a.tiles;
-      next_word = Bits(a, next_row).word((next - next_row * a.tiles) * threads + threadIdx.x);
+    if (next < turns) {
+      const uint32_t next_row = row_of(next), next_tile = tile_of(next, next_row);
+      const Bits bits(a, next_row);
+      if (a.recounts) earlier = bits.count(next_tile * threads);
+      for (uint32_t t = a.recounts && !Bits::kCounts ? 0 : next_tile; t <= next_tile; ++t) {
+        earlier += __popc(next_word);
+        next_word = t < a.tiles ? bits.word(t * threads + threadIdx.x) : 0;
+      }
     }
     if (starts) {
       turn = next, word = next_word;
@@ -208,7 +229,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
     }
     if (turn >= turns) return;
     if (a.recounts) {
-      if (tile > 0) sum_before(Bits(a, row).count(tile * threads), sums, warps, before);
+      if (tile > 0) sum_before(earlier, sums, warps, before);
     } else if (threadIdx.x < 32) {
       before = look_back(status, tile);
       if (threadIdx.x == 0) {
@@ -259,7 +280,10 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.parts = static_cast<uint32_t>(plan.parts);
   a.recounts = plan.algorithm == Choosing::kRecount;
   a.fill_at = problem.fill;
-  a.order = problem.order;
+  a.bytes = problem.bits / 8;
+  const int raised = std::max(32 - problem.bits, 0);
+  a.sign = problem.order.ascending.sign << raised;
+  a.nan_above = (problem.order.ascending.nan_above + 1 << raised) - 1;
   if (!a.recounts) {
     const cudaError_t error = cudaMemsetAsync(workspace, 0, a.outer * a.workspace_bytes, stream);
     if (error != cudaSuccess) return error;
@@ -269,8 +293,8 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.threads * 32 * sizeof(uint16_t);
   if (!problem.starts) return launch(stream, config, choose_kernel<Mask>, a);
-  return dispatch_key(problem.bits,
-                      [&](auto key) { return launch(stream, config, choose_kernel<Starts<decltype(key)>>, a); });
+  if (problem.bits <= 32) return launch(stream, config, choose_kernel<Starts<uint32_t>>, a);
+  return launch(stream, config, choose_kernel<Starts<uint64_t>>, a);
 }
 
 }  // namespace jaxgpuops::count
