@@ -53,8 +53,8 @@ class Mask {
     const uint32_t lane = threadIdx.x % 32, first = 2 * at - lane, second = first + 32;
     const uint4 a = whole(first), b = whole(second);
     uint32_t halves = bits_of(a) | bits_of(b) << 16;
-    if (is_part(first)) halves |= loose(bytes_ + first * 16, past_, end_ - first * 16);
-    if (is_part(second)) halves |= loose(bytes_ + second * 16, past_, end_ - second * 16) << 16;
+    if (is_part(first)) halves |= bits_of_part(first);
+    if (is_part(second)) halves |= bits_of_part(second) << 16;
     const uint32_t low = shuffle_from(halves, 2 * lane % 32), high = shuffle_from(halves, (2 * lane + 1) % 32);
     return __byte_perm(low, high, lane < 16 ? 0x5410 : 0x7632);
   }
@@ -71,8 +71,7 @@ class Mask {
     }
     // The vectors that have ends of the row are those of one thread each.
     const uint32_t v = threadIdx.x == 0 ? 0 : end_ / 16;
-    if (threadIdx.x < 2 && v < 2 * end && is_part(v) && (threadIdx.x == 0 || v > 0))
-      found += __popc(loose(bytes_ + v * 16, v ? 0 : past_, end_ - v * 16));
+    if (threadIdx.x < 2 && v < 2 * end && is_part(v) && (threadIdx.x == 0 || v > 0)) found += __popc(bits_of_part(v));
     return found;
   }
 
@@ -90,6 +89,9 @@ class Mask {
   __device__ __forceinline__ bool is_part(uint32_t v) const { return !is_whole(v) && v * 16 < end_; }
   __device__ __forceinline__ uint4 whole(uint32_t v) const {
     return is_whole(v) ? load_once(vector(v)) : uint4{0, 0, 0, 0};
+  }
+  __device__ __forceinline__ uint32_t bits_of_part(uint32_t v) const {
+    return loose(bytes_ + v * 16, v == 0 ? past_ : 0, end_ - v * 16);
   }
   // Returns the bits of a vector of which some bytes are in the row: from one on, and before another.
   static __device__ __noinline__ uint32_t loose(const uint8_t* bytes, uint32_t from, uint32_t end) {
@@ -205,6 +207,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
   const auto tile_of = [&](uint32_t turn, uint32_t row) { return turn < all_tiles ? turn - row * a.tiles : a.tiles; };
   // Each turn but the first begins with the word that was loaded in the turn before.
   uint32_t turn = turns, word = 0, earlier = 0;
+  int32_t fill = 0;
   for (bool starts = true;; starts = false) {
     const bool is_tile = turn < all_tiles;
     const uint32_t row = row_of(turn), tile = tile_of(turn, row);
@@ -214,8 +217,10 @@ __global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
     if (is_tile && !a.recounts && threadIdx.x == 0) tell(status + tile, tile == 0 ? kSum | count : count + 1);
     const uint32_t next = !a.recounts ? take_turn() : starts ? blockIdx.x : turns;
     uint32_t next_word = 0;
+    int32_t next_fill = 0;
     if (next < turns) {
       const uint32_t next_row = row_of(next), next_tile = tile_of(next, next_row);
+      if (next_tile + 1 >= a.tiles) next_fill = a.fill[a.fill_at(next_row)];
       const Bits bits(a, next_row);
       if (a.recounts) earlier = bits.count(next_tile * threads);
       for (uint32_t t = a.recounts && !Bits::kCounts ? 0 : next_tile; t <= next_tile; ++t) {
@@ -224,7 +229,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
       }
     }
     if (starts) {
-      turn = next, word = next_word;
+      turn = next, word = next_word, fill = next_fill;
       continue;
     }
     if (turn >= turns) return;
@@ -253,12 +258,11 @@ __global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
       const uint32_t part = is_tile ? total / kChooseFill : 1 + (turn - all_tiles) - row * (a.parts - 1);
       const uint32_t begin = is_tile ? total : part * kChooseFill;
       if (begin >= total + !is_tile) {
-        const int32_t fill = a.fill[a.fill_at(row)];
         const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
         for (uint32_t i = begin + threadIdx.x; i < end; i += threads) to[i] = fill;
       }
     }
-    turn = next, word = next_word;
+    turn = next, word = next_word, fill = next_fill;
   }
 }
 
