@@ -169,7 +169,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   }
   // A row begins anywhere in its first vector of 16 bytes.
   const int64_t words = (rows.length + 15) / 32 + 1;
-  plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(words, int64_t{32}) * 32));
+  const int64_t wanted = std::max(words, problem.size / 8);  // so that each has few results to fill
+  plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
   plan.tiles = ceil_div(words, int64_t{plan.threads});
   plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
   plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);

@@ -38,6 +38,8 @@ struct ChooseArgs {
 // element of the row there are `past` zeros.
 class Mask {
  public:
+  static constexpr int kBlocks = kChooseBlocks;
+
   __device__ Mask(const ChooseArgs& a, uint32_t row) {
     const auto* const first = static_cast<const uint8_t*>(a.x) + row * a.length;
     past_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(first)) % 16;
@@ -111,6 +113,8 @@ class Mask {
 template <class Word>
 class Starts {
  public:
+  static constexpr int kBlocks = 2;  // with registers for many loads at once
+
   __device__ Starts(const ChooseArgs& a, uint32_t row)
       : a_(a),
         row_(static_cast<const char*>(a.x) + row * a.length * a.bytes),
@@ -125,29 +129,56 @@ class Starts {
     const uint32_t lane = threadIdx.x % 32, first = (at - lane) * 32 + lane;
     uint32_t own = 0;
     if (first - lane >= length_) return own;
-    Word last = element(max(first - lane, 1u) - 1);  // the element before those of the step
-#pragma unroll 8
-    for (uint32_t w = 0; w < 32; ++w) {
-      const uint32_t i = first + w * 32;
-      const Word element_i = element(min(i, length_ - 1)), turned = shuffle_from(element_i, (lane + 31) % 32);
-      const bool differs = element_i != (lane == 0 ? last : turned);
-      const uint32_t bits = __ballot_sync(kEveryLane, i < length_ && (differs || i == 0));
-      last = turned;
-      if (lane == w) own = bits;
+    Word last = 0;  // the element before those of the step
+    if (lane == 0 && first > 0) last = load_some<1>(first - 1)[0];
+#pragma unroll 1
+    for (uint32_t w = 0; w < 32 && first - lane + w * 32 < length_; w += kLoads) {
+      const auto words = load_some<kLoads>(first + w * 32);
+      if (w == 0) last = equal_word(last);  // not before the other loads, which would wait for it
+#pragma unroll
+      for (uint32_t j = 0; j < kLoads; ++j) {
+        const uint32_t i = first + (w + j) * 32;
+        const Word element = equal_word(words[j]), turned = shuffle_from(element, static_cast<int>(lane + 31) % 32);
+        const bool differs = element != (lane == 0 ? last : turned);
+        const uint32_t bits = __ballot_sync(kEveryLane, i < length_ && (differs || i == 0));
+        last = turned;
+        if (lane == w + j) own = bits;
+      }
     }
     return own;
   }
 
  private:
+  static constexpr uint32_t kLoads = 64 / sizeof(Word);
+  template <int kCount>
+  struct Words {
+    Word word[kCount];
+    __device__ Word operator[](int j) const { return word[j]; }
+  };
+
+  // Loads elements that are 32 apart; those past the end are anything.
+  template <int kCount>
+  __device__ __forceinline__ Words<kCount> load_some(uint32_t first) const {
+    Words<kCount> words;
+    const auto load = [&](auto element, int up) {
+      using Element = decltype(element);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+        words.word[j] = Word{reinterpret_cast<const Element*>(row_)[min(first + j * 32, length_ - 1)]} << up;
+    };
+    if (sizeof(Word) == 8 || a_.bytes == 4) {
+      load(Word{}, 0);
+    } else if (a_.bytes == 2) {
+      load(uint16_t{}, 16);
+    } else {
+      load(uint8_t{}, 24);
+    }
+    return words;
+  }
   // Returns a word that is the same of equal elements: of both zeros, and of all NaNs.
-  __device__ __forceinline__ Word element(uint32_t i) const {
-    Word bits = 0;
-    if (sizeof(Word) == 8 || a_.bytes == 4) bits = reinterpret_cast<const Word*>(row_)[i];
-    if (sizeof(Word) == 4 && a_.bytes == 2) bits = Word{reinterpret_cast<const uint16_t*>(row_)[i]} << 16;
-    if (sizeof(Word) == 4 && a_.bytes == 1) bits = Word{reinterpret_cast<const uint8_t*>(row_)[i]} << 24;
+  __device__ __forceinline__ Word equal_word(Word bits) const {
     const Word magnitude = bits & ~static_cast<Word>(a_.sign);
-    if (magnitude > static_cast<Word>(a_.nan_above)) return ~Word{0};
-    return magnitude ? bits : 0;
+    return magnitude > static_cast<Word>(a_.nan_above) ? ~Word{0} : magnitude ? bits : 0;
   }
 
   const ChooseArgs& a_;
@@ -188,7 +219,7 @@ __device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t t
 // ---- The kernel -----------------------------------------------------------------------------------------------------
 
 template <class Bits>
-__global__ void __launch_bounds__(kMostChooseThreads, kChooseBlocks)
+__global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     choose_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
   __shared__ uint32_t before_tile, ticket;

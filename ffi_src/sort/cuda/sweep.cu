@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 // A status word says what a tile has published about a digit: 0 means nothing yet; with the bit kSum it is the count of
 // this tile and all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
-constexpr int kLook = 4, kSmallLook = 8, kExchangeLook = 24;  // status words that a thread loads at once
+constexpr int kLook = 4, kSmallLook = 8;  // status words that a thread loads at once
 
 __device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
@@ -235,13 +235,13 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
       });
   if (exchanges) {
     uint32_t all = 0;
-    for (uint32_t t = 0; t < tiles && threadIdx.x < kDigits; t += kExchangeLook) {
-      uint32_t published[kExchangeLook];
+    for (uint32_t t = 0; t < tiles && threadIdx.x < kDigits; t += kSmallLook) {
+      uint32_t published[kSmallLook];
       const auto ask_of = [&](int j) { return ask(status + min(t + j, tiles - 1) * kDigits); };
 #pragma unroll
-      for (int j = 0; j < kExchangeLook; ++j) published[j] = ask_of(j);
+      for (int j = 0; j < kSmallLook; ++j) published[j] = ask_of(j);
 #pragma unroll
-      for (int j = 0; j < kExchangeLook; ++j) {
+      for (int j = 0; j < kSmallLook; ++j) {
         while (published[j] == 0) published[j] = ask_of(j);
         if (t + j < tiles) all += published[j] - 1;
         if (t + j < tile) before += published[j] - 1;
