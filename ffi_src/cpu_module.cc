@@ -66,7 +66,9 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
 nb::dict plan_dict(const jaxgpuops::count::ChoosePlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kChoosingNames[static_cast<int>(plan.algorithm)];
-  dict["chunks"] = plan.chunks;
+  dict["threads"] = plan.threads;
+  dict["blocks"] = plan.blocks;
+  dict["tiles"] = plan.tiles;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
@@ -322,13 +324,14 @@ void define_counts(nb::module_& module) {
 
   module.def(
       "plan_choose",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int64_t size, bool starts, int compute_capability) {
         count::Choose problem;
         problem.rows = {outer, length, inner};
         problem.size = size;
+        problem.starts = starts;
         return plan_dict(count::plan_choose(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "size"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "starts"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",

@@ -551,13 +551,13 @@ def like(x: jax.Array, aval, split=None) -> jax.Array:
 # ---- Batches of indices -----------------------------------------------------------------------------------------------
 
 
-def batch_first(kernel: Kernel) -> None:
+def batch_first(kernel: Kernel, always: bool = False) -> None:
     """Batches a kernel whose operands after the first have nothing after the axis. If one of these has a batch, the
     batch comes first in all operands. A batch of the first operand alone stays where it is, unless there is no other
-    operand."""
+    operand or, ``always``, this one has nothing after the axis, either."""
 
     def batch(operands, dims, **params):
-        if any(d is not None for d in dims[1:]) or len(dims) == 1:
+        if always or any(d is not None for d in dims[1:]) or len(dims) == 1:
             operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
             dims = [None if d is None else 0 for d in dims]
         return kernel._batch(operands, dims, **params)

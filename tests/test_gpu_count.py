@@ -358,18 +358,46 @@ def test_command_buffers_with_changing_inputs():
     run_in_command_buffers("test_gpu_count")
 
 
-@pytest.mark.parametrize("shape", [(1, 5), (7, 300), (300, 5001), (3, 16_385), (2, 1_000_003), (1, 70_000_001), (5, 0)])
-def test_choose(shape):
-    """Rows of odd lengths begin anywhere in a vector. Where a result is too short for all places, it has the first."""
+CHOICES = [
+    (1, 5),
+    (7, 300),
+    (9, 16_369),
+    (300, 5001),
+    (3, 16_385),
+    (5, 20_001),
+    (2, 1_000_003),
+    (5, 0),
+    (1, 70_000_001),
+]
+
+
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [(shape, None) for shape in CHOICES]
+    + [(shape, dtype) for shape in CHOICES[:-1] for dtype in ("uint8", "float16", "float32", "int64")],
+)
+def test_choose(shape, dtype):
+    """Rows of odd lengths begin anywhere in a vector. Where a result is too short for all places, it has the first; where
+    it is longer, blocks without elements fill it."""
     rng = np.random.default_rng(0)
     rows, length = shape
-    for share, size in itertools.product((0, 0.01, 0.5, 1), (length // 9, length + 7)):
+    for share, size in itertools.product((0, 0.01, 0.5, 1), (length // 9, length + 7, length + 40_000)):
         mask = rng.random(shape, np.float32) < share
-        expected = np.full((rows, size), length, np.int32)
+        x = mask
+        if dtype is not None:  # the elements of a run are equal to each other
+            mask[:, :1] = True
+            x = mask.cumsum(1).astype(dtype) if dtype != "uint8" else (mask.cumsum(1) % 251).astype(dtype)
+        if dtype in ("float16", "float32"):  # so are zeros and NaNs of both signs
+            number = mask.cumsum(1) % 7
+            sign = np.where(rng.random(shape, np.float32) < 0.5, -1, 1).astype(dtype)
+            x = np.where(number == 0, np.zeros((), dtype), np.where(number == 1, np.nan, number).astype(dtype))
+            x = np.where(number < 2, np.copysign(x, sign), x)
+        expected = np.full((rows, size), -5, np.int32)
         for row, own in zip(mask, expected, strict=True):
             places = np.flatnonzero(row)[:size]
             own[: len(places)] = places
-        np.testing.assert_array_equal(choose(mask, size), expected)
+        with jax.enable_x64(dtype == "int64"):
+            np.testing.assert_array_equal(choose(x, size, -5, starts=dtype is not None), expected)
 
 
 # (shape of the queries, shape of the sorted rows), along axis 1

@@ -151,7 +151,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_atomics_kernel"}
-    | {"bits": "choose_write_kernel"}
+    | {"recount": "choose_kernel", "look_back": "choose_kernel"}
     | {"block": "select_kernel", "long": "select_step_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}

@@ -29,6 +29,7 @@ REGIMES = {
     "512 threads": ((70, 8192), 1, "block", False),
     "1024 threads": ((40, 8193), 1, "block", False),
     "columns in a block": ((2, 3000, 45), 1, "block", True),
+    "few tiles": ((5, 40_001), 1, "sweep", False),
     "one sweep": ((1, 1_100_003), 1, "sweep", False),
     "many sweeps": ((37, 70_001), 1, "sweep", False),
     "sweeps of columns": ((2, 33_001, 5), 1, "sweep", True),

@@ -210,21 +210,29 @@ def test_searchsorted_refuses(queries, rows, places, axis, message):
         call("searchsorted", [places], queries, rows, axis=axis, right=False)
 
 
-MASK = S((4, 7), jnp.bool_)
+MASK, FILL = S((4, 7), jnp.bool_), S((1, 1), S32)
 WRONG_CHOICES = {
-    "axis": (MASK, FOUND, 2, "axis 2 is not an axis of mask, which has rank 2"),
-    "dtype": (S((4, 7), jnp.int8), FOUND, 1, "mask has element type S8, expected PRED"),
-    "columns": (MASK, S((3, 7), S32), 0, "mask has dimensions after axis 0"),
-    "places dtype": (MASK, S((4, 3), F32), 1, "places has element type F32, expected S32"),
-    "places rank": (MASK, S((4,), S32), 1, "places has rank 1, expected 2"),
-    "places shape": (MASK, S((3, 3), S32), 1, r"places has shape \(3, 3\), expected \(4, 3\)"),
+    "axis": (MASK, FILL, FOUND, 2, "axis 2 is not an axis of x, which has rank 2"),
+    "dtype": (S((4, 7), jnp.int8), FILL, FOUND, 1, "x has element type S8, expected PRED"),
+    "columns": (MASK, FILL, S((3, 7), S32), 0, "x has dimensions after axis 0"),
+    "fill dtype": (MASK, S((1, 1), F32), FOUND, 1, "fill has element type F32, expected S32"),
+    "fill rank": (MASK, S((1,), S32), FOUND, 1, "fill has rank 1, expected 2"),
+    "fill shape": (MASK, S((3, 1), S32), FOUND, 1, r"fill has shape \(3, 1\), which does not broadcast"),
+    "places dtype": (MASK, FILL, S((4, 3), F32), 1, "places has element type F32, expected S32"),
+    "places rank": (MASK, FILL, S((4,), S32), 1, "places has rank 1, expected 2"),
+    "places shape": (MASK, FILL, S((3, 3), S32), 1, r"places has shape \(3, 3\), expected \(4, 3\)"),
 }
 
 
-@pytest.mark.parametrize("mask, places, axis, message", WRONG_CHOICES.values(), ids=WRONG_CHOICES)
-def test_choose_refuses(mask, places, axis, message):
+@pytest.mark.parametrize("mask, fill, places, axis, message", WRONG_CHOICES.values(), ids=WRONG_CHOICES)
+def test_choose_refuses(mask, fill, places, axis, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.choose: {message}"):
-        call("choose", [places], mask, axis=axis)
+        call("choose", [places], mask, fill, axis=axis, starts=False)
+
+
+def test_choose_refuses_elements_without_order():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="choose: x has an element type without an order: C64"):
+        call("choose", [FOUND], S((4, 7), jnp.complex64), FILL, axis=1, starts=True)
 
 
 RANKS, CHOSEN, CHOSEN_AT = S((1, 3), S32), S((4, 3), F32), S((4, 3), S32)

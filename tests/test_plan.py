@@ -639,12 +639,24 @@ def test_plans_of_selections(capability):
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_choices(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_choose(*args, capability)
-    assert plan(0, 5, 1, 3)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
-    assert plan(3, 5000, 2, 3)["algorithm"] == plan(5000, 1000, 1, 3)["algorithm"] == "none"
-    for outer, length in ((1, 0), (1, 1), (5000, 1024), (3, 1 << 14), (1, 1 << 26), (1, (1 << 31) - 1)):
-        found = plan(outer, length, 1, 7)
-        assert found["algorithm"] == "bits" and 1 <= found["chunks"] <= 2048
-        assert found["workspace_bytes"] >= 4 * found["chunks"] + (length + 15) // 8
+    assert plan(0, 5, 1, 3, False)["algorithm"] == plan(3, 5, 1, 0, True)["algorithm"] == "empty"
+    assert plan(3, 5000, 2, 3, True)["algorithm"] == plan(5000, 127, 1, 3, False)["algorithm"] == "none"
+    for (outer, length), starts, size in itertools.product(
+        ((1, 0), (1, 1), (5000, 128), (9, 17_000), (3, 1 << 14), (1, 1 << 26), (1, (1 << 31) - 1)),
+        (False, True),
+        (7, 10**6),
+    ):
+        found = plan(outer, length, 1, size, starts)
+        tiles = found["tiles"]
+        few = tiles == 1 or outer * length <= (1 << 15 if starts else 1 << 17)
+        assert found["algorithm"] == ("recount" if few else "look_back")
+        assert tiles * 32 * found["threads"] >= length + 15 and found["threads"] in range(32, 513, 32)
+        most = outer * (tiles + (size - 1) // 16384)
+        assert found["blocks"] == (most if few else min(most, 3 * 132))
+        # A part of a batch makes do with its part of the workspace.
+        assert (
+            found["workspace_bytes"] == plan(1, length, 1, size, starts)["workspace_bytes"] >= 4 * tiles * (tiles > 1)
+        )
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

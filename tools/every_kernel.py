@@ -539,9 +539,12 @@ def run_counts(rng):
     for (rows, n), size in itertools.product([(3, 1025), (2, 70_001), (1, 3), (2, 0)], (0, 2, 9001)):
         mask = rng.random((rows, n)) < 0.3
         kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda m: choose(m, size), mask)}
-        for row, found in zip(mask, np.asarray(choose(mask, size)), strict=True):
-            places = np.flatnonzero(row)[:size]
-            np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
+        mask[:, :1] = True
+        runs = mask.cumsum(1)
+        for x in (mask, *(jnp.asarray(runs % 100, dtype) for dtype in ("int8", "float16", "float32"))):
+            for row, found in zip(mask, np.asarray(choose(x, size, starts=x is not mask)), strict=True):
+                places = np.flatnonzero(row)[:size]
+                np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
     for (n, m), dtype in itertools.product(
         [(3, 1025), (2, 9001), (2, 17_001), (2, 240_001)], ("int8", "bfloat16", "float32", "int64")
     ):

@@ -131,16 +131,23 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
   return problem;
 }
 
-inline Choose choose_of(ffi::AnyBuffer mask, ffi::AnyBuffer places, int64_t axis) {
+inline Choose choose_of(ffi::AnyBuffer x, ffi::AnyBuffer fill, ffi::AnyBuffer places, int64_t axis, bool starts) {
   Choose problem;
-  require_type("mask", mask, ffi::DataType::PRED);
-  problem.rows = require_rows("mask", mask, axis);
-  if (problem.rows.inner != 1) throw invalid("mask has dimensions after axis ", axis);
+  problem.starts = starts;
+  const Element element = require_ordered("x", x);
+  if (!starts) require_type("x", x, ffi::DataType::PRED);
+  problem.bits = element.bits;
+  problem.order = sort_order_of(element, false);
+  problem.rows = require_rows("x", x, axis);
+  if (problem.rows.inner != 1) throw invalid("x has dimensions after axis ", axis);
   require_type("places", places, ffi::DataType::S32);
-  if (places.dimensions().size() != mask.dimensions().size())
-    throw invalid("places has rank ", places.dimensions().size(), ", expected ", mask.dimensions().size());
+  for (const auto& [name, other] : {std::pair{"fill", fill}, std::pair{"places", places}})
+    if (other.dimensions().size() != x.dimensions().size())
+      throw invalid(name, " has rank ", other.dimensions().size(), ", expected ", x.dimensions().size());
   problem.size = require_rows("places", places, axis).length;
-  require_shape("places", places, with_axis(dims_of(mask), axis, problem.size));
+  require_shape("places", places, with_axis(dims_of(x), axis, problem.size));
+  require_type("fill", fill, ffi::DataType::S32);
+  problem.fill = require_broadcast("fill", fill, with_axis(dims_of(x), axis, 1), axis).outer;
   return problem;
 }
 
@@ -176,9 +183,11 @@ auto search_binding() {
 template <class Backend>
 auto choose_binding() {
   return Backend::scratch(Backend::start()
-                              .template Arg<ffi::AnyBuffer>()   // mask
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Arg<ffi::AnyBuffer>()   // fill
                               .template Ret<ffi::AnyBuffer>())  // places
-      .template Attr<int64_t>("axis");
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("starts");
 }
 
 template <class Backend>

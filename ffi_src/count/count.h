@@ -4,7 +4,8 @@
 //     has its upper edge.
 //   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
-//   choose: places[o, :] = where mask[o, :] is true, in order, and after the last of these the length of the row.
+//   choose: places[o, :] = where mask[o, :] is true, in order, and after the last of these fill[o]; or where elements
+//     differ from the one before.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 //   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index; equal elements rank in order of
 //   appearance.
@@ -73,8 +74,12 @@ struct Search {
 };
 
 struct Choose {
-  Rows rows;         // of the mask; inner is 1
-  int64_t size = 0;  // how many places of a row are wanted
+  Rows rows;            // of x; inner is 1
+  int64_t size = 0;     // how many places of a row are wanted
+  bool starts = false;  // x has elements, of which those are chosen that differ from the one before; else it is a mask
+  int bits = 8;         // bits of an element
+  SortOrder order;
+  IndexMap fill;  // where the fill of a row is; rows may share it
 };
 
 struct Select {

@@ -160,24 +160,30 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   return plan;
 }
 
+// The most elements of a mask, and of others, whose blocks read all that is before their own tile: the waits for memory
+// that this takes are shorter than those for a second launch.
+constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
+
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   ChoosePlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.size == 0) return plan;
-  if (rows.inner > 1 || (rows.length < 1024 && rows.outer > 2048)) {  // a block has one row at least
+  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048)) {  // a block has one row at least
     plan.algorithm = Choosing::kNone;
     return plan;
   }
-  plan.algorithm = Choosing::kBits;
-  constexpr int64_t kTileWords = kChooseTile / 32, kMostChunks = 2048;
-  // A block of the second kernel adds up the counts of all chunks before its own, so these must not be too many. One
-  // word more: a row begins anywhere in its first word.
-  const int64_t words = ceil_div(rows.length, int64_t{32}) + 1;
-  plan.chunk_words = ceil_div(ceil_div(words, kMostChunks), kTileWords) * kTileWords;
-  plan.chunks = ceil_div(words, plan.chunk_words);
-  plan.bits_at = aligned(plan.chunks * 4);
-  plan.workspace_bytes = aligned(plan.bits_at + plan.chunks * plan.chunk_words * 4);
-  plan.overlap = gpu.dependent_launch;
+  // A row begins anywhere in its first vector of 16 bytes.
+  const int64_t words = (rows.length + 15) / 32 + 1;
+  const int64_t wanted = std::max(words, problem.size / 8);  // so that each has few results to fill
+  plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
+  plan.tiles = ceil_div(words, int64_t{plan.threads});
+  plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
+  plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
+  // A part of a batch, with the same workspace, may be small enough for the other algorithm.
+  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * (1 + plan.tiles));
+  const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
+  plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
+  if (plan.algorithm == Choosing::kLookBack) plan.blocks = std::min(plan.blocks, kChooseBlocks * gpu.multiprocessors);
   return plan;
 }
 

@@ -104,23 +104,26 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // ---- Chosen places --------------------------------------------------------------------------------------------------
 
-constexpr int kChooseTile = 16384;  // elements that a block turns into places at a time
+constexpr int kMostChooseThreads = 512, kChooseBlocks = 3;  // the latter of a multiprocessor
+constexpr uint32_t kChooseFill = 16384;                     // results of a part that is filled by itself
 
 enum class Choosing {
-  kEmpty,  // nothing to write
-  kBits,   // the mask becomes bits, which are counted; then the bits become places
-  kNone,   // many short rows, or dimensions after the axis: other kernels are faster
+  kEmpty,     // nothing to write
+  kRecount,   // blocks take a tile each, and count for themselves what is chosen before it
+  kLookBack,  // blocks take tiles in turn, and learn from each other what is chosen before them
+  kNone,      // many short rows, or dimensions after the axis: other kernels are faster
 };
-constexpr const char* kChoosingNames[] = {"empty", "bits", "none"};
+constexpr const char* kChoosingNames[] = {"empty", "recount", "look_back", "none"};
 
-// A row is cut into chunks of whole tiles. In the workspace of an outer index stand the counts of the chunks, then the
-// bits.
+// A row is cut into tiles, and its results into parts. A tile has 32 elements for each thread of a block, as bits of a
+// word. In the workspace of an outer index stand a ticket and what tiles publish.
 struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
-  int64_t chunks = 0, chunk_words = 0;  // of 32 elements
-  int64_t bits_at = 0;
+  int threads = 0;
+  int64_t tiles = 0;  // of a row
+  int64_t parts = 0;  // of the results of a row: the first of them are filled by blocks that have tiles
+  int64_t blocks = 0;
   int64_t workspace_bytes = 0;
-  bool overlap = false;  // whether the second kernel may start before the first one ends
 };
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);

@@ -9,7 +9,8 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
-constexpr int64_t kReserved = 1 << 10;  // shared memory for the system and for the static variables of kernels
+constexpr int64_t kMostExchanging = 32;  // tiles of a row
+constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
 }  // namespace
 
@@ -89,6 +90,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
   const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
                                         gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
+  plan.exchanges =
+      (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
   plan.overlap = gpu.dependent_launch;
   return plan;
 }

@@ -29,12 +29,13 @@ struct Plan {
   int64_t blocks = 0;  // blocks of the largest launch
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_bytes = 0;
-  int64_t counted = 0;   // for kSweep: how many elements a block counts
-  bool small = false;    // for kSweep: tiles are small
-  bool tickets = false;  // for kSweep: blocks take tickets, as they may be more than run at the same time
-  bool overlap = false;  // for kSweep: whether a pass may start before the one before it ends
-  int64_t table_at = 0;  // for kPart: where the counts are in a block's shared memory
-  topk::SortShape team;  // the plan of top-k's kernel, for kTeam
+  int64_t counted = 0;     // for kSweep: how many elements a block counts
+  bool small = false;      // for kSweep: tiles are small
+  bool tickets = false;    // for kSweep: blocks take tickets, as they may be more than run at the same time
+  bool exchanges = false;  // for kSweep: tiles are so few that each may wait for the counts of all of its row
+  bool overlap = false;    // for kSweep: whether a pass may start before the one before it ends
+  int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory
+  topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };
 
 // kShort and kTeam sort whole rows: for rows that short, k must be the length.

@@ -416,10 +416,19 @@ def searchsorted(sorted: jax.Array, queries: jax.Array, axis: int, right: bool =
 # ---- What a mask chooses --------------------------------------------------------------------------------------------
 
 
-def _choose_fallback(mask, *, axis, size):
+def starts_of(x, axis):
+    """Returns where elements differ from the one before."""
+    keys = sort_keys(x)  # two keys are equal where the elements are
+    part = lambda first, after: lax.slice_in_dim(keys, first, after, axis=axis)
+    first = jnp.full_like(part(0, min(x.shape[axis], 1)), True, np.bool_)
+    return jnp.concatenate([first, part(1, None) != part(0, -1)], axis) if x.shape[axis] else first
+
+
+def _choose_fallback(x, fill, *, axis, size, starts):
+    mask = starts_of(x, axis) if starts else x
     length = mask.shape[axis]
     if length == 0:
-        return (jnp.full((*mask.shape[:axis], size, *mask.shape[axis + 1 :]), 0, np.int32),)
+        return (jnp.broadcast_to(fill, (*mask.shape[:axis], size, *mask.shape[axis + 1 :])),)
     count = cumsum(mask.astype(np.int32), axis)
     total = lax.slice_in_dim(count, length - 1, length, axis=axis)
     place = lax.broadcasted_iota(np.int32, mask.shape, axis)
@@ -431,29 +440,33 @@ def _choose_fallback(mask, *, axis, size):
     chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
     if size > length:
         chosen = lax.pad(chosen, np.int32(0), [(0, size - length if d == axis else 0, 0) for d in range(mask.ndim)])
-    return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, np.int32(length)),)
+    return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, fill),)
 
 
-def _plan_choose(rows, avals, compute_capability, axis, *, size):
-    return _native.modules["cpu"].plan_choose(*rows, size, compute_capability)
+def _plan_choose(rows, avals, compute_capability, axis, *, size, starts):
+    return _native.modules["cpu"].plan_choose(*rows, size, starts, compute_capability)
 
 
 choose_p = Kernel(
     "choose",
-    results=lambda mask, *, axis, size: [(size, np.int32)],
+    results=lambda x, fill, *, axis, size, starts: [(size, np.int32)],
     fallback=_choose_fallback,
-    accepts=np.dtype(bool).__eq__,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("starts",),
+    broadcasts=lambda count, **_: (1,),
     plan=_plan_choose,
     reindexes=True,
 )
-batch_first(choose_p)
+batch_first(choose_p, always=True)
 def_jvp(choose_p, lambda outs, primals, tangents, **_: (None,))
 
 
-def choose(mask: jax.Array, size: int) -> jax.Array:
-    """Returns where the mask is True along its last axis, in order, ``size`` numbers: after the last, the length of the
-    axis."""
-    return choose_p(mask, axis=mask.ndim - 1, size=size)[0]
+def choose(x: jax.Array, size: int, fill: jax.Array | None = None, starts: bool = False) -> jax.Array:
+    """Returns where a mask is True along its last axis, in order, ``size`` numbers: after the last, ``fill``, a scalar, or
+    the length of the axis. With ``starts``, x is no mask, and the places are those where it differs from the element
+    before."""
+    fill = jnp.asarray(x.shape[-1] if fill is None else fill, np.int32)
+    return choose_p(x, fill.reshape((1,) * x.ndim), axis=x.ndim - 1, size=size, starts=starts)[0]
 
 
 # ---- A split axis ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -22,6 +23,9 @@ from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import sort_keys
 
 MAX_KEYS = 4
+# The most pairs of places and offsets that are compared to find the segments of places: XLA makes one kernel of it, where
+# counting and gathering take four.
+MOST_COMPARED = 1 << 18
 
 
 def _sort_fallback(x, *, axis, descending, values, indices, kth):
@@ -91,14 +95,19 @@ def _within_segments(order: jax.Array, offsets: jax.Array, axis: int, split) -> 
     segment stay where they are."""
     length, count = order.shape[axis] if split is None else split.length, offsets.shape[0]
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
-    # The segment of a place is the number of offsets at or before it. Keys of few bits are sorted faster.
-    passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length]
-    passed = passed.astype(np.min_scalar_type(count))
-    ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
-    [by_segment] = sort_p(
-        follow(ids, order), axis=axis, descending=False, values=False, indices=True, kth=-1, split=split
-    )  # the sort is stable, so it keeps the order within a segment
     place = lax.broadcasted_iota(np.int32, order.shape, axis) + (0 if split is None else split.start())
+    # The segment of a place is the number of offsets at or before it. Keys of few bits are sorted faster.
+    edges, dtype = bounds(offsets, length), np.min_scalar_type(count)
+    known = not any(map(jax.export.is_symbolic_dim, (*order.shape, count)))
+    if split is None and known and count * order.size <= MOST_COMPARED:
+        ids, ids_in_order = (jnp.sum(places[..., None] >= edges, -1, dtype=dtype) for places in (place, order))
+    else:
+        passed = cumsum(bincount(edges, 0, length + 1), 0)[:length].astype(dtype)
+        ids = lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), order.shape, (axis,))
+        ids_in_order = follow(ids, order)
+    [by_segment] = sort_p(
+        ids_in_order, axis=axis, descending=False, values=False, indices=True, kth=-1, split=split
+    )  # the sort is stable, so it keeps the order within a segment
     return jnp.where((ids > 0) & (ids < count), follow(order, by_segment), place)
 
 

@@ -21,7 +21,6 @@ from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import along, put_along_axis
-from jaxgpuops.lax.order import sort_keys
 
 
 def searchsorted(
@@ -126,11 +125,6 @@ def _size(op: str, value: Any) -> int:
     return value
 
 
-def _chosen(mask, size):
-    """Where the mask is True along its last axis, in order, ``size`` numbers: after the last, the length of the axis."""
-    return _lax.choose(_whole(mask, mask.ndim - 1), size)
-
-
 def _flat(op, name, x):
     """Returns all of x as one row, which must be short enough for int32 indices."""
     x = Merged(x.shape, tuple(range(x.ndim))).merge(x).reshape(-1)
@@ -179,7 +173,10 @@ def nonzero(
 @functools.partial(jax.jit, static_argnums=2, inline=True)
 def _nonzero(x, fills, size):
     mask = x if x.dtype == np.dtype(bool) else x != np.zeros((), x.dtype)
-    place = _chosen(_flat("jaxgpuops.nonzero", "x", mask), size)
+    row = _whole(_flat("jaxgpuops.nonzero", "x", mask), 0)
+    if x.ndim == 1:
+        return (_lax.choose(row, size, fills[0]),)
+    place = _lax.choose(row, size)
     found = place < np.int32(x.size)
     indices = []
     for n in reversed(x.shape):
@@ -229,7 +226,7 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
 @functools.partial(jax.jit, static_argnums=3, inline=True)
 def _compact(x, mask, fill, size):
     axis = _arguments.indexed_axis("jaxgpuops.compact", "x", x, mask.ndim - 1)
-    place = _chosen(mask, size)
+    place = _lax.choose(_whole(mask, mask.ndim - 1), size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
     rows, place = align(_whole(x, axis), place)
     return jnp.where(place < np.int32(x.shape[axis]), _lax.take_rows(rows, place, axis, True), fill)
@@ -334,9 +331,7 @@ def _unique(x, fill, size, wanted):
         fill = np.zeros((), x.dtype)
     index, inverse, counts = wanted
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
-    keys = sort_keys(values)  # two keys are equal where the elements are
-    starts = jnp.concatenate([jnp.full(min(length, 1), True), keys[1:] != keys[:-1]])
-    place = _chosen(starts, size + 1)
+    place = _lax.choose(values, size + 1, starts=True)
     first, found = place[:size], place[:size] < np.int32(length)
     at = jnp.where(found, first, np.int32(0))
     outs = [_lax.take_rows(values, first, 0, True)]
@@ -347,7 +342,7 @@ def _unique(x, fill, size, wanted):
     if order is not None and index:  # it is there if one of the two is wanted
         outs.append(order[at] if length else at)
     if order is not None and inverse:
-        rank = cumsum(starts.astype(np.int32)) - np.int32(1)
+        rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:
         outs.append(place[1:] - first)

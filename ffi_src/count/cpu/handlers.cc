@@ -175,10 +175,12 @@ ffi::Error search_handler(ffi::ThreadPool pool, ffi::AnyBuffer queries, ffi::Any
   });
 }
 
-ffi::Error choose_handler(ffi::ThreadPool pool, ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> places, int64_t axis) {
+ffi::Error choose_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer fill,
+                          ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool starts) {
   return handle("jaxgpuops.choose", [&] {
-    choose(choose_of(mask, *places, axis), static_cast<const uint8_t*>(mask.untyped_data()),
-           static_cast<int32_t*>(places->untyped_data()), workers_of(pool));
+    choose(choose_of(x, fill, *places, axis, starts), x.untyped_data(),
+           static_cast<const int32_t*>(fill.untyped_data()), static_cast<int32_t*>(places->untyped_data()),
+           workers_of(pool));
   });
 }
 

@@ -12,8 +12,8 @@ void reduce_segments(const Segments& problem, const void* data, const int32_t* i
 void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
             const Workers& workers);
 
-// Finds the places of what the mask chooses.
-void choose(const Choose& problem, const uint8_t* mask, int32_t* places, const Workers& workers);
+// Finds the places of what the mask chooses, or where elements differ from the one before.
+void choose(const Choose& problem, const void* x, const int32_t* fill, int32_t* places, const Workers& workers);
 
 void search(const Search& problem, const void* queries, const void* sorted, int32_t* places, const Workers& workers);
 

@@ -46,18 +46,18 @@ ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuf
   });
 }
 
-ffi::Error choose(cudaStream_t stream, ffi::AnyBuffer mask, ffi::Result<ffi::AnyBuffer> places,
-                  ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+ffi::Error choose(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer fill, ffi::Result<ffi::AnyBuffer> places,
+                  ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool starts) {
   return handle("jaxgpuops.choose", [&] {
-    const Choose problem = choose_of(mask, *places, axis);
-    const int64_t bytes = require_workspace(*workspace, mask, axis);
+    const Choose problem = choose_of(x, fill, *places, axis, starts);
+    const int64_t bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
     const ChoosePlan plan = plan_choose(problem, device.gpu());
     if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
     require_launched(
-        launch_choose(stream, plan, problem, static_cast<const uint8_t*>(mask.untyped_data()),
-                      static_cast<int32_t*>(places->untyped_data()), static_cast<char*>(workspace->untyped_data())),
-        kChoosingNames[static_cast<int>(plan.algorithm)], problem.rows, mask, device);
+        launch_choose(stream, plan, problem, x.untyped_data(), static_cast<const int32_t*>(fill.untyped_data()),
+                      static_cast<int32_t*>(places->untyped_data()), workspace->untyped_data()),
+        kChoosingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
   });
 }
 

@@ -7,8 +7,12 @@
 // soon as it has them, and soon after their sums over all tiles before it. The first pass makes the indices. The last
 // pass does not write keys that are not wanted.
 //
+// If a row has few tiles, no kernel counts before the passes: all its blocks run at the same time, so each waits for
+// the digit counts of all the others. No pass is skipped then.
+//
 // Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
 // that of Adinets and Merrill, "Onesweep" (2022).
+#include "common/cuda/residents.cuh"
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -134,7 +138,8 @@ struct PassArgs {
   uint32_t* status;
   int64_t length, tiles;
   int pass;
-  bool tickets;  // whether there may be more blocks than run at the same time
+  bool tickets;    // whether there may be more blocks than run at the same time
+  bool exchanges;  // whether all tiles of a row tell each other their counts, and no kernel has counted digits
   SortOrder order;
 };
 
@@ -164,8 +169,9 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   // Neighbouring blocks have neighbouring tiles, whose short runs meet in the same sectors of the L2 cache.
   const auto tiles = static_cast<uint32_t>(a.tiles), number = a.tickets ? ticket : blockIdx.x;
   const uint32_t row = number / tiles, tile = number - row * tiles;
+  const bool exchanges = (kSmall || sizeof(Key) == 1) && a.exchanges;
   // The pass before has waited for the kernel that counts before it let this one start.
-  const uint32_t active = __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
+  const uint32_t active = exchanges ? (1u << kPasses) - 1 : __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
   wait_for_predecessor();
   let_dependents_start();
   if (!(active & this_pass)) return;
@@ -213,7 +219,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
     constexpr uint32_t kOfWarp =
         32 * kItems;  // only warps that have elements count, and only they have slots past the end
     own = count - (threadIdx.x == kDigits - 1 ? (there + kOfWarp - 1) / kOfWarp * kOfWarp - there : 0);
-    if (tile == 0) {
+    if (tile == 0 && !exchanges) {
       before = a.counts[row_pass * kDigits + own_digit];
       tell(status, kSum | (before + own));
     } else {
@@ -227,8 +233,24 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
         shared.words[place] = words[i];
         if constexpr (kIndices) shared.indices[place] = index[i];
       });
+  if (exchanges) {
+    uint32_t all = 0;
+    for (uint32_t t = 0; t < tiles && threadIdx.x < kDigits; t += kSmallLook) {
+      uint32_t published[kSmallLook];
+      const auto ask_of = [&](int j) { return ask(status + min(t + j, tiles - 1) * kDigits); };
+#pragma unroll
+      for (int j = 0; j < kSmallLook; ++j) published[j] = ask_of(j);
+#pragma unroll
+      for (int j = 0; j < kSmallLook; ++j) {
+        while (published[j] == 0) published[j] = ask_of(j);
+        if (t + j < tiles) all += published[j] - 1;
+        if (t + j < tile) before += published[j] - 1;
+      }
+    }
+    before += sum_before(all, warps);  // the elements of lower digits in all tiles, too
+  }
   if (threadIdx.x < kDigits) {
-    if (tile > 0) {
+    if (tile > 0 && !exchanges) {
       constexpr int kAhead = kSmall ? kSmallLook : kLook;
       for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
         uint32_t published[kAhead];
@@ -280,11 +302,6 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   auto* const heads = reinterpret_cast<RowHead*>(workspace);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
   auto* const status = reinterpret_cast<uint32_t*>(workspace + shape.status);
-  cudaError_t error = cudaMemsetAsync(workspace, 0, shape.status, stream);
-  if (error != cudaSuccess) return error;
-  const int64_t blocks = (length + plan.counted - 1) / plan.counted;
-  error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key>,
-                 CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, plan.counted, problem.order});
   PassArgs a = {};
   a.x = buffers.x;
   a.values = buffers.values;
@@ -306,12 +323,26 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
   config.shared_bytes = sweep_shared_bytes(sizeof(Key), plan.small, kIndices);
-#ifndef NO_OVERLAP
-  config.overlap = plan.overlap;
-#endif
   constexpr bool kHasSmall = sizeof(Key) > 1;
   const auto kernel = plan.small ? pass_kernel<Key, kIndices, kHasSmall> : pass_kernel<Key, kIndices, false>;
-  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
+  cudaError_t error = cudaSuccess;
+  if (plan.exchanges) {
+    static Residents residents;
+    int fitting = 0;
+    error = residents.count(reinterpret_cast<const void*>(kernel), config, &fitting);
+    if (error != cudaSuccess) return error;
+    a.exchanges = config.together = rows * shape.tiles <= fitting;
+  }
+  error = cudaMemsetAsync(workspace, 0, a.exchanges ? shape.keys : shape.status, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = (length + plan.counted - 1) / plan.counted;
+  if (!a.exchanges)
+    error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key>,
+                   CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, plan.counted, problem.order});
+  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) {
+    config.overlap = plan.overlap && (!a.exchanges || a.pass > 0);
+    error = launch(stream, config, kernel, a);
+  }
   return error;
 }
 
