@@ -14,7 +14,7 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._partition import RULES, Rule, manual
 from jaxgpuops._primitive import Kernel, def_jvp
 from jaxgpuops.lax.along_axis import take_along_axis
-from jaxgpuops.lax.order import from_keys, identity, sort_keys, to_keys
+from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Top-k ----------------------------------------------------------------------------------------------------------
 
@@ -133,16 +133,16 @@ def top_k(
 
 
 def _argmax_keys(x, largest):
-    """Returns unsigned integers of which the largest is the best element: NaNs are the best, and both zeros are equal."""
-    keys = sort_keys(x)
-    if largest:
-        return keys
-    return jnp.where(jnp.isnan(x), keys, ~keys) if jnp.issubdtype(x.dtype, jnp.floating) else ~keys
+    """Returns signed integers of which the largest is the best element: NaNs are the best, and both zeros are equal."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x if largest else ~x
+    bits = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
+    magnitude = bits & bits.dtype.type(np.iinfo(bits.dtype).max)
+    keys = jnp.where((bits < 0) == largest, -magnitude, magnitude)
+    return jnp.where(jnp.isnan(x), np.iinfo(keys.dtype).max, keys)
 
 
 def _argmax_fallback(x, *, axis, largest):
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
     # On a GPU, XLA's reduction of floats does not return the first NaN: of two NaNs it keeps its first operand,
     # whatever the index. So integer keys are compared, which have no NaN.
     return (lax.argmax(_argmax_keys(x, largest), axis, np.int32),)
@@ -170,7 +170,7 @@ def _argmax_split(splits, x, *, axis, largest):
     x = split.fill(x, axis, identity("max" if largest else "min", x.dtype))
     [at] = argmax_p.primitive.bind(x, axis=axis, largest=largest)
     best = jnp.take_along_axis(x, lax.expand_dims(at, (axis,)), axis, mode="promise_in_bounds")
-    keys = _argmax_keys(lax.squeeze(best, (axis,)), largest)
+    keys = to_keys(_argmax_keys(lax.squeeze(best, (axis,)), largest))
     index = ~(at + split.start()).astype(np.uint32)
     if keys.dtype.itemsize < 8:
         with jax.enable_x64(True):
