@@ -336,8 +336,7 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     if (argmax_is_vast(rows, static_cast<int>(key_bytes))) {
       slices = std::min(2 * gpu.multiprocessors / units, longest);
     } else {
-      const int64_t threads = rows.inner <= kArgmaxFewColumns ? 1024 : 512;  // of a multiprocessor
-      slices = std::min(threads * gpu.multiprocessors / shape.threads / units, longest);
+      slices = std::min(4 * 128 * gpu.multiprocessors / shape.threads / units, longest);
       if (slices < 4) slices = 1;  // a second kernel would take longer
     }
   } else if (shape.form == ArgmaxForm::kStrided) {

@@ -203,16 +203,14 @@ __device__ __forceinline__ void finish(const Argmax& a, int64_t outer, uint32_t 
 
 __device__ __forceinline__ uint32_t smallest_of_warp(uint32_t value) { return ~largest_of_warp(~value); }
 
-template <class Key>
-__device__ __forceinline__ void merge_warp(Candidate<Key>& c) {
-  const Word<Key> most = largest_of_warp(c.key);
-  c = {most, smallest_of_warp(c.key == most ? c.index : ~0u)};
-}
-
 // The best of the candidates of a team's threads, for its first one. A team is a warp or a block.
 template <class Key>
 __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
-  merge_warp(c);
+  const auto merge = [&] {
+    const Word<Key> most = largest_of_warp(c.key);
+    c = {most, smallest_of_warp(c.key == most ? c.index : ~0u)};
+  };
+  merge();
   if (team <= 32) return;
   __shared__ Candidate<Key> warps[32];
   const uint32_t count = team / 32;
@@ -220,7 +218,7 @@ __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   c = warps[threadIdx.x & (count - 1)];  // if there are fewer warps than lanes, several lanes read the same candidate
-  merge_warp(c);
+  merge();
 }
 
 // The place of the i-th candidate in shared memory, if each thread writes `run` neighbouring ones: one place is left

@@ -95,9 +95,6 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
 
   auto* all = reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory());
   const uint32_t rows = call.beside ? call.deep : call.threads * kVector / inner;  // rows in a step
-  const bool few = !call.beside && inner <= kArgmaxFewColumns;
-  Candidate<Key> own[kVector];  // of few columns
-  uint32_t own_columns[kVector];
   if (thread < call.threads) {
     uint32_t steps_before = 0;
     if (!call.beside) {
@@ -115,39 +112,12 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
     for (uint32_t e = 0; e < kVector; ++e) {
       Candidate<Key> c = places.at(e);
       c.index = begin + (larger(c.index, steps_before) - steps_before) * rows + depth;
-      if (few) {
-        own[e] = c;
-        own_columns[e] = c.index < begin + count ? column : ~0u;  // else the place has no element
-      } else {
-        all[spaced<kVector>(depth * width + column)] = c;
-      }
+      all[spaced<kVector>(depth * width + column)] = c;
       if (++column == width) {
         column = 0;
         if (++depth == rows) depth = steps_before = 0;
       }
     }
-  } else {
-#pragma unroll
-    for (uint32_t& c : own_columns) c = ~0u;
-  }
-  if (few) {
-    const uint32_t warps = blockDim.x / 32;
-#pragma unroll 1
-    for (uint32_t c = 0; c < inner; ++c) {
-      Candidate<Key> best = {0, ~0u};
-#pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e)
-        if (own_columns[e] == c) best.merge(own[e]);
-      merge_warp(best);
-      if (thread % 32 == 0) all[c * warps + thread / 32] = best;
-    }
-    __syncthreads();
-    for (uint32_t c = thread / 32; c < inner; c += warps) {
-      Candidate<Key> best = all[c * warps + smaller(thread % 32, warps - 1)];
-      merge_warp(best);
-      if (thread % 32 == 0) finish(a, outer, c, part, best);
-    }
-    return;
   }
   merge_rows<kVector>(all, width, smaller(rows, count), thread, blockDim.x);
   for (uint32_t c = thread; c < width && tile * width + c < inner; c += blockDim.x)

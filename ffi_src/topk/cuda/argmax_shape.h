@@ -13,11 +13,9 @@ namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
-constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: threads of a block
+constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a block
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
-constexpr int kArgmaxFewColumns =
-    8;  // kColumns: up to so many columns are merged by warps, and blocks are of kArgmaxThreads
-constexpr int kArgmaxRowThreads = 128;  // kRows: threads of a block whose warps have rows of their own
+constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
 // elements (twice as many if columns are long), or a column at most kArgmaxFewRows, or elements have 64 bits.
@@ -75,7 +73,7 @@ inline bool argmax_is_small(Rows rows, int key_bytes) {
     if (rows.length > (wide ? 4096 : 3584)) return false;
     return elements <= (wide ? 1 << 20 : rows.length > kArgmaxFewRows ? 1 << 19 : 1 << 18);
   }
-  if (rows.length > kArgmaxUnshared) return rows.inner > kArgmaxFewColumns && elements <= 1 << 19;
+  if (rows.length > kArgmaxUnshared) return elements <= (rows.inner <= 8 ? 1 << 21 : 1 << 19);
   if (rows.length <= kArgmaxFewRows) return elements <= 3 << 19;
   if (!wide && rows.length <= 8192 && rows.inner <= 16) return elements <= 7 << 18;
   return elements <= (wide || rows.length <= 8192 ? 1 << 19 : 1 << 18);
@@ -163,7 +161,6 @@ inline ArgmaxShape argmax_strided_shape(Rows rows) {
 // begin and to end, which counts in small arrays.
 inline bool argmax_is_strided(Rows rows, int key_bytes) {
   const int64_t elements = rows.elements();
-  if (rows.inner <= kArgmaxFewColumns && rows.length > kArgmaxUnshared) return false;
   if (key_bytes == 8) return rows.inner >= 256 && elements <= 7 << 19;
   return elements <= (key_bytes == 4 || rows.inner >= 500 ? 6 << 20 : 1 << 22);
 }
@@ -192,10 +189,11 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     const int64_t row = rows.length * key_bytes;
     return row <= 1408 || (row <= kArgmaxTileRow && rows.outer >= 8192) ? argmax_tiles_shape(rows, key_bytes)
                                                                         : argmax_rows_shape(rows, key_bytes);
-  } else if (threads >= 1 << 14 && rows.length <= 24 && rows.length >= (key_bytes == 1 ? 6 : 2)) {
+  } else if (threads >= 1 << 14 && inner_bytes >= 512 && rows.length <= 24 &&
+             rows.length >= (key_bytes == 1 ? 6 : 2)) {  // all of a block's threads are beside each other
     shape.form = ArgmaxForm::kPlanes;
-    shape.threads = shape.beside = kArgmaxPlaneThreads;
-    shape.tiles = (rows.inner / vector + shape.threads - 1) / shape.threads;
+    spread(rows.inner / vector, kArgmaxPlaneThreads);
+    shape.threads = shape.beside;
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
     // A thread has whole columns: several if there are many.
     const bool several = rows.count() >= 1 << 17;
@@ -212,9 +210,8 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
     // much to read, that does not count.
     shape.threads =
-        static_cast<int>(argmax_is_vast(rows, key_bytes)   ? std::max(period, most) / period * period
-                         : rows.inner <= kArgmaxFewColumns ? kArgmaxThreads / period * period
-                                                           : (kArgmaxColumnThreads + period - 1) / period * period);
+        static_cast<int>(argmax_is_vast(rows, key_bytes) ? std::max(period, most) / period * period
+                                                         : (kArgmaxColumnThreads + period - 1) / period * period);
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
     shape.deep = rows.length < 16 ? 1 : rows.length < 48 ? 2 : 4;
@@ -232,9 +229,7 @@ inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& 
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
     // A thread has one place more than it has elements: see spaced().
-    case ArgmaxForm::kColumns:
-      if (!shape.beside && rows.inner <= kArgmaxFewColumns) return rows.inner * ((shape.threads + 31) / 32) * candidate;
-      return shape.threads * (16 / key_bytes + 1) * candidate;
+    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;
     case ArgmaxForm::kStrided: return shape.threads * candidate;
     default: return 0;
   }
