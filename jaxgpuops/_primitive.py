@@ -48,6 +48,7 @@ _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pva
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
+_LEFT = "XLA's own kernels are faster"
 # The most bytes of an array that is kept in the place of another that is made from it, so that this is not made.
 MOST_REMADE = 16 << 20
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
@@ -152,6 +153,7 @@ class Kernel:
       leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
         the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
         asked again for each device's part.
+      left: what is left to XLA then, if that is not the fallback.
       remakes: whether the call may have the param ``of_logits`` and, as its last operand, what its second operand y was
         made from. A CUDA handler that can make y on the way takes that in the place of y, if the array is small and the
         plan is not "none"; then XLA makes no y, if nothing else needs it. Other calls leave it out.
@@ -176,6 +178,7 @@ class Kernel:
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
         leaves: Callable[..., bool] | None = None,
+        left: Callable[..., Sequence[jax.Array]] | None = None,
         remakes: bool = False,
         reindexes: bool = False,
         splits_as_one: bool = False,
@@ -192,6 +195,7 @@ class Kernel:
         self.shortest = shortest
         self.plan = plan
         self.leaves = leaves
+        self.left = left or fallback
         self.remakes = remakes
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
@@ -303,7 +307,7 @@ class Kernel:
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
         elif planned and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params):
-            why = "XLA's own kernels are faster"
+            why = _LEFT
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
@@ -355,7 +359,8 @@ class Kernel:
         else:
             if platform == "cuda" and _native.missing("cuda"):
                 _warn_missing_cuda(choice.why)
-            outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
+            plain = self.left if choice.why == _LEFT else self.fallback
+            outs = _lower_fun(ctx, functools.partial(plain, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
     def _is_remade(self, avals, *, axis, **params) -> bool:

@@ -196,7 +196,7 @@ def test_argmax_and_argmin(name, dtype, left, monkeypatch):
     with jax.enable_x64(dtype in ("int64", "float64")):
         for largest, op in [(True, jaxgpuops.lax.argmax), (False, jaxgpuops.lax.argmin)]:
             expected = jnp.asarray(reference.argmax(rows, 1, largest))[:, None]
-            fn = jax.jit(lambda x, op=op: op(x, axis, np.int32))  # compiled anew for each test
+            fn = jax.jit(lambda x, op=op: op(x, axis, np.int32))
             for shift in range(0, len(rows), lanes):
                 wanted = spread(expected, shape, axis, shift).squeeze(axis)
                 actual = fn(spread(jnp.asarray(rows), shape, axis, shift))
