@@ -48,6 +48,7 @@ _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pva
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
+_LEFT = "XLA's own kernels are faster"
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -151,6 +152,7 @@ class Kernel:
       leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
         the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
         asked again for each device's part.
+      left: what is left to XLA then, if that is not the fallback.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -172,6 +174,7 @@ class Kernel:
         shortest: int = 0,
         plan: Callable[..., dict[str, Any]] | None = None,
         leaves: Callable[..., bool] | None = None,
+        left: Callable[..., Sequence[jax.Array]] | None = None,
         reindexes: bool = False,
         splits_as_one: bool = False,
     ):
@@ -187,6 +190,7 @@ class Kernel:
         self.shortest = shortest
         self.plan = plan
         self.leaves = leaves
+        self.left = left or fallback
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
@@ -300,7 +304,7 @@ class Kernel:
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
         elif planned and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params):
-            why = "XLA's own kernels are faster"
+            why = _LEFT
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
@@ -347,7 +351,8 @@ class Kernel:
         else:
             if platform == "cuda" and _native.missing("cuda"):
                 _warn_missing_cuda(choice.why)
-            outs = _lower_fun(ctx, functools.partial(self.fallback, axis=axis, **params), operands)
+            plain = self.left if choice.why == _LEFT else self.fallback
+            outs = _lower_fun(ctx, functools.partial(plain, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):

@@ -11,7 +11,8 @@ import pytest
 import reference
 
 import jaxgpuops
-from jaxgpuops.lax._topk import _argmax_fallback
+from jaxgpuops._arguments import FLOATS8
+from jaxgpuops.lax._topk import _argmax_fallback, _argmax_left
 
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
 
@@ -29,6 +30,14 @@ def check(x, axis, names=None):
             wrong = np.argwhere(np.asarray(out) != expected)
             which = f"{fn.__name__} of {x.dtype}{x.shape}, axis {axis}"
             assert not wrong.size, f"{which}: {len(wrong)} wrong, {names and [names[w[0] % len(names)] for w in wrong]}"
+
+
+def flushed(x):
+    """x with zeros in the place of subnormal numbers."""
+    if not reference.is_float(x.dtype):
+        return x
+    normal = reference.bits(np.array(jnp.finfo(x.dtype).smallest_normal, x.dtype))
+    return np.where(reference.bits(np.abs(x)) < normal, np.zeros((), x.dtype), x)
 
 
 @hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
@@ -60,14 +69,41 @@ def test_every_dtype_and_special_value(dtype):
 
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
 def test_the_fallback_has_the_same_results(dtype):
-    """Plain JAX also treats subnormal numbers, zeros and NaNs as the kernels do, since it compares integers."""
+    """Plain JAX also treats subnormal numbers, zeros and NaNs as the kernels do, since it compares integers. What is left
+    to XLA on a GPU compares floats; for these, XLA's CPU backend takes subnormal numbers for zeros."""
     rng = np.random.default_rng(1)
     special = reference.special_values(dtype)
     for x in (special[rng.integers(0, len(special), (30, 50))], reference.random_bits(rng, (4, 3001), dtype)):
+        normal = flushed(x) if jax.default_backend() == "cpu" else x
         for largest in (True, False):
             with x64(dtype):
                 [out] = jax.jit(functools.partial(_argmax_fallback, axis=1, largest=largest))(x)
+                [left] = jax.jit(functools.partial(_argmax_left, axis=1, largest=largest))(normal)
             np.testing.assert_array_equal(out, reference.argmax(x, 1, largest))
+            if dtype not in FLOATS8:  # which are never left to XLA
+                np.testing.assert_array_equal(left, reference.argmax(normal, 1, largest))
+
+
+def test_what_is_left_to_xla_on_a_gpu(cuda_build):
+    """By size: short rows of threads, few elements, long rows of wide numbers; not what XLA reads slowly."""
+
+    def is_left(*shape, dtype="float32"):
+        with x64(dtype):
+            fn = functools.partial(jaxgpuops.lax.argmax, axis=1, index_dtype=np.int32)
+            [call] = jaxgpuops.explain(fn, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
+        assert call.kernel or call.why == "XLA's own kernels are faster"
+        return not call.kernel
+
+    for dtype in ("int8", "int32", "bfloat16", "float32", "float64"):
+        for shape in ((3, 4096), (800, 7), (1, 70_001), (2000, 9, 40)):
+            assert is_left(*shape, dtype=dtype)
+        for shape in ((300_000, 8), (500, 70_001, 3), (1, 3_000_000, 5), (2, 16, 1 << 20)):
+            assert not is_left(*shape, dtype=dtype)
+        assert is_left(4096, 8192, dtype=dtype) == (np.dtype(jnp.dtype(dtype)).itemsize >= 4)
+    assert (
+        is_left(65_533, 98, dtype="float64") and is_left(3, 131_072, 2) and not is_left(3, 131_072, 2, dtype="float64")
+    )
+    assert not is_left(3, 4096, dtype="float8_e4m3fn")
 
 
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
@@ -76,9 +112,7 @@ def test_equals_jax_lax(dtype):
     rng = np.random.default_rng(0)
     special = reference.special_values(dtype)
     x = np.concatenate([reference.random_bits(rng, (40, 30), dtype), special[rng.integers(0, len(special), (40, 30))]])
-    if reference.is_float(dtype):
-        normal = reference.bits(np.array(jnp.finfo(dtype).smallest_normal, dtype))
-        x = np.where(reference.bits(np.abs(x)) < normal, np.zeros((), dtype), x)
+    x = flushed(x)
     with x64(dtype):
         for ours, theirs in [(jaxgpuops.lax.argmax, jax.lax.argmax), (jaxgpuops.lax.argmin, jax.lax.argmin)]:
             with jax.default_device(jax.devices("cpu")[0]):

@@ -80,7 +80,7 @@ def stays(fn, *args):
     return {call.op: call.why for call in jaxgpuops.explain(fn, *args, platform="cuda")}
 
 
-def test_default_routes_what_pays(monkeypatch):
+def test_default_routes_what_pays(monkeypatch, kernels):
     monkeypatch.setattr(jaxgpuops._native, "missing", lambda platform, target="": "")  # as on a GPU
     program = lambda x: (jax.lax.top_k(x, 3, axis=1), jnp.argmax(x, 1), jnp.cumsum(x, 1))
     large = jax.ShapeDtypeStruct((4096, 4096), np.float32)

@@ -13,7 +13,7 @@ namespace jaxgpuops::topk {
 
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
-constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: threads of a block
+constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a block
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
@@ -189,10 +189,11 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     const int64_t row = rows.length * key_bytes;
     return row <= 1408 || (row <= kArgmaxTileRow && rows.outer >= 8192) ? argmax_tiles_shape(rows, key_bytes)
                                                                         : argmax_rows_shape(rows, key_bytes);
-  } else if (threads >= 1 << 14 && rows.length <= 24 && rows.length >= (key_bytes == 1 ? 6 : 2)) {
+  } else if (threads >= 1 << 14 && inner_bytes >= 512 && rows.length <= 24 &&
+             rows.length >= (key_bytes == 1 ? 6 : 2)) {  // all of a block's threads are beside each other
     shape.form = ArgmaxForm::kPlanes;
-    shape.threads = shape.beside = kArgmaxPlaneThreads;
-    shape.tiles = (rows.inner / vector + shape.threads - 1) / shape.threads;
+    spread(rows.inner / vector, kArgmaxPlaneThreads);
+    shape.threads = shape.beside;
   } else if (inner_bytes >= 1024 && rows.length <= 24 && !(whole && rows.length > 8)) {
     // A thread has whole columns: several if there are many.
     const bool several = rows.count() >= 1 << 17;
