@@ -277,7 +277,7 @@ bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) 
   const int64_t blocks = plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits);
   const int64_t of_team = rows.length / (plan.warps * (32 >> plan.team_bits));
   const int64_t most_ids = rows.inner <= kMostTableColumns ? 3 << 20 : 5 << 20;
-  return blocks * rows.length <= most_ids && of_team <= 640 && of_team * plan.rows <= 64 * problem.segments;
+  return blocks * rows.length <= most_ids && of_team <= 128 && of_team * plan.rows <= 64 * problem.segments;
 }
 
 // Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
