@@ -113,7 +113,13 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
     typename Work::Tile tile;
     work.take(t % p.stages, place, span, tile);
     const auto starts = work.starts(place, span);
-    const auto folds = work.fold(place, span, tile, starts);
+    Kept<Policy, Work::kRun> kept;
+    typename Work::Folds folds;
+    if constexpr (kKeepsWeights<Policy, Work::kRun>) {
+      folds = work.fold(place, span, tile, starts, kept);
+    } else {
+      folds = work.fold(place, span, tile, starts);
+    }
     work.publish_warp(t % 2, folds);
     __syncthreads();
     State base[1];
@@ -123,7 +129,11 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
       const State next = Policy::combine(initial, digits.before(0, t + 1, work.identity()), p.options);
       if (threadIdx.x == 0) work.carry((t + 1) % 2)[0] = next;
     }
-    work.finish(place, span, tile, starts, folds, base);
+    if constexpr (kKeepsWeights<Policy, Work::kRun>) {
+      work.finish(place, span, tile, starts, folds, base, kept);
+    } else {
+      work.finish(place, span, tile, starts, folds, base);
+    }
     if (!more) continue;
     if (p.stages == 1) {
       __syncwarp();  // only this warp uses its part of the stage, so no other barrier is needed
