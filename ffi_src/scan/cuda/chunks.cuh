@@ -78,8 +78,8 @@ class Chunks : public BetweenWarps<Policy> {
     return {begin, p.backward ? p.length - begin - kTile : begin, begin + kTile <= p.length};
   }
 
-  // Starts to load a tile into shared memory. The neighbour of the warp's part goes to a register of one lane, from
-  // which put_extras() stores it; other lanes have their neighbours from each other.
+  // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
+  // it.
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
     fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
     if constexpr (Policy::kBroadcast) {
@@ -99,7 +99,6 @@ class Chunks : public BetweenWarps<Policy> {
         fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
     }
     if constexpr (Policy::kNeighbour) {
-      if (lane != outer_lane()) return;
       const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
       extra[0] = {};
       if (q < 0 || q == p.length)
@@ -126,8 +125,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void put_extras(int stage, const Extra (&extra)[1]) const {
-    if constexpr (Policy::kNeighbour)
-      if (lane == outer_lane()) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
+    if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
   }
 
   // Called by all lanes of a warp, after their copies have ended.
@@ -147,18 +145,7 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(stage, o, j);
     if (p.backward) reverse_each<Bits>(tile.operand);
-    if constexpr (Policy::kNeighbour) {
-      using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-      const auto& y = tile.operand[Policy::kOperands - 1];
-      const Word before = shuffle_up(Word{get<Bits>(y[kPacks - 1], kInPack - 1)}, 1);
-      const Word after = shuffle_from(Word{get<Bits>(y[0], 0)}, (lane + 1) % 32);
-      tile.extra[0] = static_cast<Bits>(p.neighbour_before ? before : after);
-      if (lane == outer_lane()) {
-        tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
-      } else if (!p.neighbour_before && position(span) + kRun == p.length) {
-        tile.extra[0] = this->edge(place.column);
-      }
-    }
+    if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
   }
 
   __device__ void put_folds(int stage, const Folds& folds) const {
@@ -327,9 +314,6 @@ class Chunks : public BetweenWarps<Policy> {
       }
     }
   }
-
-  // The lane whose neighbour another warp has.
-  __device__ int outer_lane() const { return p.neighbour_before ? 0 : 31; }
 
   // Element i of the run.
   __device__ In<Acc> input(const Tile& tile, uint32_t starts, int i) const {

@@ -40,12 +40,13 @@ __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(c
 
 // Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1. If there are few
 // strips and few tiles, the blocks of a cluster have a tile each, and send its sums to the blocks of later ones.
+// (Columns by vectors were up to a tenth slower with the code for that.)
 template <class Policy, class Work>
 __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
     scan_columns(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   const Work work(p);
-  const bool cluster = p.cluster > 1;
+  const bool cluster = Work::kClusters && p.cluster > 1;
   const unsigned strip = cluster ? blockIdx.x / p.cluster : blockIdx.x;
   const int first = cluster ? block_of_cluster() : 0, last = cluster ? first + 1 : p.tiles;
   if (cluster) arrive_at_cluster_start();
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
         work.earlier_warps(slot, base);
       }
       const int begin = cluster ? 0 : t, end = cluster ? t : t + 1;  // tiles to be added
-      if (keeps && end < p.tiles) {
+      if (keeps && end > 0 && end < p.tiles) {
         for (int i = begin; i < end; ++i)
           counter.add(i, cluster ? sums[i * columns] : work.tile_total(slot, threadIdx.x));
         work.carry(cluster ? 0 : end % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(end), p.options);

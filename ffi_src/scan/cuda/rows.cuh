@@ -80,8 +80,8 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
         if (!Policy::kBroadcast || o != 1 || dense_a())
-          fetch_elements(o, static_cast<const Bits*>(p.operands[o]) + first * p.length,
-                         [&](int row) { return row * length; });
+          fetch_each(o, static_cast<const Bits*>(p.operands[o]) + first * p.length,
+                     [&](int row) { return row * length; });
     }
     if constexpr (Policy::kBroadcast)
       if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
@@ -220,9 +220,14 @@ class Rows : public BetweenWarps<Policy> {
     return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
   __device__ Where where(int e) const { return where(e, e); }
-  // The i-th of the elements that the lane copies one by one: a row has more than 32, so its row is that of other
-  // lanes.
-  __device__ Where where_element(int i) const { return where(i * 32 + lane, i * 32); }
+  // The i-th of the elements that the lane copies one by one. A row has more than 32, so its row is that of other
+  // lanes. kOneRow: the warp has only one row.
+  template <bool kOneRow>
+  __device__ Where where_element(int i) const {
+    if (!kOneRow) return where(i * 32 + lane, i * 32);
+    const int at = origin + i * 32 + lane;
+    return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+  }
 
   // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
   __device__ int step(int u) const {
@@ -264,12 +269,20 @@ class Rows : public BetweenWarps<Policy> {
         copy_async_or_clear(memory_order(operand, u), pack, from.there);
       }
     } else {
-      fetch_elements(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
+      fetch_each(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
     }
   }
 
   // `row_at(row)` is where a row begins in `data`.
   template <class RowAt>
+  __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
+    if (p.run_bits == 5) {
+      fetch_elements<true>(operand, data + row_at(0), row_at);
+    } else {
+      fetch_elements<false>(operand, data, row_at);
+    }
+  }
+  template <bool kOneRow, class RowAt>
   __device__ void fetch_elements(int operand, const Bits* data, RowAt row_at) const {
     constexpr int kAtOnce = kRun < 16 ? kRun : 16;
 #pragma unroll
@@ -277,15 +290,16 @@ class Rows : public BetweenWarps<Policy> {
       Bits values[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const Where from = where_element(begin + i);
-        const auto row = row_at(from.row);
-        values[i] = from.there ? data[row + from.at] : Bits{};
+        const Where from = where_element<kOneRow>(begin + i);
+        const Bits* const row = kOneRow ? data : data + row_at(from.row);
+        values[i] = from.there ? row[from.at] : Bits{};
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) *element(operand, begin + i) = values[i];
     }
   }
 
+  template <bool kOneRow>
   __device__ void store_elements(int result, Bits* data) const {
     constexpr int kAtOnce = kRun < 16 ? kRun : 16;
 #pragma unroll
@@ -295,7 +309,7 @@ class Rows : public BetweenWarps<Policy> {
       for (int i = 0; i < kAtOnce; ++i) values[i] = *element(result, begin + i);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const Where to = where_element(begin + i);
+        const Where to = where_element<kOneRow>(begin + i);
         if (to.there) data[to.row * length + to.at] = values[i];
       }
     }
@@ -309,8 +323,10 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
+    } else if (p.run_bits == 5) {
+      store_elements<true>(result, data);
     } else {
-      store_elements(result, data);
+      store_elements<false>(result, data);
     }
   }
 
