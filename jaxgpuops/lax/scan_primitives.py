@@ -30,7 +30,7 @@ from jaxgpuops.lax.softmax_primitives import logsumexp_p
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
-SHORT = 4  # axes of up to so many positions are scanned in one expression
+SHORT = 3  # axes of up to so many positions are scanned in one expression
 
 
 def _leaves(name, rows, avals, **_):
