@@ -18,6 +18,7 @@ constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
 
 constexpr int64_t kFewTiles = 3;           // one block walks over so many quickly enough
+constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 // The most elements that an array may have for kSmall. On a short axis: kSmallDirect if the lanes of kShort would read
@@ -290,6 +291,14 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
+  const bool cluster = plan.layout == Layout::kSpans && !enough && forced < 0 &&
+                       plan.tiles <= std::min<int64_t>(kClusterTiles, gpu.max_cluster) &&
+                       plan.strips * plan.tiles <= 2 * gpu.multiprocessors;
+  if (cluster) {
+    plan.cluster = static_cast<int>(plan.tiles);
+    plan.stages = 1;
+    return plan;
+  }
   auto choice = enough && !ragged ? alone : fits ? Algorithm::kResident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = alone;

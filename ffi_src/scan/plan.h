@@ -25,7 +25,7 @@ enum class Algorithm {
   kChunkLookAhead,   // kAlong: blocks share a row; for three operands, and for segments of cumulative calls
   kColumns,          // kAcross: a block walks over the tiles of its columns
   kColumnLookAhead,  // kAcross: blocks share the columns
-  kSpans,            // kSpans: a block walks over the tiles of its columns
+  kSpans,            // kSpans: a block walks over the tiles of its columns, or a cluster has them
   kSpanLookAhead,    // kSpans: blocks share the columns
 };
 
@@ -52,6 +52,7 @@ struct Plan {
   int levels = 1;        // levels of the tree in which sums of tiles are folded
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
   int stages = 1;        // tiles that a block has in shared memory at a time
+  int cluster = 1;       // kSpans: blocks of a cluster, each of which has one of the tiles
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // workspace of one outer index
 

@@ -12,6 +12,7 @@ array and for either direction. So the transpose of a scan is a scan in the othe
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,29 @@ from jaxgpuops.lax._reduce import max_p, min_p, sum_p
 from jaxgpuops.lax.softmax_primitives import logsumexp_p
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
+
+SHORT = 3  # axes of up to so many positions are scanned in one expression
+
+
+def _leaves(name, rows, avals, **_):
+    """Whether XLA is faster on a GPU, as measured on an H200.
+
+    It makes one loop of a scan along a short axis, its gradient, and what is around them. (But kernels load the rows of 16
+    bits by vectors.) These calls depend on the axis alone, and so do the bits of floats. Integers and extremes have the
+    same bits whoever scans them: of few elements along an axis of up to 32 positions XLA makes one loop, too, and of few
+    long columns beside each other a few kernels that do not wait for each other.
+    """
+    (outer, length, inner), dtype = rows, avals[0].dtype
+    forward = name in _FOLD or name == "linear_scan"
+    if 0 < length <= SHORT:
+        return name == "cumlogsumexp" or not (forward and inner == 1 and dtype.itemsize == 2)
+    exact = name in _FOLD and (dtype in INTEGERS or (name in ("cummax", "cummin") and dtype not in FLOATS8))
+    if not exact or len(avals) > 1:
+        return False
+    elements = outer * length * inner
+    if length <= 32:
+        return elements <= 1 << 17 if dtype.itemsize == 1 else length <= 16 and elements <= 1 << 16
+    return length > 1 << 12 and 1 < inner <= 32 and dtype.itemsize == 4 and elements <= 1 << 17
 
 
 def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
@@ -48,6 +72,7 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
         broadcasts=lambda count, initial=False, **_: (*broadcasts, *range(operands + initial, count)),
         shortest=shortest,
         plan=plan,
+        leaves=functools.partial(_leaves, name),
         **kwargs,
     )
 
@@ -134,6 +159,26 @@ def _sum_to(x, shape):
     return jnp.sum(x, axes, keepdims=True) if axes else x
 
 
+def _is_short(x, axis):
+    return isinstance(x.shape[axis], int) and 0 < x.shape[axis] <= SHORT
+
+
+def _accumulated(fold, operands, axis, reverse):
+    """`lax.associative_scan` of a tuple of arrays; along a short axis one position after the other, of which XLA makes one
+    loop."""
+    if not _is_short(operands[0], axis):
+        return lax.associative_scan(fold, operands, reverse=reverse, axis=axis)
+
+    def accumulated(*operands):
+        each = range(operands[0].shape[axis])
+        positions = [tuple(lax.slice_in_dim(x, i, i + 1, axis=axis) for x in operands) for i in each]
+        folds = list(itertools.accumulate(reversed(positions) if reverse else positions, fold))
+        folds = reversed(folds) if reverse else folds
+        return tuple(lax.concatenate(each, axis) for each in zip(*folds, strict=True))
+
+    return as_automatic(accumulated, tuple(jax.typeof(x).sharding.spec for x in operands), *operands)
+
+
 # ---- Linear recurrences: h_k = a_k h_{k-1} + b_k ---------------------------------------------------------------------
 
 
@@ -154,7 +199,7 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
         (a1, b1), (a2, b2) = before, after
         return jnp.where(a2 == 0, a2, _or_zero(a1, a2)), jnp.where(a2 == 0, b2, a2 * b1 + b2)
 
-    return (lax.associative_scan(fold, (a, b), reverse=reverse, axis=axis)[1].astype(dtype),)
+    return (_accumulated(fold, (a, b), axis, reverse)[1].astype(dtype),)
 
 
 linear_scan_p = _kernel(
@@ -400,8 +445,10 @@ def _cumulative_fallback(name):
             is_first = lax.broadcasted_iota(np.int32, y.shape, axis) == (y.shape[axis] - 1 if reverse else 0)
             h0 = h0.astype(y.dtype)
             y = jnp.where(is_first, _FOLD[name](jnp.broadcast_to(h0, y.shape), y), y)
-        if starts is None:
+        if starts is None and (name != "cumlogsumexp" or not _is_short(y, axis)):
             y = getattr(lax, name)(y, axis, reverse)
+        elif starts is None:
+            [y] = _accumulated(lambda before, after: (jnp.logaddexp(*before, *after),), (y,), axis, reverse)
         else:
 
             def fold(before, after):
@@ -409,7 +456,7 @@ def _cumulative_fallback(name):
                 return before[0] | begins, jnp.where(begins, y, _FOLD[name](x, y))
 
             begins = jnp.broadcast_to(_cut(starts, axis, reverse), x.shape)
-            y = lax.associative_scan(fold, (begins, y), reverse=reverse, axis=axis)[1]
+            y = _accumulated(fold, (begins, y), axis, reverse)[1]
         if exclusive:
             y = _previous(y, axis, reverse, _identity(name, x.dtype), starts)
             y = jnp.where(is_first, h0, y) if initial else y

@@ -129,11 +129,15 @@ cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
 }
 
-// A block walks over the tiles of `columns` columns. `slots`: two for folds in shared memory, or none.
+// A block walks over the tiles of `columns` columns, or each block of a cluster has one of these tiles.
 template <class Policy, class Work>
-cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, int slots, size_t columns) {
-  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
-  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
+cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
+  const int slots = Work::kFoldsAll || plan.axis_warps > 1 ? kLoopSlots : 0;
+  size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
+  if (plan.cluster > 1) bytes += plan.cluster * columns * sizeof(typename Policy::State);
+  Launch shape{dim3(p.strips * plan.cluster), dim3(plan.threads()), bytes};
+  shape.cluster = plan.cluster;
+  return launch(stream, shape, scan_columns<Policy, Work>, p);
 }
 
 template <class Policy>
@@ -166,8 +170,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
       case Algorithm::kChunkLookAhead:
         if (kShared != (plan.algorithm == Algorithm::kRowLookAhead)) break;
         return launch_shared_rows<Policy>(stream, plan, p);
-      case Algorithm::kColumns:
-        return launch_columns<Policy, Columns<Policy>>(stream, plan, p, plan.axis_warps == 1 ? 0 : 2, columns);
+      case Algorithm::kColumns: return launch_columns<Policy, Columns<Policy>>(stream, plan, p, columns);
       case Algorithm::kColumnLookAhead:
         return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
       default: break;
@@ -176,7 +179,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
-    case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, 2, p.width);
+    case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, p.width);
     case Algorithm::kSpanLookAhead: return launch_look_ahead<Policy, Spans<Policy>>(stream, plan, p, p.width);
     default: return cudaErrorInvalidValue;
   }

@@ -26,7 +26,7 @@ struct Parameters {
   int64_t length;
   int tile, tiles;
   unsigned strips;
-  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
+  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages, cluster;
   int threads;      // threads of a block, without those that look ahead
   int runs, width;  // kSpans: runs of a warp, columns of a span
   // Parts into which `inner` is cut, each of `width` columns; 0 if a block has whole outer indices of a short axis.

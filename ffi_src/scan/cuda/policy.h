@@ -446,11 +446,24 @@ struct LogSumExpWeights {
     const Acc d = low == high ? Acc{0} : low - high;
     return o.segmented && d > 1 ? Acc{1} : d;
   }
+  // The results before and after a position, in the direction of the forward call.
+  JAXGPUOPS_FN static Acc before(const In<Acc>& in, const Options& o) { return o.exclusive ? in.y : in.neighbour; }
+  JAXGPUOPS_FN static Acc after(const In<Acc>& in, const Options& o) { return o.exclusive ? in.neighbour : in.y; }
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
-    const Acc before = o.exclusive ? in.y : in.neighbour, after = o.exclusive ? in.neighbour : in.y;
     const bool nothing = in.a == -std::numeric_limits<Acc>::infinity();
-    const Acc log = difference(before, after, o);
-    return {exp_below_one(log), nothing ? Acc{0} : exp_below_one(difference(in.a, after, o)), log};
+    const Acc log = difference(before(in, o), after(in, o), o);
+    return {exp_below_one(log), nothing ? Acc{0} : exp_below_one(difference(in.a, after(in, o), o)), log};
+  }
+  // The logarithm of the factor of a run of n positions: the differences between them add up to that of its ends.
+  template <int n, class At>
+  JAXGPUOPS_FN static Acc log_of_run(At at, const Options& o) {
+    if (o.segmented) {
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        if (at(i).start) return -std::numeric_limits<Acc>::infinity();
+    }
+    return o.transpose ? difference(before(at(n - 1), o), after(at(0), o), o)
+                       : difference(before(at(0), o), after(at(n - 1), o), o);
   }
 };
 
@@ -473,15 +486,15 @@ struct AnyWeights {
   }
 };
 
-// Factors, weights and logarithms that were computed before and are passed as x, y and neighbour.
+// Factors and weights that were computed before and are passed as a and y. (The logarithm is that of a whole run.)
 template <class E>
 struct ReadyWeights {
   using Element = E;
   using Acc = typename E::Acc;
   static constexpr bool kNeighbour = false;
-  JAXGPUOPS_FN static bool by_log(const Options& o) { return AnyWeights<E>::by_log(o); }
+  JAXGPUOPS_FN static bool by_log(const Options&) { return false; }
   JAXGPUOPS_FN static Acc edge(const Options&) { return Acc{0}; }
-  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options&) { return {in.a, in.y, in.neighbour}; }
+  JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options&) { return {in.a, in.y, {}}; }
 };
 
 template <class W>
@@ -550,14 +563,26 @@ template <>
 constexpr bool kCutParts<General<Integer<uint8_t>>> = true;
 constexpr int kPart = 16;
 
-// The exponentials that fold_run() keeps for step_run() of the same n positions. To compute them again would cost more
-// than the registers do.
+template <class Policy>
+constexpr bool kAnyWeights = false;
+template <class E>
+constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
+// Whether fold_run() keeps factors and weights for step_run(): of more positions there are too few registers for that.
+template <class Policy, int n>
+constexpr bool kKeepsWeights = kAnyWeights<Policy> && n <= 8;
+
+// What fold_run() keeps for step_run() of the same n positions: exponentials, or factors and weights. To compute them
+// again would cost more than the registers do.
 template <class Policy, int n>
 struct Kept {};
 template <class E, int n>
 struct Kept<Cumulative<LogSumExp<E>, false>, n> {
   static constexpr int kOne = n < kPart ? n : kPart;
   typename E::Acc maximum[n / kOne], sums[n];
+};
+template <class E, int n>
+struct Kept<Tangent<AnyWeights<E>>, n> {
+  In<typename E::Acc> in[kKeepsWeights<Tangent<AnyWeights<E>>, n> ? n : 1];
 };
 
 template <class Policy>
@@ -571,14 +596,8 @@ JAXGPUOPS_FN void make_ready(In<typename W::Acc> (&in)[n], At at, const Options&
     const auto weights = W::of(in[i], o);
     in[i].a = weights.factor;
     in[i].y = weights.weight;
-    in[i].neighbour = weights.log;
   }
 }
-
-template <class Policy>
-constexpr bool kAnyWeights = false;
-template <class E>
-constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
 
 // Calls body(policy, at, options) for a run of n positions. For AnyWeights, it first computes the factors and weights
 // of all n positions, so that the operator is tested once and not for each position.
@@ -626,6 +645,14 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   }
 }
 
+// Sets the logarithm of the factor of `state` after n positions more than `before`, if its factor is one.
+template <class Policy, int n, class State, class At>
+JAXGPUOPS_FN void set_log(State& state, const State& before, At at, const Options& o) {
+  if constexpr (kAnyWeights<Policy>)
+    if (AnyWeights<typename Policy::Element>::by_log(o))
+      state.factor = before.factor + LogSumExpWeights<typename Policy::Element>::template log_of_run<n>(at, o);
+}
+
 // Folds a run of n positions. Layout::kSpans does not use it.
 template <class Policy, int n, class At>
 JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
@@ -640,10 +667,15 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept
       state = begin == 0 ? part : Policy::combine(state, part, options);
     }
   } else {
-    with_constants<Policy, n, false>(at, options, [&](auto policy, auto at, const Options& o) {
-      state = policy.first(at(0), o);
+    with_constants<Policy, n, false>(at, options, [&](auto policy, auto ready, const Options& o) {
+      state = policy.first(ready(0), o);
 #pragma unroll
-      for (int i = 1; i < n; ++i) policy.step(state, at(i), o);
+      for (int i = 1; i < n; ++i) policy.step(state, ready(i), o);
+      set_log<Policy, n>(state, Policy::identity(o), at, o);
+      if constexpr (kKeepsWeights<Policy, n>) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) kept.in[i] = ready(i);
+      }
     });
   }
   return state;
@@ -655,21 +687,38 @@ JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
   return fold_run<Policy, n>(at, options, kept);
 }
 
-// Folds n positions into `state`; only Layout::kSpans uses it.
-template <class Policy, int n, class At>
+// Folds n positions into `state`.
+template <class Policy, int n, bool kSpans = false, class At>
 JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
   if constexpr (kByParts<Policy>) {
     state = Policy::combine(state, fold_run<Policy, n>(at, options), options);
   } else {
-    with_constants<Policy, n, true>(at, options, [&](auto policy, auto at, const Options& o) {
+    const typename Policy::State before = state;
+    with_constants<Policy, n, kSpans>(at, options, [&](auto policy, auto ready, const Options& o) {
 #pragma unroll
-      for (int i = 0; i < n; ++i) policy.step(state, at(i), o);
+      for (int i = 0; i < n; ++i) policy.step(state, ready(i), o);
+      set_log<Policy, n>(state, before, at, o);
     });
   }
 }
 
 // Folds n positions into `state`, and calls put(i, result) for each.
 template <class Policy, int n, bool kSpans = false, class At, class Put>
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
+  if constexpr (kByParts<Policy>) {
+    Kept<Policy, n> kept;
+    fold_run<Policy, n>(at, options, kept);
+    step_run<Policy, n>(state, at, options, put, kept);
+  } else {
+    with_constants<Policy, n, kSpans>(at, options, [&](auto policy, auto at, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) put(i, policy.step(state, at(i), o));
+    });
+  }
+}
+
+// The same after fold_run() of these positions. Layout::kSpans does not use it.
+template <class Policy, int n, class At, class Put>
 JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
                            const Kept<Policy, n>& kept) {
   if constexpr (kByParts<Policy>) {
@@ -686,19 +735,14 @@ JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& 
 #pragma unroll
       for (int i = 0; i < kOne; ++i) put(begin + i, Out<typename Policy::Acc>{results[i], {}});
     }
-  } else {
-    with_constants<Policy, n, kSpans>(at, options, [&](auto policy, auto at, const Options& o) {
+  } else if constexpr (kKeepsWeights<Policy, n>) {
+    Options plain = {};  // other tangents take Layout::kSpans
+    plain.transpose = true;
 #pragma unroll
-      for (int i = 0; i < n; ++i) put(i, policy.step(state, at(i), o));
-    });
+    for (int i = 0; i < n; ++i) put(i, Tangent<ReadyWeights<typename Policy::Element>>::step(state, kept.in[i], plain));
+  } else {
+    step_run<Policy, n>(state, at, options, put);
   }
-}
-
-template <class Policy, int n, bool kSpans = false, class At, class Put>
-JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
-  Kept<Policy, n> kept;
-  if constexpr (kByParts<Policy>) fold_run<Policy, n>(at, options, kept);
-  step_run<Policy, n, kSpans>(state, at, options, put, kept);
 }
 
 }  // namespace jaxgpuops::scan

@@ -50,38 +50,42 @@ class Rows : public BetweenWarps<Policy> {
     rows = last ? static_cast<int>(p.columns - first) : 32;
     packs = reinterpret_cast<Pack*>(dynamic_shared_memory()) + warp * (kBytesOfWarp / 16);
     origin = (p.backward ? length - p.tile : 0) + part * kOfWarp;
-    const Where pack = where<false>(lane * kInPack);
+    const Where pack = where(lane * kInPack);
     moved = pack.row * length + pack.at;
     if (last || p.length != p.tile) {
       there = 0;
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
-        if (where<false>((u * 32 + lane) * kInPack).there) there |= 1u << u;
+        if (where((u * 32 + lane) * kInPack).there) there |= 1u << u;
     }
   }
 
   // Called by all lanes of a warp.
   __device__ void load(Tile& tile) const {
-    fetch(0, static_cast<const Bits*>(p.operands[0]));
-    if constexpr (Policy::kBroadcast) {
-      const auto* const a = static_cast<const Bits*>(p.operands[1]);
-      if (p.a.axis_stride != 0 && p.a.outer.groups == 1 && p.a.outer.stride[0] == p.length) {
-        fetch(1, a);
-      } else {
-        fetch_rows(1, a, row() < p.columns ? p.a.outer(row()) : 0);
-      }
-    } else {
-#pragma unroll
-      for (int o = 1; o < Policy::kOperands; ++o) fetch(o, static_cast<const Bits*>(p.operands[o]));
-    }
-    commit_async_copies();
     constexpr int kLast = Policy::kOperands - 1;
-    Bits beside = {};  // the neighbour of the warp's part of the row
+    // The neighbour of the warp's part of the row. It is loaded first, since the compiler would move the load to where
+    // the copies have ended: rows took an eighth longer.
+    Bits beside = {};
     if constexpr (Policy::kNeighbour) {
       const int q = position() + (p.neighbour_before ? -1 : kRun);
       if (lane == (p.neighbour_before ? 0 : 31) && row() < p.columns && q >= 0 && q < length)
         beside = static_cast<const Bits*>(p.operands[kLast])[row() * p.length + index(q)];
     }
+    if (p.aligned) {
+      const int64_t from = first * p.length + moved;
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!Policy::kBroadcast || o != 1 || dense_a()) fetch(o, static_cast<const Bits*>(p.operands[o]) + from);
+    } else {
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!Policy::kBroadcast || o != 1 || dense_a())
+          fetch_each(o, static_cast<const Bits*>(p.operands[o]) + first * p.length,
+                     [&](int row) { return row * length; });
+    }
+    if constexpr (Policy::kBroadcast)
+      if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
+    commit_async_copies();
     tile.starts = starts();
     wait_for_async_copies<0>();
     __syncwarp();
@@ -205,16 +209,24 @@ class Rows : public BetweenWarps<Policy> {
   }
 
   // Where an element of the warp's part is, in the order of memory: its row, its place in the row, and whether it
-  // exists.
+  // exists. The row is that of element e - lane % 32, too.
   struct Where {
     int row, at;
     bool there;
   };
-  template <bool kOneRow>
-  __device__ Where where(int e) const {
-    const int row = kOneRow ? 0 : e / kRun >> p.run_bits;
-    const int at = origin + (kOneRow ? e : e - (row * kRun << p.run_bits));
+  __device__ Where where(int e, int in_row) const {
+    const int row = in_row / kRun >> p.run_bits;
+    const int at = origin + e - (row * kRun << p.run_bits);
     return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+  }
+  __device__ Where where(int e) const { return where(e, e); }
+  // The i-th of the elements that the lane copies one by one. A row has more than 32, so its row is that of other
+  // lanes. kOneRow: the warp has only one row.
+  template <bool kOneRow>
+  __device__ Where where_element(int i) const {
+    if (!kOneRow) return where(i * 32 + lane, i * 32);
+    const int at = origin + i * 32 + lane;
+    return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
 
   // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
@@ -226,13 +238,15 @@ class Rows : public BetweenWarps<Policy> {
     return (u & 1 ? one : 0) + (u & 2 ? two : 0);
   }
 
-  // Starts to load the warp's part of an operand.
-  __device__ void fetch(int operand, const Bits* data) const {
-    data += first * p.length;
-    if (!p.aligned) return fetch_rows(operand, data, (lane >> p.run_bits) * p.length);
+  // Whether rows of the operand a follow each other in memory.
+  __device__ bool dense_a() const {
+    return p.a.axis_stride != 0 && p.a.outer.groups == 1 && p.a.outer.stride[0] == p.length;
+  }
+
+  // Starts to load the warp's part of an operand, of which the lane copies `from` first.
+  __device__ void fetch(int operand, const Bits* from) const {
 #pragma unroll
-    for (int u = 0; u < kPacks; ++u)
-      copy_async_or_clear(memory_order(operand, u), data + moved + step(u), there >> u & 1);
+    for (int u = 0; u < kPacks; ++u) copy_async_or_clear(memory_order(operand, u), from + step(u), there >> u & 1);
   }
 
   // Starts to load an operand whose rows do not follow each other in memory, or have one element for the whole row. The
@@ -250,28 +264,34 @@ class Rows : public BetweenWarps<Policy> {
     if (p.aligned) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
-        const Where from = where<false>((u * 32 + lane) * kInPack);
+        const Where from = where((u * 32 + lane) * kInPack);
         const Bits* const pack = data + shuffle_from(at, from.row << p.run_bits) + from.at;
         copy_async_or_clear(memory_order(operand, u), pack, from.there);
       }
-    } else if (p.run_bits == 5) {
-      fetch_elements<true>(operand, data, at);
     } else {
-      fetch_elements<false>(operand, data, at);
+      fetch_each(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
     }
   }
 
-  template <bool kOneRow>
-  __device__ void fetch_elements(int operand, const Bits* data, int64_t at) const {
-    if (kOneRow) data += at;
+  // `row_at(row)` is where a row begins in `data`.
+  template <class RowAt>
+  __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
+    if (p.run_bits == 5) {
+      fetch_elements<true>(operand, data + row_at(0), row_at);
+    } else {
+      fetch_elements<false>(operand, data, row_at);
+    }
+  }
+  template <bool kOneRow, class RowAt>
+  __device__ void fetch_elements(int operand, const Bits* data, RowAt row_at) const {
     constexpr int kAtOnce = kRun < 16 ? kRun : 16;
 #pragma unroll
     for (int begin = 0; begin < kRun; begin += kAtOnce) {
       Bits values[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const Where from = where<kOneRow>((begin + i) * 32 + lane);
-        const Bits* const row = kOneRow ? data : data + shuffle_from(at, from.row << p.run_bits);
+        const Where from = where_element<kOneRow>(begin + i);
+        const Bits* const row = kOneRow ? data : data + row_at(from.row);
         values[i] = from.there ? row[from.at] : Bits{};
       }
 #pragma unroll
@@ -289,7 +309,7 @@ class Rows : public BetweenWarps<Policy> {
       for (int i = 0; i < kAtOnce; ++i) values[i] = *element(result, begin + i);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const Where to = where<kOneRow>((begin + i) * 32 + lane);
+        const Where to = where_element<kOneRow>(begin + i);
         if (to.there) data[to.row * length + to.at] = values[i];
       }
     }

@@ -25,7 +25,7 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true, kClusters = true;
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
@@ -208,12 +208,13 @@ class Spans : public BetweenWarps<Policy> {
       read(stage, place, image, run, r, words);
       if constexpr (kCutParts<Policy>) {
         if (words.starts == 0 && Policy::is_uncut(p.options)) {
-          fold_on<typename Policy::Uncut, kTogether>(state.value, [&](int j) { return input(words, j); }, p.options);
+          fold_on<typename Policy::Uncut, kTogether, true>(
+              state.value, [&](int j) { return input(words, j); }, p.options);
           continue;
         }
       }
       if constexpr (kByParts<Policy> || kAnyWeights<Policy>) {
-        fold_on<Policy, kTogether>(state, [&](int j) { return input(words, j); }, p.options);
+        fold_on<Policy, kTogether, true>(state, [&](int j) { return input(words, j); }, p.options);
       } else {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) Policy::step(state, input(words, j), p.options);
