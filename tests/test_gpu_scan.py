@@ -29,7 +29,7 @@ REGIMES = {
     "look-ahead, across, by words": ((2, 9001, 70), 1),
     "spans": ((600, 5003, 3), 1),
     "spans, a tile": ((40, 163, 23), 1),
-    "spans, a cluster": ((3, 4103, 3), 1),
+    "spans, a cluster": ((3, 4103, 3), 1),  # of recurrences and gradients
     "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
     "look-ahead, spans": ((2, 50_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),

@@ -291,7 +291,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
-  const bool cluster = plan.layout == Layout::kSpans && !enough && forced < 0 &&
+  const bool cluster = plan.layout == Layout::kSpans && operands > 1 && !enough && forced < 0 &&
                        plan.tiles <= std::min<int64_t>(kClusterTiles, gpu.max_cluster) &&
                        plan.strips * plan.tiles <= 2 * gpu.multiprocessors;
   if (cluster) {

@@ -52,7 +52,7 @@ struct Plan {
   int levels = 1;        // levels of the tree in which sums of tiles are folded
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
   int stages = 1;        // tiles that a block has in shared memory at a time
-  int cluster = 1;       // kSpans: blocks of a cluster, each of which has one of the tiles
+  int cluster = 1;       // kSpans, more than one operand: blocks of a cluster, each with one of the tiles
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // workspace of one outer index
 

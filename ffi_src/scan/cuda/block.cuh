@@ -26,7 +26,7 @@ struct Parameters {
   int64_t length;
   int tile, tiles;
   unsigned strips;
-  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages, cluster;
+  int run_bits, axis_warps, column_bits, per_lane, levels, late, stages;
   int threads;      // threads of a block, without those that look ahead
   int runs, width;  // kSpans: runs of a warp, columns of a span
   // Parts into which `inner` is cut, each of `width` columns; 0 if a block has whole outer indices of a short axis.
@@ -49,6 +49,7 @@ struct Parameters {
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
+  int cluster;                              // blocks of a cluster, each of which has one of the tiles
 };
 
 // ---- Words and barriers ---------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true, kClusters = true;
+  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
+  static constexpr bool kClusters = Policy::kOperands > 1;
   static constexpr int kWidth = 1, kTileExtras = 1;
   static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
