@@ -26,7 +26,7 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
   const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
-  return small_walk(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
+  return small_form(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
 }
 
 }  // namespace jaxgpuops::reduce

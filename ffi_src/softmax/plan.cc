@@ -5,7 +5,7 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_walk() is asked
+constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_form() is asked
 
 // These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {
@@ -67,7 +67,7 @@ bool takes_logits(const Problem& problem) {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
   const RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
-  return plain && !problem.general ? small_walk(plan, problem.rows, kSmallElements) : plan;
+  return plain && !problem.general ? small_form(plan, problem.rows, kSmallElements) : plan;
 }
 
 }  // namespace jaxgpuops::softmax
