@@ -141,7 +141,7 @@ KERNELS = {
     | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
     | {"spans": "scan_columns", "span_look_ahead": "scan_look_ahead"},
     "row_engine": {
-        "small": "small_(fold_)?kernel",
+        "small": "small_(flat_)?kernel",
         "rows": "((lean_)?rows|spread|wide|sweep|gradient)_kernel",
         "rows_tiles": "(part_)?tile_kernel",
     }

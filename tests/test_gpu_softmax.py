@@ -44,6 +44,7 @@ REGIMES = {
     "few columns of three batches": ((50, 21, 5), 1),
     "few columns, of two warps": ((50, 31, 5), 1),
     "few columns, of eight warps": ((50, 127, 5), 1),
+    "few flat columns": ((30, 500, 3), 1),
     "flat columns": ((300, 100, 5), 1),
     "columns, vectors": ((64, 1024, 256), 1),
     "columns, cluster": ((16, 1001, 132), 1),

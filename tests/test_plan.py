@@ -494,6 +494,14 @@ def test_few_elements():
         assert small(reduce_planner("sum", dtype, False), length, inner, most) == walked
         for op, masked in (("max", False), ("dot", False), ("sum", True)):
             assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
+    for op, dtype in itertools.product(("softmax", "logsumexp", "sum"), ("bfloat16", "float64")):
+        planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
+        most = 264 if op == "softmax" else 132
+        for length, inner in ((130, 3), (600, 5)):
+            takes = [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in (1, most, most + 1)]
+            assert takes == few, (op, dtype, length, inner)
+    planner = softmax_planner("softmax", "float32", False)
+    assert [planner(1, length, 5, 90)["algorithm"] for length in (1638, 1639)] == ["small", "columns_flat"]
     assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats are added in another order
     for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
         exact = op == "cummax"

@@ -242,7 +242,8 @@ COLUMNS = [
     (660, 30, 5),  # walked
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
-    (40, 100, 5),  # flat rows
+    (40, 100, 5),  # few elements; flat rows
+    (300, 100, 5),
     (2, 1001, 16),
     (2, 8093, 5),  # split flat rows
     (2, 1101, 2051),  # slices of flat rows

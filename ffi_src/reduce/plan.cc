@@ -19,13 +19,14 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.fast = !is_rare(problem.dtype) && !problem.masked;
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
+  traits.lean = traits.fast && problem.op == Op::kSum;
   traits.strips =
       traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   traits.swept = is_rare(problem.dtype) && !problem.masked;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
   const RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
-  return small_walk(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
+  return small_form(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
 }
 
 }  // namespace jaxgpuops::reduce

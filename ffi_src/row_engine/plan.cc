@@ -23,7 +23,9 @@ constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
 constexpr int64_t kLateColumns = 2;       // the most columns whose statistics a warp merges before it writes results
 
-constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_walk() prefers
+constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
+constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
+constexpr int64_t kSmallFlatRows = 132;  // the most such rows; twice as many with results
 
 constexpr int kTeamWarps = 4;        // warps of a block if each warp has its own rows
 constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
@@ -466,8 +468,15 @@ RowPlan held_in_registers(RowPlan plan) {
   return plan;
 }
 
-// The warps that share a column divide it as those of walking kernels do.
-RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
+RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat && !plan.split && plan.slices == 1 &&
+      rows.length * rows.inner <= kSmallFlat && rows.outer <= (plan.traits.output ? 2 : 1) * kSmallFlatRows) {
+    RowPlan small = plan;
+    small.algorithm = RowAlgorithm::kSmall;
+    small.flat = true;
+    small.block_warps = std::min(kSmallFlatWarps, plan.block_warps * 16 / plan.traits.item_bytes);
+    return small;
+  }
   // kColumns with eight positions in a lane adds them up in the order of a walk, so its bits are those of small_kernel,
   // too.
   const bool held =
@@ -475,6 +484,7 @@ RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most) {
   const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);
   if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
     return plan;
+  // The warps that share a column divide it as those of walking kernels do.
   RowPlan small;
   small.algorithm = RowAlgorithm::kSmall;
   small.traits = plan.traits;

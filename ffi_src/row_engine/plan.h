@@ -37,7 +37,7 @@ struct RowTraits {
   bool masked = false;  // there may be masks: columns are read one by one
   bool output = true;   // the call has results of the full shape
   bool label = false;   // each row has a label, an element that must be found before the row is read
-  bool lean = false;    // this call has only statistics; a kernel of few registers is for that (Sharing::kStatistics)
+  bool lean = false;    // this call has only statistics, and there are kernels of few registers for that
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns
@@ -63,14 +63,15 @@ constexpr int kAlongWarps = 8;  // warps of a block whose lanes go along the axi
 constexpr int kMaxSerialUnits = 16;  // the most units whose statistics one lane merges
 // The most warps along the axis, and the most blocks of a cluster, because half a warp merges their statistics.
 constexpr int kMaxColumnWarps = 16;
-constexpr int kMaxFlatSpans = 512;  // the most spans whose statistics one warp merges
-constexpr int kSweepWarps = 16;     // the most warps of a block of sweep_kernel
-constexpr int kMaxSweptSpans = 64;  // the most spans of a block of sweep_kernel
-constexpr int kWalkWarps = 8;       // warps of a block of a walking kernel, unless more share its columns
-constexpr int kFlatWarps = 16;      // the most warps of a block that reads flat rows
-constexpr int kSmallWarps = 16;     // the most warps of a block of small_kernel, and the most that share a column
-constexpr int kSmallBeside = 8;     // the most columns of a warp of small_kernel
-constexpr int kSmallStep = 4;       // positions that small_kernel adds up before it checks whether there are more
+constexpr int kMaxFlatSpans = 512;   // the most spans whose statistics one warp merges
+constexpr int kSweepWarps = 16;      // the most warps of a block of sweep_kernel
+constexpr int kMaxSweptSpans = 64;   // the most spans of a block of sweep_kernel
+constexpr int kWalkWarps = 8;        // warps of a block of a walking kernel, unless more share its columns
+constexpr int kFlatWarps = 16;       // the most warps of a block that reads flat rows
+constexpr int kSmallFlatWarps = 32;  // the most warps of a block of small_flat_kernel
+constexpr int kSmallWarps = 16;      // the most warps of a block of small_kernel, and the most that share a column
+constexpr int kSmallBeside = 8;      // the most columns of a warp of small_kernel
+constexpr int kSmallStep = 4;        // positions that small_kernel adds up before it checks whether there are more
 
 // Positions along the axis that a lane of a column kernel holds.
 constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
@@ -115,6 +116,7 @@ struct RowPlan {
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
   int64_t part_length = 0;    // positions of a block
   int64_t result_length = 0;  // split: positions of a block of the kernel that writes results
+  bool flat = false;          // kSmall: in the order of kColumnsFlat
   bool split = false;         // statistics of parts go through the workspace
   bool late = false;  // split: no kernel of its own merges statistics, since each block that writes results does so
   // Rows and columns.
@@ -141,10 +143,10 @@ struct RowTuning {
 // not. Must not be called for rows or columns that no cluster can hold.
 RowPlan held_in_registers(RowPlan plan);
 
-// Replaces a plan by that of the kernel for few elements, if results keep their bits; else returns `plan`. It is for
-// columns that `plan` walks along, in arrays of at most `most` elements, and for operations on one array, without masks
-// and labels.
-RowPlan small_walk(const RowPlan& plan, const Rows& rows, int64_t most);
+// Replaces a plan by that of a kernel for few elements, if results keep their bits; else returns `plan`. These kernels
+// are for columns, and for operations on one array, without masks and labels. Of columns that `plan` walks along, an
+// array has at most `most` elements.
+RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most);
 
 // `workspace_bytes` < 0 asks for the best plan. Otherwise the caller has a workspace of that size, and the plan needs
 // no more: a sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either

@@ -6,7 +6,7 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_walk() is asked
+constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_form() is asked
 
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
@@ -108,7 +108,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
-  return plain && !problem.general ? small_walk(plan, problem.rows, kSmallElements) : plan;
+  return plain && !problem.general ? small_form(plan, problem.rows, kSmallElements) : plan;
 }
 
 }  // namespace jaxgpuops::softmax

@@ -49,6 +49,7 @@ struct Reduction {
   __device__ static void with_sum_args(const Args& args, F f) {
     f(args);
   }
+  __device__ static Args of_statistics(const Args& args) { return args; }
   __device__ static Bits pad(const Args& args, int) { return args.none; }
   __device__ static Acc guard(Acc peak) { return peak; }
   __device__ static Acc scaled(int, Acc sum, Acc) { return sum; }

@@ -161,6 +161,30 @@ __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const Fla
   }
 }
 
+// Merges rows of statistics in shared memory. kFold of them are merged into one, again and again, until one is left.
+template <class P>
+__device__ __forceinline__ void fold_flat(Stat<P>* stats, int rows, int columns) {
+  constexpr int kFold = 4;
+#pragma unroll 1
+  while (rows > 1) {
+    const int kept = (rows + kFold - 1) / kFold, apart = kept * columns, end = rows * columns;
+    for (int c = threadIdx.x; c < apart; c += blockDim.x) {
+      Stat<P> part[kFold], merged = Stat<P>::none();
+#pragma unroll
+      for (int t = 0; t < kFold; ++t) {
+        part[t] = c + t * apart < end ? stats[c + t * apart] : Stat<P>::none();
+        if constexpr (P::kPeak) merged.of[0] = P::larger(merged.peak(), part[t].peak());
+      }
+      const auto shift = P::guard(merged.peak());
+#pragma unroll
+      for (int t = 0; t < kFold; ++t) add_stat<P>(merged, part[t], shift);
+      stats[c] = merged;
+    }
+    __syncthreads();
+    rows = kept;
+  }
+}
+
 template <class P>
 __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     flat_kernel(const __grid_constant__ FlatParameters<P> f) {
@@ -223,9 +247,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     });
   }
 
-  // The `deep` rows of threads have statistics of the same columns. kFold rows are merged into one, again and again,
-  // until one is left.
-  constexpr int kFold = 4;
+  // The `deep` rows of threads have statistics of the same columns.
   auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
   const int all = f.across * f.deep * kWidth;
   const int columns = f.slices == 1 ? static_cast<int>(p.inner) : f.across * kWidth;
@@ -234,23 +256,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     for (int i = 0; i < kWidth; ++i) stats[threadIdx.x * kWidth + i] = stat[i];
   }
   __syncthreads();
-  for (int rows = all / columns; rows > 1;) {
-    const int kept = (rows + kFold - 1) / kFold, apart = kept * columns, end = rows * columns;
-    for (int c = threadIdx.x; c < apart; c += blockDim.x) {
-      Stat<P> part[kFold], merged = Stat<P>::none();
-#pragma unroll
-      for (int t = 0; t < kFold; ++t) {
-        part[t] = c + t * apart < end ? stats[c + t * apart] : Stat<P>::none();
-        if constexpr (P::kPeak) merged.of[0] = P::larger(merged.peak(), part[t].peak());
-      }
-      const auto shift = P::guard(merged.peak());
-#pragma unroll
-      for (int t = 0; t < kFold; ++t) add_stat<P>(merged, part[t], shift);
-      stats[c] = merged;
-    }
-    __syncthreads();
-    rows = kept;
-  }
+  fold_flat<P>(stats, all / columns, columns);
   if (p.phase == Phase::kPartial) let_dependents_start();
   auto* const finals =
       reinterpret_cast<typename P::Final*>(dynamic_shared_memory() + (all * sizeof(Stat<P>) + 15) / 16 * 16);

@@ -85,14 +85,14 @@ struct Call {
     return rows_kernel<P, kVectors, kSharing, false>;
   }
 
-  template <bool kAligned>
   Kernel lean_rows() const {
+    if (!p.aligned) return lean_rows_kernel<P, -1>;
     switch (plan.lane_bits) {
-      case 1: return lean_rows_kernel<P, kAligned, 1>;
-      case 2: return lean_rows_kernel<P, kAligned, 2>;
-      case 3: return lean_rows_kernel<P, kAligned, 3>;
-      case 4: return lean_rows_kernel<P, kAligned, 4>;
-      case 5: return lean_rows_kernel<P, kAligned, 5>;
+      case 1: return lean_rows_kernel<P, 1>;
+      case 2: return lean_rows_kernel<P, 2>;
+      case 3: return lean_rows_kernel<P, 3>;
+      case 4: return lean_rows_kernel<P, 4>;
+      case 5: return lean_rows_kernel<P, 5>;
     }
     return nullptr;
   }
@@ -112,7 +112,7 @@ struct Call {
       if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
       if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kTeam>();
       if constexpr (kLean<P>)
-        if (plan.vectors == kLeanVectors && p.out == nullptr) return p.aligned ? lean_rows<true>() : lean_rows<false>();
+        if (plan.vectors == kLeanVectors && p.out == nullptr) return lean_rows();
       if constexpr (P::kLarge)
         if (plan.vectors == 8) return rows<8, Sharing::kTeam>();
     } else {

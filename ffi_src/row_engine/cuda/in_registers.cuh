@@ -183,7 +183,7 @@ constexpr bool kOftenStatistics = P::kOutput && P::kOperands == 1;
 
 // True for operations with a kernel for statistics of short rows (lean_rows_kernel).
 template <class P>
-constexpr bool kLean = kOftenStatistics<P> && P::kFast && !P::kHole;
+constexpr bool kLean = P::kOperands == 1 && P::kSums > 0 && P::kFast && !P::kHole;
 
 // True for operations that prefetch later rows into the L2 cache (RowPlan::ahead). With two arrays that was slower.
 template <class P>
@@ -541,18 +541,20 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
 // With two vectors in a lane and not four, the work on a row after it has been loaded takes half as long, but there are
 // twice as many warps, and some work is the same for every warp. That part is small here: all lanes have the same
 // number of elements, only numbers are written, addresses follow from the thread's number, and the number of lanes is a
-// constant (as a variable it took a tenth more instructions, and 1 % of the time of rows of 512 bytes).
-template <class P, bool kAligned, int kLaneBits>
+// constant (as a variable it took a tenth more instructions, and 3 % of the time of rows of 512 bytes), unless rows are
+// not aligned, which is rare (kLaneBits < 0).
+template <class P, int kLaneBits>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __grid_constant__ Parameters<P> p) {
   using Bits = typename P::Element::Bits;
   using Lane = Held<P, kLeanVectors, true>;
   const auto args = P::of_statistics(p.args);
-  constexpr unsigned kLanes = 1u << kLaneBits;
-  const unsigned slot = threadIdx.x % kLanes;
-  const int64_t outer = uint64_t{blockIdx.x} * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+  constexpr bool kAligned = kLaneBits >= 0;
+  const int lane_bits = kAligned ? kLaneBits : p.lane_bits;
+  const unsigned lanes = 1u << lane_bits, slot = threadIdx.x & (lanes - 1);
+  const int64_t outer = uint64_t{blockIdx.x} * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
   const bool exists = outer < p.columns;
 
-  // Unit j of thread t (of all threads) is vector kLeanVectors * t - slot + j * kLanes. A thread without a row reads
+  // Unit j of thread t (of all threads) is vector kLeanVectors * t - slot + j * lanes. A thread without a row reads
   // the first row of its block.
   const unsigned mine = exists ? kLeanVectors * threadIdx.x - slot : slot;
   const auto* const from = static_cast<const unsigned char*>(p.operands[0]) +
@@ -560,7 +562,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __
   Lane lane;
 #pragma unroll
   for (int j = 0; j < kLeanVectors; ++j) {
-    const auto* const unit = from + kLanes * (16 * j);
+    const auto* const unit = from + lanes * (16 * j);
     if constexpr (kAligned) {
       lane.raw[0][j] = load_pack(reinterpret_cast<const Pack*>(unit));
     } else {
@@ -569,11 +571,11 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) lean_rows_kernel(const __
     }
   }
 
-  Stat<P> stat;
-  stat.of[0] = merged_peak<P>(lane.peak(args), 0, kLaneBits);
-  const auto shift = P::guard(stat.peak());
+  Stat<P> stat = {};
+  if constexpr (P::kPeak) stat.of[0] = merged_peak<P>(lane.peak(args), 0, lane_bits);
+  const auto shift = P::guard(stat.peak());  // not used if the operation has no peak
   P::with_sum_args(args, [&](const auto& known) { stat.sum(0) = lane.sum(known, 0, shift, 0, Lane::kWidth); });
-  stat.sum(0) = merged_sum(stat.sum(0), 0, kLaneBits);
+  stat.sum(0) = merged_sum(stat.sum(0), 0, lane_bits);
   if (!exists || slot != 0) return;
   const typename P::Row row = P::row(args, outer, 0, p.length, 1);
   P::write_row(args, outer, row, P::finish(args, row, stat));

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "common/cuda/small.cuh"
+#include "row_engine/cuda/columns_flat.cuh"
 #include "row_engine/cuda/columns_walk.cuh"
 #include "row_engine/cuda/policy.cuh"
 
@@ -101,10 +102,107 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
     if (p.out && there) static_cast<Bits*>(p.out)[at] = Element::store(P::output(p.args, row, final, x, Acc(0)));
 }
 
+// Few columns along an axis that walks do not take: a block has a flat row, as in flat_kernel, and adds up in its
+// order. There a thread has all elements of a pack of columns, and here the elements of one column of that pack.
+template <class P>
+struct SmallFlatParameters {
+  const void* x;
+  void* out;      // null: the call has no results of the full shape
+  uint32_t size;  // elements of a flat row
+  uint32_t inner, length;
+  uint32_t apart;  // elements from one pack of a thread of flat_kernel to its next
+  typename P::Args args;
+};
+
+template <class P>
+__global__ void __launch_bounds__(32 * kSmallFlatWarps)
+    small_flat_kernel(const __grid_constant__ SmallFlatParameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Lane = Held<P, flat_vectors(1), false>;
+  const uint32_t size = once(p.size), inner = once(p.inner), apart = once(p.apart), thread = threadIdx.x;
+  const Bits* const from = static_cast<const Bits*>(p.x) + uint64_t{blockIdx.x} * size;
+  const auto load = [&](Lane& lane, uint32_t at) {
+#pragma unroll
+    for (int j = 0; j < flat_vectors(1); ++j, at += apart) lane.raw[0][j] = at < size ? from[at] : P::pad(p.args, 0);
+  };
+
+  // Statistics of the elements first, first + apart, .. for every `first` below `apart`.
+  auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+  auto* const finals =
+      reinterpret_cast<typename P::Final*>(dynamic_shared_memory() + (apart * sizeof(Stat<P>) + 15) / 16 * 16);
+  uint32_t first = thread, at = first;
+  Lane lane, next;
+  Stat<P> stat = Stat<P>::none();
+  load(next, at);
+#pragma unroll 1
+  while (first < apart) {
+    lane = next;
+    const uint32_t mine = first;
+    at += flat_vectors(1) * apart;
+    const bool last = at >= size;
+    if (last) at = first += blockDim.x;
+    load(next, at);
+    Acc peak[1] = {};
+    if constexpr (P::kPeak) lane.peaks(p.args, peak);
+    take_in<P>(stat, peak[0], [&](int k, const auto& shift) { return lane.sum(p.args, k, shift, 0, 1); });
+    if (last) {
+      stats[mine] = stat;
+      stat = Stat<P>::none();
+    }
+  }
+  __syncthreads();
+  fold_flat<P>(stats, apart / inner, inner);
+
+  for (uint32_t c = thread; c < inner; c += blockDim.x) {
+    const auto row = P::row(p.args, blockIdx.x, c, p.length, inner);
+    const auto final = P::finish(p.args, row, stats[c]);
+    P::write_row(p.args, int64_t{blockIdx.x} * inner + c, row, final);
+    if constexpr (P::kOutput)
+      if (p.out != nullptr) finals[c] = final;  // without results there is no room for finals
+  }
+  if constexpr (P::kOutput) {
+    if (p.out == nullptr) return;
+    __syncthreads();
+    Bits* const to = static_cast<Bits*>(p.out) + uint64_t{blockIdx.x} * size;
+    const uint32_t step = blockDim.x % inner;
+    uint32_t c = thread % inner;
+    const auto row = P::row(p.args, blockIdx.x, 0, p.length, inner);
+#pragma unroll 2
+    for (uint32_t e = thread; e < size; e += blockDim.x) {
+      const Acc x = P::value(p.args, Element::load(from[e]));
+      to[e] = Element::store(P::output(p.args, row, finals[c], x, Acc(0)));
+      c += step;
+      c -= c < inner ? 0 : inner;
+    }
+  }
+}
+
+// Runs a call. The caller has set the operands, `out` and args.
+template <class P>
+cudaError_t run_small_flat(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
+  static_assert(is_policy<P>() && kFlat<P> && P::kOperands == 1);
+  constexpr int kWidth = 16 / sizeof(typename P::Element::Bits);
+  SmallFlatParameters<P> s = {p.operands[0], p.out, 0, 0, 0, 0, p.args};
+  s.size = static_cast<uint32_t>(rows.length * rows.inner);
+  s.inner = static_cast<uint32_t>(rows.inner);
+  s.length = static_cast<uint32_t>(rows.length);
+  s.apart = static_cast<uint32_t>(plan.period * plan.deep * kWidth);
+  if (plan.split || rows.outer > INT32_MAX) return cudaErrorInvalidValue;
+  Launch launched;
+  launched.grid = dim3(static_cast<unsigned>(rows.outer));
+  launched.block = dim3(plan.threads());
+  launched.shared_bytes = (s.apart * sizeof(Stat<P>) + 15) / 16 * 16;
+  if (p.out) launched.shared_bytes += rows.inner * sizeof(typename P::Final);
+  return launch(stream, launched, small_flat_kernel<P>, s);
+}
+
 // Runs a call. The caller has set the operands, `out` and args.
 template <class P>
 cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
   static_assert(is_policy<P>() && kWalks<P> && P::kOperands == 1 && !P::kHole);
+  if (plan.flat) return run_small_flat<P>(stream, plan, rows, p);
   const SmallColumns columns(rows, plan.column_lane_bits, plan.lane_bits);
   const int groups = plan.block_warps / plan.axis_warps;  // groups of columns in a block
   SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, p.args};

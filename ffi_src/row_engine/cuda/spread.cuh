@@ -102,6 +102,8 @@ constexpr int64_t wide_shared_bytes(int warps) {
   return sizeof(WideShared<P>) + (int64_t{P::kSums} * warps * kWideVectors * 32 - 1) * sizeof(Acc);
 }
 
+constexpr int kMostVectors = 8;  // the most vectors of a lane of rows_kernel
+
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -140,13 +142,14 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   const auto row = P::row(p.args, outer, 0, p.length, 1);
 
   // The peak of the vectors that would be one span in rows_kernel.
+  const int span_bits = p.vector_bits - 1;  // 2^span_bits warps have a span
+  static_assert(kWideVectors == 2);
   const auto peak_of_span = [&](int span) {
-    const int warps = (1 << p.vector_bits) / kWideVectors, first = span * warps;
+    const int first = span << span_bits, last = min(first + (1 << span_bits), static_cast<int>(blockDim.x / 32)) - 1;
     Acc peak = shared.peaks[first];
     if constexpr (P::kPeak)
-#pragma unroll 1
-      for (int w = first + 1; w < min(first + warps, static_cast<int>(blockDim.x / 32)); ++w)
-        peak = P::larger(peak, shared.peaks[w]);
+#pragma unroll
+      for (int w = 1; w < kMostVectors / kWideVectors; ++w) peak = P::larger(peak, shared.peaks[min(first + w, last)]);
     return peak;
   };
   Acc peak = Acc(0);
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
     peak = peak_of_warp<P>(P::larger(unit[0].peak(p.args), unit[1].peak(p.args)));
     if (lane == 0) shared.peaks[warp] = peak;
     __syncthreads();
-    peak = peak_of_span(warp >> (p.vector_bits - 1));
+    peak = peak_of_span(warp >> span_bits);
   }
   const auto shift = P::guard(peak);
   P::with_sum_args(p.args, [&](const auto& args) {
@@ -165,25 +168,30 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
         shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] = unit[j].sum(args, k, shift, 0, kWidth);
   });
   __syncthreads();
-  if (warp < p.spans) {
-    Stat<P> stat;
-    if constexpr (P::kPeak) stat.of[0] = peak_of_span(warp);
+  // If there is one span, each warp merges it for itself.
+  const bool alone = p.spans == 1;
+  Stat<P> stat;
+  if (alone || warp < p.spans) {
+    const int span = alone ? 0 : warp, first = (span << p.vector_bits) * 32 + lane;
+    if constexpr (P::kPeak) stat.of[0] = alone ? peak : peak_of_span(span);
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k) {
-      const int first = (warp << p.vector_bits) * 32 + lane;
-      Acc sum = shared.sums[k * vectors + first];
-#pragma unroll 1
-      for (int v = first + 32; v < min(first + (32 << p.vector_bits), vectors); v += 32)
-        sum = sum + shared.sums[k * vectors + v];
+      Acc next[kMostVectors];
+#pragma unroll
+      for (int v = 0; v < kMostVectors; ++v) {
+        const bool exists = v < 1 << p.vector_bits && first + v * 32 < vectors;
+        next[v] = exists ? shared.sums[k * vectors + first + v * 32] : Acc(0);
+      }
+      Acc sum = next[0];
+#pragma unroll
+      for (int v = 1; v < kMostVectors; ++v) sum = sum + next[v];
       stat.sum(k) = merged_sum(sum, 0, 5);
     }
-    if (lane == 0) shared.of_spans[warp] = stat;
+    if (!alone && lane == 0) shared.of_spans[warp] = stat;
   }
-  __syncthreads();
-  Stat<P> stat = lane < p.spans ? shared.of_spans[lane] : Stat<P>::none();
-  if (p.spans == 1) {
-    stat = shared.of_spans[0];
-  } else {  // merges in the order of merge_by_warp()
+  if (!alone) {  // merges in the order of merge_by_warp()
+    __syncthreads();
+    stat = lane < p.spans ? shared.of_spans[lane] : Stat<P>::none();
     Stat<P> mine = Stat<P>::none();
     if constexpr (P::kPeak) mine.of[0] = stat.peak();
     add_stat<P>(mine, stat, P::guard(mine.peak()));
