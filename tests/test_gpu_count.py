@@ -42,7 +42,7 @@ SEGMENTS = {
     "few rows of pairs": (4096, (2,), 500, False),
     "few sorted scalars": (8001, (), 15, True),
     "ranges of few scalars": (20_001, (), 840, False),
-    "ranges of few wide rows": (4285, (198,), 6344, False),
+    "ranges of few wide rows": (2048, (198,), 6344, False),
     "one row": (1, (1000,), 3, False),
     "few sorted rows": (300, (40,), 100, True),
     "atomics": (70_001, (8,), 3000, False),
