@@ -695,7 +695,7 @@ def test_plans_of_segments(capability):
             assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
             assert one["rows"] * one["tiles"] >= rows[2] > one["rows"] * (one["tiles"] - 1)
             assert one["shared_bytes"] <= SHARED_LIMIT[75] << 10 and 1 <= one["warps"] <= 16
-    assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "few"
+    assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "ordered"
     assert plan_softmax(7, 10**6, 1, 3)["algorithm"] == plan_softmax(7, 10**6, 3, 1000)["algorithm"] == "none"
     assert (
         plan_softmax(7, 2049, 1, 3)["algorithm"] == "few" and plan_softmax(7, 10**5, 4, 6500)["algorithm"] == "ordered"
