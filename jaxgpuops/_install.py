@@ -187,7 +187,7 @@ def _rule(name: str, platform: str, original):
         x = ctx.avals_in[0]
         if call_of and x.dtype in COMPLEX:  # the kernel sorts real and imaginary parts
             x = x.update(dtype=np.dtype(f"float{4 * x.dtype.itemsize}"))
-        choice = kernel.choose(platform, [x], **ours)
+        choice = kernel.choose(platform, [x], partitioned=_primitive.asks_partitioner(ctx), **ours)
         if isinstance(call, str):
             choice = dataclasses.replace(choice, kernel=None, plan={}, why=call)
         if (

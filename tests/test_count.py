@@ -46,7 +46,7 @@ def expected_of(name, data, ids, segments):
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_bincount(dtype):
+def test_bincount(paths, dtype):
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         for shape, length in [((3, 1000), 7), ((2, 0), 3), ((0, 5), 3), ((5,), 0), ((2, 3, 70), 300), ((300_000,), 17)]:

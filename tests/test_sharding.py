@@ -158,7 +158,7 @@ def test_vmap_shards_its_batch_without_collectives(mesh):
 
 @pytest.mark.parametrize("workspace_bytes", [0, 96])
 @pytest.mark.parametrize("name", ["topk", "argmax", "linear_scan"])
-def test_workspaces_shard_with_the_batch(mesh, monkeypatch, name, workspace_bytes):
+def test_workspaces_shard_with_the_batch(mesh, monkeypatch, kernels, name, workspace_bytes):
     # The extra result of CUDA calls, compiled (not run) for the devices at hand.
     choose = _primitive.Kernel.choose
     planned = lambda *args, **kwargs: dataclasses.replace(
@@ -357,8 +357,10 @@ def test_cross_entropy_of_a_sharded_batch(mesh, reduction):
     compiled = jax.jit(jax.value_and_grad(fn)).lower(*(sharded := list(sharded))).compile()
     hlo = compiled.as_text()
     assert "jaxgpuops.cross_entropy" in hlo and "all-gather" not in hlo and "all-to-all" not in hlo
-    # The partitioned program's arguments may be anything in the whole program, so the gradient is in their place.
-    assert ("output_to_operand_aliasing" in hlo) == (reduction == "mean")
+    # The partitioned program's arguments may be anything in the whole program, so the gradient is in their place. (On a GPU
+    # that is not worth a copy of so few.)
+    in_place = reduction == "mean" and jax.default_backend() == "cpu"
+    assert ("output_to_operand_aliasing" in hlo) == in_place
     loss, gradient = compiled(*sharded)
     expected = jax.value_and_grad(fn)(logits, labels)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-6)

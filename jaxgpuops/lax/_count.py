@@ -28,6 +28,7 @@ def _bincount_fallback(x, *, axis, length):
         return (jnp.sum(x == 0, axis, keepdims=True, dtype=np.int32),)
     x = jnp.moveaxis(x, axis, -1)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows = rows.astype(np.int32) if rows.dtype.itemsize < 4 else rows  # which can say ``length``
     rows = jnp.where((rows >= 0) & (rows < length), rows, length).astype(np.int32)
     count = lambda row: jnp.zeros(length, np.int32).at[row].add(np.int32(1), mode="drop")
     return (jnp.moveaxis(jax.vmap(count)(rows).reshape(*x.shape[:-1], length), -1, axis),)

@@ -35,24 +35,15 @@ SHORT = 3  # axes of up to so many positions are scanned in one expression
 
 
 def _leaves(name, rows, avals, **_):
-    """Whether XLA is faster on a GPU, as measured on an H200.
-
-    It makes one loop of a scan along a short axis, its gradient, and what is around them. (But kernels load the rows of 16
-    bits by vectors.) These calls depend on the axis alone, and so do the bits of floats. Integers and extremes have the
-    same bits whoever scans them: of few elements along an axis of up to 32 positions XLA makes one loop, too, and of few
-    long columns beside each other a few kernels that do not wait for each other.
+    """Whether XLA is faster on a GPU, as measured on an H200: it makes one loop of a scan along a short axis, its gradient,
+    and what is around them. (But kernels load the rows of 16 bits by vectors.) The choice depends on the axis alone, and so
+    do the bits of floats.
     """
-    (outer, length, inner), dtype = rows, avals[0].dtype
+    _, length, inner = rows
     forward = name in _FOLD or name == "linear_scan"
-    if 0 < length <= SHORT:
-        return name == "cumlogsumexp" or not (forward and inner == 1 and dtype.itemsize == 2)
-    exact = name in _FOLD and (dtype in INTEGERS or (name in ("cummax", "cummin") and dtype not in FLOATS8))
-    if not exact or len(avals) > 1:
-        return False
-    elements = outer * length * inner
-    if length <= 32:
-        return elements <= 1 << 17 if dtype.itemsize == 1 else length <= 16 and elements <= 1 << 16
-    return length > 1 << 12 and 1 < inner <= 32 and dtype.itemsize == 4 and elements <= 1 << 17
+    return 0 < length <= SHORT and (
+        name == "cumlogsumexp" or not (forward and inner == 1 and avals[0].dtype.itemsize == 2)
+    )
 
 
 def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
