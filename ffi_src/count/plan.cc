@@ -332,8 +332,7 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
   const int64_t bytes = rows.inner * bytes_of(problem.dtype);
   const int64_t lanes = rows.length * ceil_div(bytes, 16);
-  const bool pairs = part_bytes > std::max(4, bytes_of(problem.dtype));  // exponentials take longer than additions
-  int64_t tile = lanes < (pairs ? 1 << 22 : 1 << 20) ? 32 : 64;
+  int64_t tile = lanes < 1 << 20 ? 32 : 64;
   while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
   // Here a tile is a warp's, which takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
