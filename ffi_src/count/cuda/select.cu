@@ -17,13 +17,205 @@ constexpr int kBins = kSelectBins;
 static_assert(kSelectFew <= kBins);
 constexpr int kLaneSample = 4;  // elements of the row's sample that a lane takes
 
+// 16 bytes of a row in shared memory.
+template <class T>
+struct alignas(16) Pack {
+  static constexpr int kElements = 16 / sizeof(T);
+  T element[kElements];
+};
+
+// Packs that a thread has at a time: 16 keys, or 8 of 64 bits.
+template <class T>
+constexpr int kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
+
+// Starts to copy a row to shared memory. The last warp fills the packs that are not all of the row, the copy engine the
+// others, where there is one.
+template <class T>
+__device__ __forceinline__ void start_row_copy(Pack<T>* held, const T* __restrict__ x, int past, uint32_t length,
+                                               int packs, uint64_t* copied) {
+  constexpr int kPack = Pack<T>::kElements;
+  const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  const int first_whole = past > 0, end_whole = static_cast<int>((past + length) / kPack);
+  if (warp == warps - 1) {
+    const int p = lane < kPack ? 0 : packs - 1, e = lane % kPack;
+    if (lane < 2 * kPack && (p < first_whole || p >= end_whole)) {
+      const auto at = static_cast<uint32_t>(p * kPack + e - past);
+      held[p].element[e] = x[at < length ? at : 0];
+    }
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      const uint32_t bytes = (end_whole - first_whole) * 16;
+      make_copy_barrier(copied);
+      make_barriers_visible();
+      expect_copies(copied, bytes);
+      copy_bulk(held + first_whole, x + first_whole * kPack - past, bytes, copied);
+    }
+#endif
+  }
+#if __CUDA_ARCH__ < 900
+  for (int p = first_whole + threadIdx.x; p < end_whole; p += threads) copy_async(held + p, x + p * kPack - past);
+  commit_async_copies();
+#endif
+}
+
+// Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
+// counts if has[i]. `raw`: the packs still hold elements, which become keys now.
+template <class T, class Visit>
+__device__ __forceinline__ void for_keys(Pack<T>* held, int packs, SortOrder order, bool raw, Visit visit) {
+  constexpr int kPack = Pack<T>::kElements;
+  const int threads = blockDim.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  for (int start = warp * 32; start < packs; start += kPacks<T> * threads) {
+    typename Found<T>::Word key[kPacks<T>][kPack];
+    Pack<T> pack[kPacks<T>] = {};
+    bool has[kPacks<T>];
+#pragma unroll
+    for (int i = 0; i < kPacks<T>; ++i) {
+      has[i] = start + i * threads + lane < packs;
+      if (has[i]) pack[i] = held[start + i * threads + lane];
+    }
+#pragma unroll
+    for (int i = 0; i < kPacks<T>; ++i) {
+      if (raw) {
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) pack[i].element[e] = sort_key(pack[i].element[e], order);
+        if (has[i]) held[start + i * threads + lane] = pack[i];
+      }
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) key[i][e] = pack[i].element[e];
+    }
+    visit(key, has, start);
+  }
+}
+
+// Finds the least and the largest key that each table's interval still holds, for all tables in use.
+template <class T, class ForKeys>
+__device__ __forceinline__ void find_bounds(const Found<T>& found, ForKeys for_keys, typename Found<T>::Word* least,
+                                            typename Found<T>::Word* most) {
+  using Word = typename Found<T>::Word;
+  constexpr Word kAll = static_cast<T>(~T{0});
+  for_keys(false, [&](auto& key, auto& has, int) {
+    for_bits(found.used, [&](int t) {
+      const Word first = found.first[t], last = found.last[t];
+      Word lowest = kAll, highest = 0;
+#pragma unroll
+      for (int i = 0; i < kPacks<T>; ++i) {
+#pragma unroll
+        for (int e = 0; e < Pack<T>::kElements; ++e) {
+          if (!has[i] || key[i][e] - first > last) continue;
+          lowest = min(lowest, key[i][e]);
+          highest = max(highest, key[i][e]);
+        }
+      }
+      if (lowest > highest) return;
+      atomicMin(least + t, lowest);
+      atomicMax(most + t, highest);
+    });
+  });
+}
+
+// Counts the keys in the parts of all tables in use. Returns the largest key, if `ends`.
+template <class T, class ForKeys>
+__device__ __forceinline__ typename Found<T>::Word count_all(uint32_t* tables, Found<T>& found, uint32_t used, bool raw,
+                                                             bool ends, ForKeys for_keys) {
+  typename Found<T>::Word highest = 0;
+  for_keys(raw, [&](auto& key, auto& has, int) {
+    if (raw && ends) {
+#pragma unroll
+      for (int i = 0; i < kPacks<T>; ++i) {
+        if (!has[i]) continue;
+#pragma unroll
+        for (int e = 0; e < Pack<T>::kElements; ++e) highest = max(highest, key[i][e]);
+      }
+    }
+    for_bits(used, [&](int t) { count_keys<kBins>(tables, found, t, key, has); });
+  });
+  return highest;
+}
+
+// Writes the element of rank r, which is number `left` of the listed ones: a warp ranks them by comparing all with all.
+template <class T, class Write>
+__device__ __forceinline__ void choose_of_list(const uint32_t* list, uint32_t size, uint32_t left, const T* keys, int r,
+                                               Write write) {
+  for (uint32_t i = threadIdx.x & 31; i < size; i += 32) {
+    const uint32_t at = list[i];
+    const T key = keys[at];
+    uint32_t before = 0;
+    for (uint32_t j = 0; j < size; ++j) {
+      const uint32_t other = list[j];
+      const T its = keys[other];
+      before += its < key || (its == key && other < at);
+    }
+    if (before == left) write(r, static_cast<int>(at));
+  }
+}
+
+// Writes a row around its element at `middle`, which has rank kth: what is before it in the order, it, and the rest.
+// Each warp has the elements from `begin` to `end`, of which it takes kAhead of a lane at a time.
+template <uint32_t kAhead, class T, class Chosen, class CountBefore>
+__device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uint32_t kth, const T* __restrict__ x,
+                                             uint32_t length, uint32_t begin, uint32_t end, T* __restrict__ values,
+                                             int32_t* __restrict__ indices, int64_t to, uint32_t* counts,
+                                             Chosen chosen_at, CountBefore count_before) {
+  const int lane = threadIdx.x & 31;
+  const auto is_before = [&, key = keys[middle]](uint32_t at) {
+    return keys[at] < key || (keys[at] == key && at < middle);
+  };
+  uint32_t own, before = count_before(counts, is_before, own);
+  T* const to_values = values + to;
+  int32_t* const to_indices = indices + to;
+  for (uint32_t start = begin + lane; start - lane < end; start += 32 * kAhead) {
+    T element[kAhead];
+    if (values) {
+#pragma unroll
+      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAhead; ++j) {
+      const uint32_t at = start + j * 32;
+      const unsigned lanes = chosen_at(at, is_before);
+      const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
+      const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
+      before += __popc(lanes);
+      if (at >= end) continue;
+      if (values) to_values[place] = element[j];
+      if (indices) to_indices[place] = static_cast<int32_t>(at);
+    }
+  }
+}
+
+// Lists the elements that are left for each rank, if they are few, in its table's memory. Of the ranks that are the
+// last of the row, the first finds the last of the largest elements. `past`: where the row begins in the first pack.
+template <class T, class ForKeys>
+__device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, int wanted, uint32_t length, int past,
+                                          uint32_t* tables, uint32_t* listed, uint32_t* last_of_largest,
+                                          ForKeys for_keys) {
+  constexpr int kPack = Pack<T>::kElements;
+  const int threads = blockDim.x, lane = threadIdx.x & 31, first_end = __ffs(ends) - 1;
+  for_keys(false, [&](auto& key, auto& has, int start) {
+    for (int r = 0; r < wanted; ++r) {
+      const bool is_end = ends >> r & 1;
+      if (is_end ? r != first_end : found.size[r] > kSelectFew) continue;
+      const auto first = found.first[r], last = found.last[r];
+      uint32_t is_left = keys_between(key, has, first, last);
+      for (; is_left; is_left &= is_left - 1) {
+        const int place = __ffs(is_left) - 1;
+        const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
+        if (static_cast<uint32_t>(at) >= length) continue;
+        if (is_end)
+          atomicMax(last_of_largest, static_cast<uint32_t>(at));
+        else
+          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
+      }
+    }
+  });
+}
+
 template <class T>
 __global__ void __maxnreg__(48)
     select_kernel(Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks, T* __restrict__ values,
                   int32_t* __restrict__ indices, uint32_t table_at) {
   using Word = typename Found<T>::Word;
-  // A thread reads 16 keys at a time (8 of 64 bits).
-  constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
+  constexpr int kPack = Pack<T>::kElements;
   constexpr Word kAll = static_cast<T>(~T{0});
   __shared__ uint32_t sample[32 * kLaneSample];
   __shared__ Found<T> found;
@@ -41,38 +233,14 @@ __global__ void __maxnreg__(48)
   // Keys lie in shared memory as elements do in global memory, at the same distance from a multiple of 16 bytes. The
   // first and the last pack have places before and after the row: these hold copies of the row's first element, and the
   // counts are corrected for them.
-  struct alignas(16) Pack {
-    T element[kPack];
-  };
   const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
-  auto* const held = reinterpret_cast<Pack*>(dynamic_shared_memory());
+  auto* const held = reinterpret_cast<Pack<T>*>(dynamic_shared_memory());
   T* const keys = reinterpret_cast<T*>(held) + past;
   auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + table_at);
   const int packs = static_cast<int>((past + length + kPack - 1) / kPack);
   const uint32_t copies = packs * kPack - length;
 
-  // The last warp has the row copied: the packs that are all of the row by the copy engine, where there is one.
-  const int first_whole = past > 0, end_whole = static_cast<int>((past + length) / kPack);
-  if (warp == warps - 1) {
-    const int p = lane < kPack ? 0 : packs - 1, e = lane % kPack;
-    if (lane < 2 * kPack && (p < first_whole || p >= end_whole)) {
-      const auto at = static_cast<uint32_t>(p * kPack + e - past);
-      held[p].element[e] = x[at < length ? at : 0];
-    }
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-      const uint32_t bytes = (end_whole - first_whole) * 16;
-      make_copy_barrier(&copied);
-      make_barriers_visible();
-      expect_copies(&copied, bytes);
-      copy_bulk(held + first_whole, x + first_whole * kPack - past, bytes, &copied);
-    }
-#endif
-  }
-#if __CUDA_ARCH__ < 900
-  for (int p = first_whole + threadIdx.x; p < end_whole; p += threads) copy_async(held + p, x + p * kPack - past);
-  commit_async_copies();
-#endif
+  start_row_copy(held, x, past, length, packs, &copied);
   const auto clear_tables = [&](int first) {
     for (int b = threadIdx.x - first; b < wanted * kBins / 4; b += threads - first)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
@@ -91,32 +259,7 @@ __global__ void __maxnreg__(48)
 #endif
 
   const SortOrder order = one_flip<T>(problem.order);
-  // Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
-  // counts if has[i]. `raw`: the packs still hold elements, which become keys now.
-  const auto for_keys = [&](bool raw, auto visit) {
-    for (int start = warp * 32; start < packs; start += kPacks * threads) {
-      Word key[kPacks][kPack];
-      Pack pack[kPacks] = {};
-      bool has[kPacks];
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        has[i] = start + i * threads + lane < packs;
-        if (has[i]) pack[i] = held[start + i * threads + lane];
-      }
-#pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        if (raw) {
-#pragma unroll
-          for (int e = 0; e < kPack; ++e) pack[i].element[e] = sort_key(pack[i].element[e], order);
-          if (has[i]) held[start + i * threads + lane] = pack[i];
-        }
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) key[i][e] = pack[i].element[e];
-      }
-      visit(key, has, start);
-    }
-  };
-
+  const auto for_keys = [&](bool raw, auto visit) { count::for_keys(held, packs, order, raw, visit); };
   const uint32_t ends = found.ends;
   uint32_t to_do = 0;  // a bit for each rank that needs more than one step
 #pragma unroll 1
@@ -124,18 +267,7 @@ __global__ void __maxnreg__(48)
     const uint32_t used = found.used;
     if (copies && (used >> lane & 1) && warp == 0)
       atomicAdd(tables + lane * kBins + part_of(found, lane, Word{sort_key(x[0], problem.order)}), 0u - copies);
-    Word highest = 0;
-    for_keys(raw, [&](auto& key, auto& has, int) {
-      if (raw && ends) {
-#pragma unroll
-        for (int i = 0; i < kPacks; ++i) {
-          if (!has[i]) continue;
-#pragma unroll
-          for (int e = 0; e < kPack; ++e) highest = max(highest, key[i][e]);
-        }
-      }
-      for_bits(used, [&](int t) { count_keys<kBins>(tables, found, t, key, has); });
-    });
+    Word highest = count_all<T>(tables, found, used, raw, ends != 0, for_keys);
     if (raw && ends) {
       highest = largest_of_lanes(highest);
       if (lane == 0) atomicMax(&found.largest, highest);
@@ -153,24 +285,7 @@ __global__ void __maxnreg__(48)
     clear_tables(0);
     __syncthreads();
     if (threadIdx.x == 0) found.more = 0;
-    for_keys(false, [&](auto& key, auto& has, int) {
-      for_bits(found.used, [&](int t) {
-        const Word first = found.first[t], last = found.last[t];
-        Word lowest = kAll, highest = 0;
-#pragma unroll
-        for (int i = 0; i < kPacks; ++i) {
-#pragma unroll
-          for (int e = 0; e < kPack; ++e) {
-            if (!has[i] || key[i][e] - first > last) continue;
-            lowest = min(lowest, key[i][e]);
-            highest = max(highest, key[i][e]);
-          }
-        }
-        if (lowest > highest) return;
-        atomicMin(least + t, lowest);
-        atomicMax(most + t, highest);
-      });
-    });
+    find_bounds<T>(found, for_keys, least, most);
     __syncthreads();
     if (warp == 0 && (found.used >> lane & 1)) set_table<kBins>(found, lane, least[lane], most[lane]);
     __syncthreads();
@@ -190,25 +305,8 @@ __global__ void __maxnreg__(48)
     if (ends >> threadIdx.x & 1) found.first[threadIdx.x] = found.largest, found.last[threadIdx.x] = 0;
   }
   if (threadIdx.x == 0) last_of_largest = 0;
-  const int first_end = __ffs(ends) - 1;
   __syncthreads();
-  for_keys(false, [&](auto& key, auto& has, int start) {
-    for (int r = 0; r < wanted; ++r) {
-      const bool is_end = ends >> r & 1;
-      if (is_end ? r != first_end : found.size[r] > kSelectFew) continue;
-      const Word first = found.first[r], last = found.last[r];
-      uint32_t is_left = keys_between(key, has, first, last);
-      for (; is_left; is_left &= is_left - 1) {
-        const int place = __ffs(is_left) - 1;
-        const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
-        if (static_cast<uint32_t>(at) >= length) continue;
-        if (is_end)
-          atomicMax(&last_of_largest, static_cast<uint32_t>(at));
-        else
-          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
-      }
-    }
-  });
+  list_left<T>(found, ends, wanted, length, past, tables, listed, &last_of_largest, for_keys);
   __syncthreads();
   for (int r = warp; r < wanted; r += warps) {
     if (ends >> r & 1) {
@@ -217,18 +315,7 @@ __global__ void __maxnreg__(48)
     }
     const uint32_t size = found.size[r], left = found.left[r];
     if (size > kSelectFew) continue;
-    const uint32_t* const list = tables + r * kBins;
-    for (uint32_t i = lane; i < size; i += 32) {
-      const uint32_t at = list[i];
-      const T key = keys[at];
-      uint32_t before = 0;
-      for (uint32_t j = 0; j < size; ++j) {
-        const uint32_t other = list[j];
-        const T its = keys[other];
-        before += its < key || (its == key && other < at);
-      }
-      if (before == left) write(r, static_cast<int>(at));
-    }
+    choose_of_list(tables + r * kBins, size, left, keys, r, write);
   }
 
   // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at
@@ -265,30 +352,8 @@ __global__ void __maxnreg__(48)
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  const auto is_before = [&, key = keys[middle]](uint32_t at) {
-    return keys[at] < key || (keys[at] == key && at < middle);
-  };
-  uint32_t own, before = count_before(sample, is_before, own);
-  T* const to_values = values + int64_t{row} * length;
-  int32_t* const to_indices = indices + int64_t{row} * length;
-  for (uint32_t start = begin + lane; start - lane < end; start += kStep) {
-    T element[kAhead];
-    if (values) {
-#pragma unroll
-      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < kAhead; ++j) {
-      const uint32_t at = start + j * 32;
-      const unsigned lanes = chosen_at(at, is_before);
-      const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
-      const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
-      before += __popc(lanes);
-      if (at >= end) continue;
-      if (values) to_values[place] = element[j];
-      if (indices) to_indices[place] = static_cast<int32_t>(at);
-    }
-  }
+  write_around<kAhead>(keys, middle, kth, x, length, begin, end, values, indices, int64_t{row} * length, sample,
+                       chosen_at, count_before);
 }
 
 }  // namespace
