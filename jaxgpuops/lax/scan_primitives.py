@@ -150,15 +150,9 @@ def _sum_to(x, shape):
     return jnp.sum(x, axes, keepdims=True) if axes else x
 
 
-def _is_short(x, axis):
-    return isinstance(x.shape[axis], int) and 0 < x.shape[axis] <= SHORT
-
-
-def _accumulated(fold, operands, axis, reverse):
-    """`lax.associative_scan` of a tuple of arrays; along a short axis one position after the other, of which XLA makes one
+def _scan_in_turn(fold, operands, *, axis, reverse):
+    """`lax.associative_scan` of a tuple of arrays along a short axis, one position after the other, of which XLA makes one
     loop."""
-    if not _is_short(operands[0], axis):
-        return lax.associative_scan(fold, operands, reverse=reverse, axis=axis)
 
     def accumulated(*operands):
         each = range(operands[0].shape[axis])
@@ -173,7 +167,7 @@ def _accumulated(fold, operands, axis, reverse):
 # ---- Linear recurrences: h_k = a_k h_{k-1} + b_k ---------------------------------------------------------------------
 
 
-def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
+def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial, accumulate=lax.associative_scan):
     h0, starts = _optional(rest, initial)
     if b.shape[axis] == 0:
         return (b,)
@@ -190,13 +184,14 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial):
         (a1, b1), (a2, b2) = before, after
         return jnp.where(a2 == 0, a2, _or_zero(a1, a2)), jnp.where(a2 == 0, b2, a2 * b1 + b2)
 
-    return (_accumulated(fold, (a, b), axis, reverse)[1].astype(dtype),)
+    return (accumulate(fold, (a, b), axis=axis, reverse=reverse)[1].astype(dtype),)
 
 
 linear_scan_p = _kernel(
     "linear_scan",
     2,
     fallback=_linear_scan_fallback,
+    left=functools.partial(_linear_scan_fallback, accumulate=_scan_in_turn),
     accepts=(FLOATS | COMPLEX).__contains__,
     attributes=("reverse", "transpose", "initial"),
     broadcasts=(1,),
@@ -429,17 +424,17 @@ def _as_initial(name, x):
 
 
 def _cumulative_fallback(name):
-    def fallback(x, *rest, axis, reverse, exclusive, initial=False):
+    def fallback(x, *rest, axis, reverse, exclusive, initial=False, accumulate=lax.associative_scan):
         y = _wide(x)
         h0, starts = _optional(rest, initial)
         if initial:  # before segments cut, so that h0 reaches the first segment
             is_first = lax.broadcasted_iota(np.int32, y.shape, axis) == (y.shape[axis] - 1 if reverse else 0)
             h0 = h0.astype(y.dtype)
             y = jnp.where(is_first, _FOLD[name](jnp.broadcast_to(h0, y.shape), y), y)
-        if starts is None and (name != "cumlogsumexp" or not _is_short(y, axis)):
-            y = getattr(lax, name)(y, axis, reverse)
+        if starts is None and name == "cumlogsumexp" and accumulate is _scan_in_turn:
+            [y] = accumulate(lambda before, after: (jnp.logaddexp(*before, *after),), (y,), axis=axis, reverse=reverse)
         elif starts is None:
-            [y] = _accumulated(lambda before, after: (jnp.logaddexp(*before, *after),), (y,), axis, reverse)
+            y = getattr(lax, name)(y, axis, reverse)
         else:
 
             def fold(before, after):
@@ -447,7 +442,7 @@ def _cumulative_fallback(name):
                 return before[0] | begins, jnp.where(begins, y, _FOLD[name](x, y))
 
             begins = jnp.broadcast_to(_cut(starts, axis, reverse), x.shape)
-            y = _accumulated(fold, (begins, y), axis, reverse)[1]
+            y = accumulate(fold, (begins, y), axis=axis, reverse=reverse)[1]
         if exclusive:
             y = _previous(y, axis, reverse, _identity(name, x.dtype), starts)
             y = jnp.where(is_first, h0, y) if initial else y
@@ -472,6 +467,7 @@ def _cumulative_kernel(name, tangent_kernel=None):
         name,
         1,
         fallback=_cumulative_fallback(name),
+        left=functools.partial(_cumulative_fallback(name), accumulate=_scan_in_turn),
         accepts=CUMULATIVE_DTYPES[name].__contains__,
         attributes=("reverse", "exclusive"),
         shortest=0 if name == "cumlogsumexp" else 3,  # XLA's logarithms are slower at any length
