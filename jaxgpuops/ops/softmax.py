@@ -323,7 +323,7 @@ def softmax_cross_entropy(
 
 # Part of the function that is traced, so that the kernel's lowering sees whether logits are an argument of the program. (In
 # jax 0.12 True means that a function is lowered on its own first.)
-_INLINE = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+_INLINE = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=_INLINE)
