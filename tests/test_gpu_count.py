@@ -10,7 +10,7 @@ import pytest
 from gpu import run_in_command_buffers, same_bits
 
 import jaxgpuops
-from jaxgpuops.lax._count import choose
+from jaxgpuops.lax._search import choose
 
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {

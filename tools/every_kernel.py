@@ -15,7 +15,7 @@ import numpy as np
 import jaxgpuops
 from jaxgpuops._primitive import KERNELS
 from jaxgpuops.lax import scan_primitives as scan
-from jaxgpuops.lax._count import choose
+from jaxgpuops.lax._search import choose
 from jaxgpuops.lax._sort import select
 from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 

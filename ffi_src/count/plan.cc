@@ -191,9 +191,9 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
 bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const Rows& rows = problem.rows;
   const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
-  // Large tables leave a multiprocessor few warps. So rows of many columns have smaller tables or none, since reading
-  // them in the order of the ids is fast, too.
-  // Extremes in rows of few columns have tables of blocks beside these.
+  // The larger the tables, the fewer warps a multiprocessor holds. Sums of few columns have no faster kernel, so their
+  // tables may be largest. Extremes of few columns have kTables or kAtomics instead, and rows of many columns kOrdered,
+  // which beat large tables.
   const bool narrow = rows.inner <= kMostTableColumns;
   const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
@@ -201,8 +201,8 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
   plan.algorithm = Segmenting::kLanes;
   plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
-  // Steps of a warp wait for each other. So lanes have one column where two would leave a multiprocessor three or four
-  // warps, and no warps share a slice.
+  // The steps of a warp wait for each other, and three or four warps, which is what tables of two columns would leave a
+  // multiprocessor, cannot hide that. So lanes have one column then, and each warp a slice of its own.
   const bool alone = plan.columns == 2 && 2 * warp_bytes > 48 << 10;
   if (alone) plan.columns = 1;
   while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;

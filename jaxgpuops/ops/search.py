@@ -17,7 +17,8 @@ from jaxgpuops import _arguments
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
-from jaxgpuops.lax import _count as _lax
+from jaxgpuops.lax import _search as _lax
+from jaxgpuops.lax._count import take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import along, put_along_axis
@@ -229,7 +230,7 @@ def _compact(x, mask, fill, size):
     place = _lax.choose(_whole(mask, mask.ndim - 1), size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
     rows, place = align(_whole(x, axis), place)
-    return jnp.where(place < np.int32(x.shape[axis]), _lax.take_rows(rows, place, axis, True), fill)
+    return jnp.where(place < np.int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
 
 
 @overload
@@ -334,7 +335,7 @@ def _unique(x, fill, size, wanted):
     place = _lax.choose(values, size + 1, starts=True)
     first, found = place[:size], place[:size] < np.int32(length)
     at = jnp.where(found, first, np.int32(0))
-    outs = [_lax.take_rows(values, first, 0, True)]
+    outs = [take_rows(values, first, 0, True)]
     if fill is not None:
         outs[0] = jnp.where(found, outs[0], fill.astype(x.dtype))
     elif length:

@@ -19,8 +19,8 @@ from jaxgpuops._arguments import Axis
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
-from jaxgpuops.lax import _count as _lax
 from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax._search import searchsorted
 from jaxgpuops.lax._sort import check_operands, follow, permutation, ranked, select, sort_operands, sort_p
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.ops.search import _whole
@@ -239,7 +239,7 @@ def _weighted(rows, q, weights, axis, wide, split):
     )  # elements before the first weight are never taken
     queries = q.astype(wide).reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
-    place = _lax.searchsorted(*align(share, queries), axis)
+    place = searchsorted(*align(share, queries), axis)
     place = jnp.minimum(place if split is None else split.sum(place), np.int32(length - 1))
     y = follow(values, place, q.size, axis, split) if q.size else jnp.zeros(queries.shape, values.dtype)
     return y, last, total

@@ -1,5 +1,5 @@
-// Device functions that CUDA C++ lacks: loads and stores past the caches, separate rounding, clusters and dependent
-// launches.
+// Device functions that CUDA C++ lacks: loads and stores past the caches or without order, separate rounding, clusters
+// and dependent launches.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,17 @@ __device__ __forceinline__ double fused_multiply_add(double a, double b, double 
 // Returns the address within the shared memory window, for PTX instructions that do not take a generic address.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Relaxed loads and stores of a word by which blocks tell each other something while they run: the word is all that is
+// told, and nothing else is ordered by it.
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
 
 // ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------

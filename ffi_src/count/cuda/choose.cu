@@ -192,22 +192,13 @@ class Starts {
 // all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
 
-__device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ uint32_t ask(const uint32_t* from) {
-  uint32_t word;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  return word;
-}
-
 // Returns how many are chosen before the tile. A whole warp must call it.
 __device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t tile) {
   uint32_t before = 0;
   for (int t = static_cast<int>(tile - 1 - threadIdx.x % 32);; t -= 32) {
     uint32_t word;
     do {
-      word = t < 0 ? kSum : ask(status + t);
+      word = t < 0 ? kSum : load_relaxed(status + t);
     } while (__any_sync(kEveryLane, word == 0));
     const uint32_t sums = __ballot_sync(kEveryLane, word & kSum);
     const bool is_sum = word & kSum, counts = static_cast<int>(threadIdx.x % 32) < __ffs(static_cast<int>(sums));
@@ -245,7 +236,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
     uint32_t count = 0, at = 0, before = 0;
     if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
-    if (is_tile && !a.recounts && threadIdx.x == 0) tell(status + tile, tile == 0 ? kSum | count : count + 1);
+    if (is_tile && !a.recounts && threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
     const uint32_t next = !a.recounts ? take_turn() : starts ? blockIdx.x : turns;
     uint32_t next_word = 0;
     int32_t next_fill = 0;
@@ -269,7 +260,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     } else if (threadIdx.x < 32) {
       before = look_back(status, tile);
       if (threadIdx.x == 0) {
-        if (is_tile) tell(status + tile, kSum | (before + count));
+        if (is_tile) store_relaxed(status + tile, kSum | (before + count));
         before_tile = before;
       }
     }

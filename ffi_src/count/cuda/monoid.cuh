@@ -73,7 +73,7 @@ struct Exponentials {
   __device__ static Result store(Acc acc, const Keys&) { return bits_as<Result>(acc); }
   // Returns the logarithm of the sum of the exponentials.
   __device__ static float log_of(Acc acc) { return isfinite(acc.largest) ? logf(acc.sum) + acc.largest : acc.largest; }
-  // Returns the softmax of one of the numbers.
+  // Returns the softmax of x, one of the numbers that `acc` is folded from.
   __device__ static float share_of(float x, Acc acc) {
     if (isfinite(acc.largest)) return expf(x - acc.largest) / acc.sum;
     return acc.largest == INFINITY && x != INFINITY ? 0.0f : NAN;

@@ -117,15 +117,6 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 constexpr uint32_t kSum = 1u << 31;
 constexpr int kLook = 4, kSmallLook = 8;  // status words that a thread loads at once
 
-__device__ __forceinline__ void tell(uint32_t* to, uint32_t word) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ uint32_t ask(const uint32_t* from) {
-  uint32_t word;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  return word;
-}
-
 struct PassArgs {
   const void* x;
   void* keys[2];          // buffers: all passes but the last write to the two in turn
@@ -221,9 +212,9 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
     own = count - (threadIdx.x == kDigits - 1 ? (there + kOfWarp - 1) / kOfWarp * kOfWarp - there : 0);
     if (tile == 0 && !exchanges) {
       before = a.counts[row_pass * kDigits + own_digit];
-      tell(status, kSum | (before + own));
+      store_relaxed(status, kSum | (before + own));
     } else {
-      tell(status + int64_t{tile} * kDigits, own + 1);
+      store_relaxed(status + int64_t{tile} * kDigits, own + 1);
     }
   };
   const uint32_t begin_of_digit = place_by_digit<kSweepThreads, kItems>(
@@ -237,7 +228,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
     uint32_t all = 0;
     for (uint32_t t = 0; t < tiles && threadIdx.x < kDigits; t += kSmallLook) {
       uint32_t published[kSmallLook];
-      const auto ask_of = [&](int j) { return ask(status + min(t + j, tiles - 1) * kDigits); };
+      const auto ask_of = [&](int j) { return load_relaxed(status + min(t + j, tiles - 1) * kDigits); };
 #pragma unroll
       for (int j = 0; j < kSmallLook; ++j) published[j] = ask_of(j);
 #pragma unroll
@@ -255,7 +246,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
       for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
         uint32_t published[kAhead];
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) published[j] = ask(status + int64_t{max(t - j, 0)} * kDigits);
+        for (int j = 0; j < kAhead; ++j) published[j] = load_relaxed(status + int64_t{max(t - j, 0)} * kDigits);
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
           if (t < 0 || published[j] == 0) break;
@@ -264,7 +255,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
           t = is_sum ? -1 : t - 1;
         }
       }
-      tell(status + int64_t{tile} * kDigits, kSum | (before + own));
+      store_relaxed(status + int64_t{tile} * kDigits, kSum | (before + own));
     }
     shift_of[own_digit] = static_cast<int32_t>(before - begin_of_digit);
   }

@@ -1,0 +1,116 @@
+"""Places, as primitives: of queries in sorted rows, and of what a mask chooses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._derivatives import def_jvp
+from jaxgpuops._primitive import Kernel, align, batch_first
+from jaxgpuops._split import RULES, Rule
+from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
+from jaxgpuops.lax.order import sort_keys
+
+# ---- Places in sorted rows -------------------------------------------------------------------------------------------
+
+
+def _search_fallback(queries, sorted, *, axis, right):
+    """A binary search whose steps are the same for all queries; a query's result is in [first, first + left]."""
+    left = sorted.shape[axis]
+    rows = jnp.broadcast_to(sort_keys(sorted), (*queries.shape[:axis], left, *queries.shape[axis + 1 :]))
+    keys = sort_keys(queries)
+    first = jnp.zeros(queries.shape, np.int32)
+
+    def step(first, place, size):
+        element = take_along_axis(rows, place, axis)
+        return jnp.where(element <= keys if right else element < keys, first + np.int32(size), first)
+
+    while left > 1:
+        half = left // 2
+        first = step(first, first + np.int32(half - 1), half)
+        left -= half
+    return (step(first, first, 1) if left else first,)
+
+
+searchsorted_p = Kernel(
+    "searchsorted",
+    results=lambda queries, sorted, *, axis, right: [(queries.shape[axis], np.int32)],
+    fallback=_search_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("right",),
+    broadcasts=lambda count, **_: (1,),
+)
+def_jvp(searchsorted_p, lambda outs, primals, tangents, **_: (None,))
+
+
+def searchsorted(sorted: jax.Array, queries: jax.Array, axis: int, right: bool = False) -> jax.Array:
+    """Returns for each query, as int32, how many elements of its sorted row come before it. Rows have the axis, and may
+    have size 1 in dimensions where queries have more."""
+    return searchsorted_p(queries, sorted, axis=axis, right=right)[0]
+
+
+# Each device searches for its part of the queries.
+RULES["searchsorted"] = Rule(
+    lambda splits, queries, sorted, **params: searchsorted_p.primitive.bind(queries, sorted, **params),
+    operands=(0,),
+    keeps=True,
+)
+
+# ---- What a mask chooses --------------------------------------------------------------------------------------------
+
+
+def starts_of(x, axis):
+    """Returns where elements differ from the one before."""
+    keys = sort_keys(x)  # two keys are equal where the elements are
+    part = lambda first, after: lax.slice_in_dim(keys, first, after, axis=axis)
+    first = jnp.full_like(part(0, min(x.shape[axis], 1)), True, np.bool_)
+    return jnp.concatenate([first, part(1, None) != part(0, -1)], axis) if x.shape[axis] else first
+
+
+def _choose_fallback(x, fill, *, axis, size, starts):
+    mask = starts_of(x, axis) if starts else x
+    length = mask.shape[axis]
+    if length == 0:
+        return (jnp.broadcast_to(fill, (*mask.shape[:axis], size, *mask.shape[axis + 1 :])),)
+    count = cumsum(mask.astype(np.int32), axis)
+    total = lax.slice_in_dim(count, length - 1, length, axis=axis)
+    place = lax.broadcasted_iota(np.int32, mask.shape, axis)
+    # Elements that are not chosen go behind those that are. So each element has its own target, and nothing is added
+    # up.
+    target = jnp.where(mask, count - np.int32(1), total + place - count)
+    place, target = align(place, target)
+    chosen = put_along_axis(place, target, axis, length)
+    chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
+    if size > length:
+        chosen = lax.pad(chosen, np.int32(0), [(0, size - length if d == axis else 0, 0) for d in range(mask.ndim)])
+    return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, fill),)
+
+
+def _plan_choose(rows, avals, compute_capability, axis, *, size, starts):
+    return _native.modules["cpu"].plan_choose(*rows, size, starts, compute_capability)
+
+
+choose_p = Kernel(
+    "choose",
+    results=lambda x, fill, *, axis, size, starts: [(size, np.int32)],
+    fallback=_choose_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("starts",),
+    broadcasts=lambda count, **_: (1,),
+    plan=_plan_choose,
+    reindexes=True,
+)
+batch_first(choose_p, always=True)
+def_jvp(choose_p, lambda outs, primals, tangents, **_: (None,))
+
+
+def choose(x: jax.Array, size: int, fill: jax.Array | None = None, starts: bool = False) -> jax.Array:
+    """Returns where a mask is True along its last axis, in order, ``size`` numbers: after the last, ``fill``, a scalar, or
+    the length of the axis. With ``starts``, x is no mask, and the places are those where it differs from the element
+    before."""
+    fill = jnp.asarray(x.shape[-1] if fill is None else fill, np.int32)
+    return choose_p(x, fill.reshape((1,) * x.ndim), axis=x.ndim - 1, size=size, starts=starts)[0]
