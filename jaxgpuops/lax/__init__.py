@@ -1,6 +1,6 @@
 """The primitive tier: names and signatures of `jax.lax`, kernels underneath, forward and reverse mode."""
 
-from jaxgpuops.lax import softmax_rules  # noqa: F401  registers them
+from jaxgpuops.lax import scan_rules, softmax_rules  # noqa: F401  registers them
 from jaxgpuops.lax._reduce import dot, mean
 from jaxgpuops.lax._reduce import max as max
 from jaxgpuops.lax._reduce import min as min

@@ -6,6 +6,7 @@
 
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
+#include "scan/cuda/runs.h"
 
 namespace jaxgpuops::scan {
 

@@ -1,4 +1,5 @@
 // Cumulative operations. One file, because code is compressed a file at a time: kernels that are alike shrink together.
+#include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
 #include "scan/cuda/kernels.h"
 

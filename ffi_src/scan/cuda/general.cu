@@ -1,3 +1,4 @@
+#include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
 #include "scan/cuda/kernels.h"
 

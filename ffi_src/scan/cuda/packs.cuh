@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "scan/cuda/block.cuh"
+#include "scan/cuda/runs.h"
 
 namespace jaxgpuops::scan {
 

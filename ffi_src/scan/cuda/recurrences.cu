@@ -2,6 +2,8 @@
 // One file, because code is compressed a file at a time: kernels that are alike shrink together.
 #include "scan/cuda/dispatch.cuh"
 #include "scan/cuda/kernels.h"
+#include "scan/cuda/recurrences.h"
+#include "scan/cuda/tangents.h"
 
 namespace jaxgpuops::scan {
 

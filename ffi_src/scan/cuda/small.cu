@@ -6,7 +6,10 @@
 #include <cstdint>
 
 #include "common/cuda/small.cuh"
+#include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
+#include "scan/cuda/recurrences.h"
+#include "scan/cuda/tangents.h"
 
 namespace jaxgpuops::scan {
 namespace {

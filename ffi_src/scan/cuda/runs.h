@@ -1,0 +1,208 @@
+// Runs of positions. These functions apply first() and step() to n positions, whose operands at(i) returns. They are
+// faster than a loop where a policy has a special form for runs, or where the call has only the most common options.
+#pragma once
+
+#include "scan/cuda/cumulative.h"
+#include "scan/cuda/policy.h"
+#include "scan/cuda/tangents.h"
+
+namespace jaxgpuops::scan {
+
+template <class Policy>
+constexpr bool kByParts = false;
+template <class E>
+constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
+// Whether a policy with segments treats a run in which no segment begins as its operator without segments would (see
+// kByParts).
+template <class Policy>
+constexpr bool kCutParts = false;
+template <class E>
+constexpr bool kCutParts<Cumulative<LogSumExp<E>, true>> = true;
+// So do sums of bytes without segments, to which the choice of an operator would be most of the work.
+template <>
+constexpr bool kCutParts<General<Integer<uint8_t>>> = true;
+constexpr int kPart = 16;
+
+template <class Policy>
+constexpr bool kAnyWeights = false;
+template <class E>
+constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
+// Whether fold_run() keeps factors and weights for step_run(): of more positions there are too few registers for that.
+template <class Policy, int n>
+constexpr bool kKeepsWeights = kAnyWeights<Policy> && n <= 8;
+
+// What fold_run() keeps for step_run() of the same n positions: exponentials, or factors and weights. To compute them
+// again would cost more than the registers do.
+template <class Policy, int n>
+struct Kept {};
+template <class E, int n>
+struct Kept<Cumulative<LogSumExp<E>, false>, n> {
+  static constexpr int kOne = n < kPart ? n : kPart;
+  typename E::Acc maximum[n / kOne], sums[n];
+};
+template <class E, int n>
+struct Kept<Tangent<AnyWeights<E>>, n> {
+  In<typename E::Acc> in[kKeepsWeights<Tangent<AnyWeights<E>>, n> ? n : 1];
+};
+
+template <class Policy>
+constexpr bool kRare = is_rare(Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
+
+template <class W, int n, class At>
+JAXGPUOPS_FN void make_ready(In<typename W::Acc> (&in)[n], At at, const Options& o) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    in[i] = at(i);
+    const auto weights = W::of(in[i], o);
+    in[i].a = weights.factor;
+    in[i].y = weights.weight;
+  }
+}
+
+// Calls body(policy, at, options) for a run of n positions. For AnyWeights, it first computes the factors and weights
+// of all n positions, so that the operator is tested once and not for each position.
+template <class Policy, int n, class At, class Body>
+JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
+  if constexpr (kAnyWeights<Policy>) {
+    using E = typename Policy::Element;
+    In<typename E::Acc> in[n];
+    switch (o.op) {
+      case Options::kProduct: make_ready<ProductWeights<E>, n>(in, at, o); break;
+      case Options::kExtreme: make_ready<ExtremeWeights<E>, n>(in, at, o); break;
+      default: make_ready<LogSumExpWeights<E>, n>(in, at, o);
+    }
+    body(Tangent<ReadyWeights<E>>{}, [&](int i) { return in[i]; }, o);
+  } else {
+    body(Policy{}, at, o);
+  }
+}
+
+// Calls body(policy, at, options) as above, but with the most common options as compile-time constants. So body() is
+// compiled twice, for these options and for all others. Tangents are compiled only for the common options, since others
+// take Layout::kSpans; rare policies only for all options, to keep the code small.
+template <class Policy, int n, bool kSpans, class At, class Body>
+JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
+  if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || kSpans) {
+    with_policy<Policy, n>(at, o, body);
+  } else if (Policy::kKind != Kind::kTangent && !is_plain(Policy::kKind, o)) {
+    with_policy<Policy, n>(at, o, body);
+  } else {
+    const auto uncut = [&](int i) {
+      auto in = at(i);
+      in.start = false;
+      return in;
+    };
+    Options simple = {};
+    simple.op = o.op;
+    simple.smaller = o.smaller;
+    // Two calls make o.transpose a constant in each.
+    if (Policy::kKind == Kind::kLinear && !o.transpose) {
+      with_policy<Policy, n>(uncut, simple, body);
+    } else {
+      simple.transpose = true;
+      with_policy<Policy, n>(uncut, simple, body);
+    }
+  }
+}
+
+// Sets the logarithm of the factor of `state` after n positions more than `before`, if its factor is one.
+template <class Policy, int n, class State, class At>
+JAXGPUOPS_FN void set_log(State& state, const State& before, At at, const Options& o) {
+  if constexpr (kAnyWeights<Policy>)
+    if (AnyWeights<typename Policy::Element>::by_log(o))
+      state.factor = before.factor + LogSumExpWeights<typename Policy::Element>::template log_of_run<n>(at, o);
+}
+
+// Folds a run of n positions. Layout::kSpans does not use it.
+template <class Policy, int n, class At>
+JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options, Kept<Policy, n>& kept) {
+  typename Policy::State state;
+  if constexpr (kByParts<Policy>) {
+    constexpr int kOne = Kept<Policy, n>::kOne;
+#pragma unroll
+    for (int begin = 0; begin < n; begin += kOne) {
+      const auto part = LogSumExp<typename Policy::Element>::template fold<kOne>([&](int i) { return at(begin + i).x; },
+                                                                                 kept.sums + begin);
+      kept.maximum[begin / kOne] = part.maximum;
+      state = begin == 0 ? part : Policy::combine(state, part, options);
+    }
+  } else {
+    with_constants<Policy, n, false>(at, options, [&](auto policy, auto ready, const Options& o) {
+      state = policy.first(ready(0), o);
+#pragma unroll
+      for (int i = 1; i < n; ++i) policy.step(state, ready(i), o);
+      set_log<Policy, n>(state, Policy::identity(o), at, o);
+      if constexpr (kKeepsWeights<Policy, n>) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) kept.in[i] = ready(i);
+      }
+    });
+  }
+  return state;
+}
+
+template <class Policy, int n, class At>
+JAXGPUOPS_FN typename Policy::State fold_run(At at, const Options& options) {
+  Kept<Policy, n> kept;
+  return fold_run<Policy, n>(at, options, kept);
+}
+
+// Folds n positions into `state`.
+template <class Policy, int n, bool kSpans = false, class At>
+JAXGPUOPS_FN void fold_on(typename Policy::State& state, At at, const Options& options) {
+  if constexpr (kByParts<Policy>) {
+    state = Policy::combine(state, fold_run<Policy, n>(at, options), options);
+  } else {
+    const typename Policy::State before = state;
+    with_constants<Policy, n, kSpans>(at, options, [&](auto policy, auto ready, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) policy.step(state, ready(i), o);
+      set_log<Policy, n>(state, before, at, o);
+    });
+  }
+}
+
+// Folds n positions into `state`, and calls put(i, result) for each.
+template <class Policy, int n, bool kSpans = false, class At, class Put>
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put) {
+  if constexpr (kByParts<Policy>) {
+    Kept<Policy, n> kept;
+    fold_run<Policy, n>(at, options, kept);
+    step_run<Policy, n>(state, at, options, put, kept);
+  } else {
+    with_constants<Policy, n, kSpans>(at, options, [&](auto policy, auto at, const Options& o) {
+#pragma unroll
+      for (int i = 0; i < n; ++i) put(i, policy.step(state, at(i), o));
+    });
+  }
+}
+
+// The same after fold_run() of these positions. Layout::kSpans does not use it.
+template <class Policy, int n, class At, class Put>
+JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& options, Put put,
+                           const Kept<Policy, n>& kept) {
+  if constexpr (kByParts<Policy>) {
+    using Fold = LogSumExp<typename Policy::Element>;
+    constexpr int kOne = Kept<Policy, n>::kOne;
+#pragma unroll
+    for (int begin = 0; begin < n; begin += kOne) {
+      typename Policy::Acc results[kOne];
+      if (!Fold::template add<kOne>(state, at(begin).x, kept.maximum[begin / kOne], kept.sums + begin, results,
+                                    options)) {
+#pragma unroll
+        for (int i = 0; i < kOne; ++i) results[i] = Policy::step(state, at(begin + i), options).first;
+      }
+#pragma unroll
+      for (int i = 0; i < kOne; ++i) put(begin + i, Out<typename Policy::Acc>{results[i], {}});
+    }
+  } else if constexpr (kKeepsWeights<Policy, n>) {
+    Options plain = {};  // other tangents take Layout::kSpans
+    plain.transpose = true;
+#pragma unroll
+    for (int i = 0; i < n; ++i) put(i, Tangent<ReadyWeights<typename Policy::Element>>::step(state, kept.in[i], plain));
+  } else {
+    step_run<Policy, n>(state, at, options, put);
+  }
+}
+
+}  // namespace jaxgpuops::scan
