@@ -99,7 +99,7 @@ def gain_of(pair, scale):
 
 
 def best_split(sums, total, rows, scale):
-    """The best split of a leaf with these sums, [features of this device, BINS, 2], of all devices' features."""
+    """The best split of a leaf by any device's features; ``sums`` are those of this device's, [features, BINS, 2]."""
     left = jaxgpuops.cumsum(sums, axis=1)
     right = total - left
     gain = gain_of(left, scale) + gain_of(right, scale) - gain_of(total, scale)

@@ -84,7 +84,7 @@ def _register() -> None:
         for name, handler in module.targets().items():
             jax.ffi.register_ffi_target(name, handler, platform=_XLA_PLATFORM[platform])
             names.add(name)
-    for name in names:  # this is one third of the sharding contract; _primitive attaches the rest
+    for name in names:  # one part of the sharding contract; `_partition.contract` is the rest
         jax.ffi.register_ffi_target_as_batch_partitionable(name)
 
 

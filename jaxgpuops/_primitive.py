@@ -419,19 +419,19 @@ def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:
 
 
 def _is_kept(ctx, operand) -> bool:
-    """Whether a value is an argument of the whole program that is not donated, so that it lives on."""
+    """Whether a value is an argument of the whole program that is not donated, so that it lives on. Of this a lowering
+    rule is told nothing, but the function that JAX is writing has it among its attributes."""
     if not isinstance(ctx.module_context.axis_context, ShardingContext):  # what a device does with its part of an array
         return False
-    while not isinstance(operand.owner, mlir.ir.Block):
-        operation = operand.owner.operation
-        if operation.name != "stablehlo.reshape":
-            return False
-        [operand] = operation.operands
-    attributes = operand.owner.owner.attributes
-    if "sym_name" not in attributes or mlir.ir.StringAttr(attributes["sym_name"]).value != "main":
+    while isinstance(operand, mlir.ir.OpResult) and operand.owner.operation.name == "stablehlo.reshape":
+        [operand] = operand.owner.operation.operands
+    if not isinstance(operand, mlir.ir.BlockArgument):
         return False
-    own = mlir.ir.DictAttr(mlir.ir.ArrayAttr(attributes["arg_attrs"])[mlir.ir.BlockArgument(operand).arg_number])
-    return not any(name in own for name in ("jax.buffer_donor", "tf.aliasing_output"))
+    function = operand.owner.owner
+    if function.operation.name != "func.func" or function.name.value != "main":
+        return False
+    own = function.arg_attrs[operand.arg_number]
+    return "jax.buffer_donor" not in own and "tf.aliasing_output" not in own
 
 
 def _rows(shape, axis) -> tuple[int, int, int]:

@@ -186,18 +186,18 @@ class Rule:
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
         operands; ``splits`` has a `Split` for each dimension that is split, with the rank of rows as key for units (see
-        ``free``). Never called where only dimensions off the axis are, but where a result is a sum over one of these and
-        parts are not equal. It adds up such sums of all devices. Where ``axis`` is several, some of them are split.
+        ``free``). If only dimensions off the axis are split, it is not called, except for a result that is a sum over one
+        of these, split in unequal parts. It adds up such sums of all devices. Of several axes, some are split.
       operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
         first is none of them, the axis is that of the results.
-      keeps: whether results are split along the axis. Others have all of it, if they have it, on every device.
+      keeps: whether results that have the axis are split along it. Otherwise every device has all of them.
       pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands and, after
         these, of the results: whether this moves less than gathering the axis. Of several axes it is asked once.
-      free: ``{array: size}`` of operands (0, 1, ..) and results (~0, ~1, ..) whose axis is another one, of units of that
-        size that do not depend on each other. They are split in equal parts, of whole units, as dimensions off the axis are;
-        of size 0 never.
-      scatters: whether other dimensions may be split along mesh axes along which the axis is split, too, if no array has
-        both: each device gets its part of what all add up.
+      free: ``{array: size}`` for operands (0, 1, ..) and results (~0, ~1, ..) whose axis is not that of the others. It
+        consists of units of that size, which do not depend on each other, and so it is split as a dimension off the axis
+        is, in equal parts of whole units; never if the size is 0.
+      scatters: whether a dimension off the axis may be split along the same mesh axes as the axis is, if no array has
+        both. Each device then gets its part of that dimension, of the sum of what all devices have.
       gathers: operands, by index, that are never split along mesh axes along which the axis is split.
       moves: ``moves(splits, avals, axis, **params)``, with avals as for ``pays``: the bytes that ``local`` moves, or infinity
         if it cannot split the call so. If given, it takes the place of ``pays``: of all ways to split the call, that is

@@ -77,6 +77,22 @@ def needs_memory(gibibytes):
         pytest.skip(f"needs {gibibytes} GiB of GPU memory for JAX, has {memory() >> 30}")
 
 
+# Arrays of more than 2^31 elements: (shape, axis).
+LARGE = {
+    "many rows": (((1 << 21) + 5, 1031), 1),
+    "long rows": ((3, (1 << 30) + 3), 1),
+    "a row longer than 2^31": (((1 << 31) + 5,), 0),
+    "many columns": ((3, 1031, (1 << 20) + 8), 1),
+    "long columns": (((1 << 28) + 3, 9), 0),
+}
+
+
+def noise(shape):
+    """Numbers below 256 that are computed from their places: random ones would need more memory."""
+    places = (jax.lax.broadcasted_iota(jnp.uint32, shape, d) for d in range(len(shape)))
+    return sum(at * jnp.uint32(2654435761 + 2 * d) for d, at in enumerate(places)) >> 24
+
+
 def expected_topk(x, k, axis, largest, sorted):
     """The expected top-k, by JAX's stable sort of integer keys on the GPU."""
     bits = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")

@@ -1,8 +1,18 @@
 """Scans in NumPy: loops along the axis in the widest type there is, with bounds on what rounding may do to the result."""
 
+import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 from reference import is_float
+
+# Shapes for "any array" of the ops whose results are checked by what rounding may do.
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(*[st.integers(1, 5)] * 4),
+    st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
+)
 
 
 def wide(dtype):

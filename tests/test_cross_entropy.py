@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scan_reference
 from softmax_reference import cross_entropy
-from test_softmax import FLOATS, INF, NAN, SHAPES, TIERS, X, assert_close, tiers, x64
+from test_softmax import FLOATS, INF, NAN, TIERS, X, assert_close, tiers, x64
 
 import jaxgpuops
 
@@ -56,7 +56,7 @@ OPTIONS = [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 1
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True)
 @hypothesis.given(st.data())
 def test_any_cross_entropy(data):
-    shape = data.draw(SHAPES)
+    shape = data.draw(scan_reference.SHAPES)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     logits = (3 * rng.standard_normal(shape)).astype(data.draw(st.sampled_from(FLOATS)))

@@ -95,7 +95,7 @@ def test_values_are_those_of_plain_jax(tokens, width, dtype):
     terms = jnp.where(there, w[..., None].astype(jnp.float32) * y[plan.row_of_assignment].astype(jnp.float32), 0)
     off = jnp.abs(out.astype(jnp.float32) - terms.sum(1))
     assert (off <= 8 * float(jnp.finfo(dtype).eps) * jnp.abs(terms).sum(1)).all()
-    narrow = w.astype(dtype)  # read as they are, weights of 16 bits are the same numbers
+    narrow = w.astype(dtype)  # 16-bit weights are read as they are, with the same results
     combined = jax.jit(lambda w: jaxgpuops.moe_combine(y, plan, w))
     assert same_bits(combined(narrow), combined(narrow.astype(jnp.float32)))
 

@@ -24,7 +24,7 @@ def test_what_is_installed():
 
 
 def required(name):
-    """The distributions that come with one, without extras."""
+    """The distributions that are installed with one, without extras."""
     names, todo = set(), [name]
     while todo:
         name = canonicalize_name(todo.pop())

@@ -95,20 +95,11 @@ def compare(y, name, arrays, axis=-1, where=None):
     assert not wrong.any(), (name, dtype, y[wrong], expected[wrong])
 
 
-SHAPES = st.one_of(
-    st.tuples(st.integers(1, 300)),
-    st.tuples(st.integers(1, 40), st.integers(1, 200)),
-    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
-    st.tuples(*[st.integers(1, 5)] * 4),
-    st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
-)
-
-
 @pytest.mark.parametrize("name", ["sum", "max", "dot"])
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
 @hypothesis.given(st.data())
 def test_any_array(name, data):
-    shape = data.draw(SHAPES)
+    shape = data.draw(scan_reference.SHAPES)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rank = len(shape)
     axis = data.draw(st.one_of(st.integers(-rank, rank - 1), st.just(None)))

@@ -116,19 +116,11 @@ def compare(y, gradients, name, x, axis=-1, scale=None, bias=None, where=None, c
 
 # ---- Anything goes --------------------------------------------------------------------------------------------------
 
-SHAPES = st.one_of(
-    st.tuples(st.integers(1, 300)),
-    st.tuples(st.integers(1, 40), st.integers(1, 200)),
-    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
-    st.tuples(*[st.integers(1, 5)] * 4),
-    st.tuples(st.integers(1, 3), st.integers(1000, 3000)),
-)
-
 
 @st.composite
 def problems(draw):
     """Arguments of `check`."""
-    shape = draw(SHAPES)
+    shape = draw(scan_reference.SHAPES)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     causal = len(shape) > 1 and draw(st.booleans())
     axis = -1 if causal else draw(st.integers(-len(shape), len(shape) - 1))

@@ -263,7 +263,7 @@ def test_gradient_of_cross_entropy_needs_no_further_array(dtype, reduction):
 
     temporary, aliased = temporary_bytes(gradient, logits, labels, donate=(0,))
     assert temporary < size / 8 and aliased >= size
-    # Not donated, there are the logits and the gradient.
+    # Logits that are not donated stay, and the gradient has memory of its own.
     temporary, _ = temporary_bytes(gradient, logits, labels)
     assert temporary < size / 8
 

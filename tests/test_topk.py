@@ -249,7 +249,8 @@ def test_large_k(n):
 
 
 def filled(x, k, largest, sorted):
-    """The bits and indices of a row or segment. After its end come index -1 and the value beyond which no number is."""
+    """The bits and indices of a row or segment. Places after its end have index -1 and the worst value of
+    the dtype."""
     extremes = [False, True] if x.dtype == bool else [-np.inf, np.inf]
     if np.issubdtype(x.dtype, np.integer):
         info = np.iinfo(x.dtype)

@@ -283,7 +283,7 @@ def x_and_x(rng, shape):
 
 
 def finite(fn):
-    """Masked entries of log_softmax are -inf: 0 instead, for the sake of the losses."""
+    """Puts 0 in the place of the -inf of masked entries of log_softmax, so that losses are finite."""
     return lambda *args: (jnp.where(jnp.isfinite(y := fn(*args)), y, 0),)
 
 

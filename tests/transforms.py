@@ -481,7 +481,8 @@ def _sharded_loss(fn, m, specs):
     return jax.shard_map(body, mesh=m, in_specs=(P(), *specs), out_specs=P())
 
 
-# Here the reference is sharded, too: the gradient of w is a sum so large that it is rounded after each device's part.
+# Here the reference is sharded, too, because the gradient of w is a large sum, whose rounding depends on how devices
+# share it.
 @check()
 def shard_map(fn, case):
     n = len(case.example())

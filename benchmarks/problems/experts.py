@@ -1,4 +1,4 @@
-"""Problems: the plan of a mixture of experts, and its rows there and back."""
+"""Problems: the plan of a mixture of experts, and moving rows to the experts and back."""
 
 import jax
 import jax.numpy as jnp

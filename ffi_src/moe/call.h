@@ -131,10 +131,35 @@ inline VjpCall vjp_call(ffi::AnyBuffer y, ffi::AnyBuffer ct, ffi::AnyBuffer row_
   return call;
 }
 
-template <class Context>
+// The operands, results and attributes of the targets, in the order of the handlers' parameters.
+template <class Backend>
+auto plan_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // experts
+                              .template Ret<ffi::AnyBuffer>()   // assignment_of_row
+                              .template Ret<ffi::AnyBuffer>()   // row_of_assignment
+                              .template Ret<ffi::AnyBuffer>()   // group_sizes
+                              .template Ret<ffi::AnyBuffer>())  // group_offsets
+      .template Attr<int64_t>("axis")
+      .template Attr<int64_t>("capacity")
+      .template Attr<int64_t>("align");
+}
+
+template <class Backend>
+auto move_binding() {
+  return Backend::start()
+      .template Arg<ffi::AnyBuffer>()  // x or y
+      .template Arg<ffi::AnyBuffer>()  // the indices that the call follows
+      .template Arg<ffi::AnyBuffer>()  // the indices that the transposed call follows
+      .RemainingArgs()                 // weights
+      .template Ret<ffi::AnyBuffer>()  // out
+      .template Attr<int64_t>("axis")
+      .template Attr<int64_t>("choices");
+}
+
+template <class Backend>
 auto vjp_binding() {
-  return ffi::Ffi::Bind()
-      .template Ctx<Context>()
+  return Backend::start()
       .template Arg<ffi::AnyBuffer>()  // y
       .template Arg<ffi::AnyBuffer>()  // ct
       .template Arg<ffi::AnyBuffer>()  // row_of_assignment

@@ -212,31 +212,10 @@ ffi::Error combine_handler(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffe
   });
 }
 
-auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()  // x or y
-      .Arg<ffi::AnyBuffer>()  // the indices that the call follows
-      .Arg<ffi::AnyBuffer>()  // the indices that the transposed call follows
-      .RemainingArgs()        // weights
-      .Ret<ffi::AnyBuffer>()  // out
-      .Attr<int64_t>("axis")
-      .Attr<int64_t>("choices");
-}
-XLA_FFI_DEFINE_HANDLER(kPlan, plan,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // experts
-                           .Ret<ffi::AnyBuffer>()  // assignment_of_row
-                           .Ret<ffi::AnyBuffer>()  // row_of_assignment
-                           .Ret<ffi::AnyBuffer>()  // group_sizes
-                           .Ret<ffi::AnyBuffer>()  // group_offsets
-                           .Attr<int64_t>("axis")
-                           .Attr<int64_t>("capacity")
-                           .Attr<int64_t>("align"));
-XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch_handler, binding());
-XLA_FFI_DEFINE_HANDLER(kCombine, combine_handler, binding());
-XLA_FFI_DEFINE_HANDLER(kCombineVjp, combine_vjp_handler, vjp_binding<ffi::ThreadPool>());
+XLA_FFI_DEFINE_HANDLER(kPlan, plan, plan_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch_handler, move_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCombine, combine_handler, move_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kCombineVjp, combine_vjp_handler, vjp_binding<OnCpu>());
 
 }  // namespace
 

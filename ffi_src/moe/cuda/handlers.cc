@@ -70,34 +70,10 @@ ffi::Error combine_vjp(cudaStream_t stream, ffi::AnyBuffer y, ffi::AnyBuffer ct,
   });
 }
 
-auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // x or y
-      .Arg<ffi::AnyBuffer>()  // the indices that the call follows
-      .Arg<ffi::AnyBuffer>()  // the indices that the transposed call follows
-      .RemainingArgs()        // weights
-      .Ret<ffi::AnyBuffer>()  // out
-      .Attr<int64_t>("axis")
-      .Attr<int64_t>("choices");
-}
-XLA_FFI_DEFINE_HANDLER(kPlan, plan,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                           .Arg<ffi::AnyBuffer>()  // experts
-                           .Ret<ffi::AnyBuffer>()  // assignment_of_row
-                           .Ret<ffi::AnyBuffer>()  // row_of_assignment
-                           .Ret<ffi::AnyBuffer>()  // group_sizes
-                           .Ret<ffi::AnyBuffer>()  // group_offsets
-                           .Ret<ffi::AnyBuffer>()  // workspace
-                           .Attr<int64_t>("axis")
-                           .Attr<int64_t>("capacity")
-                           .Attr<int64_t>("align"),
-                       {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch, binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCombine, combine, binding(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kCombineVjp, combine_vjp, vjp_binding<ffi::PlatformStream<cudaStream_t>>(),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kPlan, plan, plan_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kDispatch, dispatch, move_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCombine, combine, move_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCombineVjp, combine_vjp, vjp_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
