@@ -1,8 +1,6 @@
 // Counts on the CPU, and the handlers of the family.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "common/cuda/element.h"
@@ -103,38 +101,6 @@ void histogram(const Histogram& problem, const void* x, const void* edges, int32
     std::vector<typename Element::Acc> own(problem.bins + 1);
     std::transform(from, from + own.size(), own.begin(), [](Bits bits) { return Element::load(bits); });
     count_range<Element>(problem, static_cast<const Bits*>(x) + o * row, own.data(), to, begin, end);
-  });
-}
-
-// ---- Softmax of segments --------------------------------------------------------------------------------------------
-
-// A thread computes all of an outer index, one column after the other, and adds in order of appearance.
-void segment_softmax(const Segments& problem, const float* data, const int32_t* ids, float* out, bool logs,
-                     const Workers& workers) {
-  const Rows& rows = problem.rows;
-  const int64_t inner = rows.inner, cells = problem.segments * inner;
-  parallel_for(workers, rows.outer, [&](int64_t o) {
-    const float* x = data + problem.data(o);
-    const int32_t* id = ids + problem.ids(o);
-    std::vector<float> most(cells, -std::numeric_limits<float>::infinity()), sums(cells);
-    const auto each = [&](auto take) {
-      for (int64_t j = 0; j < rows.length; ++j)
-        if (id[j] >= 0 && id[j] < problem.segments)
-          for (int64_t i = 0; i < inner; ++i) take(id[j] * inner + i, j * inner + i);
-    };
-    each([&](int64_t cell, int64_t at) { most[cell] = larger(most[cell], x[at]); });
-    each([&](int64_t cell, int64_t at) { sums[cell] += std::exp(x[at] - most[cell]); });
-    if (logs) {
-      for (int64_t cell = 0; cell < cells; ++cell)
-        out[o * cells + cell] = std::isfinite(most[cell]) ? std::log(sums[cell]) + most[cell] : most[cell];
-      return;
-    }
-    float* y = out + o * rows.length * inner;
-    std::fill(y, y + rows.length * inner, 0.0f);
-    each([&](int64_t cell, int64_t at) {
-      const bool none = most[cell] == std::numeric_limits<float>::infinity() && x[at] != most[cell];
-      y[at] = none ? 0.0f : std::exp(x[at] - most[cell]) / sums[cell];
-    });
   });
 }
 

@@ -8,6 +8,9 @@ namespace jaxgpuops::count {
 
 void reduce_segments(const Segments& problem, const void* data, const int32_t* ids, void* out, const Workers& workers);
 
+void segment_softmax(const Segments& problem, const float* data, const int32_t* ids, float* out, bool logs,
+                     const Workers& workers);
+
 // Finds the elements of x of the given ranks, and their indices.
 void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
             const Workers& workers);

@@ -31,6 +31,7 @@ struct Add {
   }
 };
 
+// Comparisons of a and b stand alone, as maxss and the like do them. Which is larger cannot be predicted, but a NaN can.
 struct Larger {
   template <class T>
   static T identity() {
@@ -38,7 +39,8 @@ struct Larger {
   }
   template <class T>
   static JAXGPUOPS_INLINE T fold(T a, T b) {
-    return (b > a) | (b != b) ? b : a;
+    const T larger = b > a ? b : a;
+    return b != b ? b : larger;
   }
 };
 
@@ -49,7 +51,8 @@ struct Smaller {
   }
   template <class T>
   static JAXGPUOPS_INLINE T fold(T a, T b) {
-    return (b < a) | (b != b) ? b : a;
+    const T smaller = b < a ? b : a;
+    return b != b ? b : smaller;
   }
 };
 
