@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kTaskElements = 1 << 14;
 
-// The length of rows is a template argument if it is 1.
-//
+// kInner: 1 if rows have one column, else 0.
+
 // Rows of differences from the largest number of their segment. Rows whose id is out of range are infinitely below.
 template <int kInner>
 JAXGPUOPS_SIMD void subtract_largest(const float* x, const int32_t* ids, int64_t rows, int64_t inner, int64_t segments,
