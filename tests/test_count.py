@@ -173,13 +173,14 @@ def by_segment(fn, x, ids, segments):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_softmax_and_logsumexp_of_segments(dtype):
+@pytest.mark.parametrize("shape", [(60, 3), (40000, 1), (20000, 3), (1000, 40)])
+def test_softmax_and_logsumexp_of_segments(shape, dtype):
     rng = np.random.default_rng(0)
-    x = jnp.asarray(100 * rng.standard_normal((60, 3)), dtype)
-    ids = rng.integers(-1, 8, 60) // 2 * 2
+    x = jnp.asarray(100 * rng.standard_normal(shape), dtype)
+    ids = rng.integers(-1, 8, shape[0]) // 2 * 2
     tolerance = 1e-2 if dtype == "bfloat16" else 1e-5
-    sums = np.full((7, 3), -np.inf)
-    shares = np.zeros((60, 3))
+    sums = np.full((7, shape[1]), -np.inf)
+    shares = np.zeros(shape)
     for s, rows in by_segment(lambda rows: rows, x, ids, 7).items():
         sums[s] = jax.nn.logsumexp(rows, axis=0)
         shares[ids == s] = jax.nn.softmax(rows, axis=0)
