@@ -248,3 +248,13 @@ def test_plan_of_a_part_of_a_batch_needs_no_more():
     for length in (2000, 70_000):
         plans = [plan_sort(outer, length, 3, 32, True, True, 90) for outer in (1, 5, 64)]
         assert len({(plan["algorithm"], plan["workspace_bytes"]) for plan in plans}) == 1
+
+
+def test_few_rows_are_spread():
+    """Blocks that share a row need a workspace; a call that has none, since it is a part of many rows, does without."""
+    for length, bits in ((8193, 32), (16_384, 16), (7000, 64)):
+        few, many = (plan_sort(outer, length, 1, bits, True, True, 90) for outer in (5, 500))
+        assert (few["algorithm"], many["algorithm"]) == ("sweep", "block")
+        assert few["workspace_bytes"] > many["workspace_bytes"] == 0
+        assert plan_sort(5, length, 1, bits, True, True, 90, workspace_bytes=0) == {**many, "blocks": 5}
+    assert plan_sort(5, 8192, 1, 32, True, True, 90)["algorithm"] == "block"

@@ -12,6 +12,47 @@ constexpr int64_t kMaxTeamLength = 1024;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
+// Plans a block for each row; returns false if none holds it.
+bool plan_block(const Problem& problem, int64_t shared_limit, Plan& plan) {
+  const int key_bytes = problem.key_bits / 8;
+  for (const int threads : {256, 512, 1024}) {
+    if (problem.rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
+      continue;
+    plan.algorithm = Algorithm::kBlock;
+    plan.threads = threads;
+    plan.blocks = problem.rows.count();
+    plan.shared_bytes = block_shared_bytes(key_bytes, threads);
+    return true;
+  }
+  return false;
+}
+
+void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
+  const int key_bytes = problem.key_bits / 8;
+  const Rows& rows = problem.rows;
+  plan.algorithm = Algorithm::kSweep;
+  plan.threads = kSweepThreads;
+  const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
+  plan.small = sweeps_small(rows.elements()) || !large_fits;
+  // The same workspace must do for a call with fewer rows (a part of the batch), which may use small tiles; these need
+  // more.
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
+                         sweeps_small(rows.length * rows.inner) || !large_fits);
+  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, problem.indices);
+  plan.workspace_bytes += shape.bytes;
+  plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
+  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
+                                        gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
+  plan.tickets = plan.blocks > fit * gpu.multiprocessors;
+  plan.exchanges =
+      (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
+  plan.overlap = gpu.dependent_launch;
+}
+
+// Longer rows are swept if they are few.
+constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 6656 : 8192; }
+
 }  // namespace
 
 const char* name(Algorithm algorithm) {
@@ -26,22 +67,22 @@ const char* name(Algorithm algorithm) {
   return "?";
 }
 
-Plan plan_sort(const Problem& problem, const Gpu& gpu) {
+Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const Rows& rows = problem.rows;
   const int key_bytes = problem.key_bits / 8;
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
   // If rows go by columns and inner is small, the loads of a warp use only parts of memory sectors.
-  if (rows.length <= kMaxShortLength && (short_tile_outers(rows) > 0 || rows.inner >= kLeastShortColumns)) {
+  if (rows.length <= kMaxShortLength && (short_tile_outers(rows, problem.k) > 0 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;
     plan.threads = kShortThreads;
-    plan.blocks = short_blocks(rows);
+    plan.blocks = short_blocks(rows, problem.k);
     return plan;
   }
   if (rows.length <= kMaxTeamLength) {
     plan.algorithm = Algorithm::kTeam;
-    plan.team = topk::sort_shape(rows, key_bytes, gpu.multiprocessors, shared_limit);
+    plan.team = topk::sort_shape(rows, rows.length, key_bytes, gpu.multiprocessors, shared_limit);
     plan.threads = plan.team.threads;
     plan.blocks = plan.team.blocks;
     plan.shared_bytes = static_cast<int64_t>(plan.team.shared_bytes);
@@ -66,34 +107,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu) {
       return plan;
     }
   }
-  for (const int threads : {256, 512, 1024}) {
-    if (rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
-      continue;
-    plan.algorithm = Algorithm::kBlock;
-    plan.threads = threads;
-    plan.blocks = rows.count();
-    plan.shared_bytes = block_shared_bytes(key_bytes, threads);
-    return plan;
-  }
-  plan.algorithm = Algorithm::kSweep;
-  plan.threads = kSweepThreads;
-  const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
-  plan.small = sweeps_small(rows.elements()) || !large_fits;
-  // The same workspace must do for a call with fewer rows (a part of the batch), which may use small tiles; these need
-  // more.
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
-                         sweeps_small(own.elements()) || !large_fits);
-  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, problem.indices);
-  plan.workspace_bytes += shape.bytes;
-  plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
-  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
-                                        gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
-  plan.tickets = plan.blocks > fit * gpu.multiprocessors;
-  plan.exchanges =
-      (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
-  plan.overlap = gpu.dependent_launch;
-  return plan;
+  Plan block = plan, sweep = plan;
+  const bool fits_block = plan_block(problem, shared_limit, block);
+  plan_sweep(problem, shared_limit, gpu, sweep);
+  if (!fits_block) return sweep;
+  // Several blocks take less time for each of a few long rows, if they all run at the same time.
+  const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
+                       (key_bytes < 8 || 2 * sweep.blocks <= gpu.multiprocessors);
+  return spreads && (workspace_bytes < 0 || workspace_bytes >= sweep.workspace_bytes) ? sweep : block;
 }
 
 }  // namespace jaxgpuops::sort

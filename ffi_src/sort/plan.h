@@ -38,7 +38,9 @@ struct Plan {
   topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };
 
-// kShort and kTeam sort whole rows: for rows that short, k must be the length.
-Plan plan_sort(const Problem& problem, const Gpu& gpu);
+// kTeam sorts whole rows, and so does kShort but for columns: for other rows that short, k must be the length.
+// `workspace_bytes` is what the caller has for one outer index. It decides only whether a few rows that blocks could
+// hold are swept instead; a negative number asks for the best plan.
+Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = 0);
 
 }  // namespace jaxgpuops::sort

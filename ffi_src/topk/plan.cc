@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "sort/cuda/shape.h"
 #include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
@@ -78,11 +79,11 @@ bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
          rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
 }
 
-Plan plan_sort(Rows rows, int key_bytes, const Gpu& gpu) {
+Plan plan_sort(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kSort;
   plan.sort =
-      sort_shape(rows, key_bytes, gpu.multiprocessors, gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
+      sort_shape(rows, k, key_bytes, gpu.multiprocessors, gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
   plan.lanes = std::min(plan.sort.team, 32);
   plan.threads = plan.sort.threads;
   plan.blocks = plan.sort.blocks;
@@ -172,7 +173,10 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
     plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
     return fits(plan);
   };
-  if (!((k > 256 || 2 * rows.count() <= gpu.multiprocessors) && attempt(512))) attempt(256);
+  const bool few = (k > 256 ? 1 : 2) * rows.count() <= gpu.multiprocessors;
+  if (few && attempt(512)) return plan;
+  const bool paired = attempt(256) && plan.shared_bytes <= gpu.shared_bytes / 2 - 3 * int64_t{kReservedShared} / 2;
+  if (!few && k > 256 && !paired && !attempt(512)) attempt(256);
   return plan;
 }
 
@@ -216,21 +220,22 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
   return plan;
 }
 
-Plan plan_buckets(Rows rows, int64_t k, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
-  const BucketsShape shape = buckets_shape(rows.length, k);
-  if (workspace_bytes >= 0 && shape.bytes > workspace_bytes) return plan;
+  const BucketsShape shape = buckets_shape(rows.length, k, key_bytes);
+  if (workspace_bytes >= 0 && rows.inner * shape.bytes > workspace_bytes) return plan;
   plan.algorithm = Algorithm::kBuckets;
   plan.threads = kBucketsThreads;
-  // Each block has several steps to read, of 32 elements for each thread.
-  const int64_t slices = std::min(kBucketsResident * gpu.multiprocessors / std::max<int64_t>(rows.count(), 1),
-                                  rows.length / (4 * 32 * kBucketsThreads));
-  plan.slices = static_cast<int>(std::max<int64_t>(slices, 1));
+  const int64_t blocks = gpu.multiprocessors;
+  const int64_t one = std::min(blocks / rows.count(), rows.length / kBucketsSlice);
+  const int64_t two = std::min(kBucketsResident * blocks / rows.count(), rows.length / kBucketsSliceOfTwo);
+  plan.slices = static_cast<int>(std::max<int64_t>({one, two, 1}));
   plan.blocks = rows.count() * plan.slices;
   plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = shape.bytes;
+  plan.workspace_bytes = rows.inner * shape.bytes;
   plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = static_cast<int64_t>(std::max(kBucketsShared, kBucketsSortShared));
+  const size_t composite = composite_bytes(key_bytes);
+  plan.shared_bytes = static_cast<int64_t>(std::max(buckets_shared(composite), buckets_sort_shared(composite)));
   return plan;
 }
 
@@ -246,7 +251,7 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   return plan;
 }
 
-// Sorts rows whole; the plan is kEmpty where they are too short for these kernels.
+// Sorts rows whole; the plan is kEmpty where the kernels of sorts do not take them.
 Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   sort::Problem problem;
@@ -254,6 +259,7 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   problem.k = k;
   problem.key_bits = 8 * key_bytes;
   plan.whole = sort::plan_sort(problem, gpu);
+  if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
   if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
   if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
   plan.threads = plan.whole.threads;
@@ -264,12 +270,33 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Whether sorting all of a row takes no longer than selecting, which reads it once per byte of a key and twice more;
-// but it needs several times the memory of the row. The rule was fitted to the times of some two hundred problems on an
-// H200. A few hundred thousand elements are sorted before buckets of their best could be.
-bool sorts_whole(Rows rows, int64_t k, int key_bytes) {
-  if ((key_bytes == 2 || key_bytes == 4) && rows.elements() <= 1 << 19) return true;
-  return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
+// Whether the buckets kernels can take the problem.
+bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  // For the order of indices, candidates are divided and sorted twice. Small arrays can be read several times instead.
+  if (!sorted && rows.elements() * key_bytes < 8 << 20) return false;
+  // Columns side by side need a block each that run at the same time.
+  return key_bytes > 1 && k >= kMinBucketsK && k <= kMaxBucketsK && rows.length >= 2 * k &&
+         rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 2) &&
+         rows.length * rows.inner < int64_t{1} << 32;
+}
+
+// Whether they are faster than the streaming kernels, which read columns one by one, and merge k elements of each of a
+// row's blocks.
+bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (rows.inner >= 8) return rows.length >= 1 << 15;
+  const int64_t slices = std::min(gpu.multiprocessors / rows.count(), rows.length / 4096);
+  return (rows.inner > 1 || key_bytes == 8) && slices * k >= 1 << 14;
+}
+
+// Whether sorting all of a row takes no longer than selecting, by the buckets kernels if these can take the problem
+// (`divides`), else by reading it once per byte of a key and twice more; but it needs several times the memory of the
+// row. The rule was fitted to the times of some two hundred problems on an H200. A few hundred thousand elements are
+// sorted before buckets of their best could be.
+bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
+  if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
+  const bool is_long = rows.length >= 1 << 19;
+  if (divides && key_bytes >= 4) return (key_bytes == 8 ? 4 : is_long ? 12 : 8) * k >= rows.length;
+  return (key_bytes <= 2 || is_long ? 24 : 8) * k >= rows.length;
 }
 
 }  // namespace
@@ -288,6 +315,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kColumns: return "columns";
     case Algorithm::kBuckets: return "buckets";
     case Algorithm::kRadix: return "radix";
+    case Algorithm::kShort: return "short";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
   }
@@ -367,13 +395,17 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
+  if (may(Algorithm::kShort) && sorted && rows.length <= sort::kMaxShortLength &&
+      rows.inner >= sort::kLeastShortColumns) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
+  }
   // For such rows, sorting networks take longer than the radix sort.
   if (forced < 0 && sorted && rows.inner == 1 && key_bytes <= 4 && rows.length > kMaxSortLength / 2 &&
       rows.length <= kMaxSortLength && 4 * k >= rows.length) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes) : rows.length <= kMaxSortLength)) {
-    if (const Plan plan = plan_sort(rows, key_bytes, gpu); fits(plan)) return plan;
+    if (const Plan plan = plan_sort(rows, k, key_bytes, gpu); fits(plan)) return plan;
   }
   const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
                     rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);
@@ -394,21 +426,25 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
   }
+  const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
+  if (divides && (forced < 0 ? prefers_buckets(rows, k, key_bytes, gpu) : may(Algorithm::kBuckets))) {
+    const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
+    if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
+  }
   if ((may(Algorithm::kStream) || may(Algorithm::kGrid)) &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
-      (forced >= 0 || sorts_whole(rows, k, key_bytes))) {
+      (forced >= 0 || sorts_whole(rows, k, key_bytes, divides))) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
         plan.algorithm != Algorithm::kEmpty && may(plan.algorithm) &&
         (workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes))
       return plan;
   }
-  if (may(Algorithm::kBuckets) && rows.inner == 1 && sorted && (key_bytes == 2 || key_bytes == 4) &&
-      k <= kMaxBucketsK && k >= kMinBucketsK && rows.length >= 2 * k) {
-    const Plan plan = plan_buckets(rows, k, gpu, workspace_bytes);
+  if (divides && may(Algorithm::kBuckets)) {
+    const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};

@@ -25,6 +25,7 @@ enum class Algorithm {
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
   kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
+  kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
 };
@@ -41,7 +42,7 @@ struct Plan {
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
-  sort::Plan whole;             // used by kBlock and kSweep
+  sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };
 

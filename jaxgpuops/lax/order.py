@@ -48,8 +48,12 @@ def sort_keys(x):
     keys = to_keys(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return keys
-    zero = keys.dtype.type(1 << (8 * keys.dtype.itemsize - 1))
-    # -0 is found by its key: XLA's CPU backend would turn a test of its bits into a float comparison, which treats
-    # denormals as zeros.
-    keys = jnp.where(keys == zero - keys.dtype.type(1), zero, keys)
-    return jnp.where(jnp.isnan(x), keys.dtype.type(np.iinfo(keys.dtype).max), keys)
+    # -0 and NaNs are found by their keys: XLA's CPU backend treats denormals as zeros where it compares floats, and where
+    # it makes float comparisons of tests of bits.
+    unsigned = keys.dtype.type
+    zero = unsigned(1 << (8 * keys.dtype.itemsize - 1))
+    infinity = np.array(np.inf, x.dtype)
+    largest = jnp.finfo(x.dtype).max.astype(x.dtype) if np.isnan(infinity) else infinity
+    most = largest.view(keys.dtype) | zero
+    keys = jnp.where(keys == zero - unsigned(1), zero, keys)
+    return jnp.where((keys > most) | (keys < ~most), unsigned(np.iinfo(keys.dtype).max), keys)

@@ -47,6 +47,18 @@ __device__ __forceinline__ void commit_async_copies() {
 #endif
 }
 
+// Starts to copy `count` elements from global to shared memory, by all kThreads threads of a block: whole vectors, if
+// both addresses are aligned to them, and single elements.
+template <int kThreads, class T>
+__device__ __forceinline__ void copy_tile_async(T* tile, const T* from, uint32_t count) {
+  constexpr uint32_t kVector = 16 / sizeof(T);
+  const uint32_t whole = reinterpret_cast<uintptr_t>(from) % 16 == 0 ? count / kVector * kVector : 0;
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x * kVector; e < whole; e += kThreads * kVector) copy_async(tile + e, from + e);
+#pragma unroll 1
+  for (uint32_t e = whole + threadIdx.x; e < count; e += kThreads) tile[e] = from[e];
+}
+
 // Waits for all copies of this thread except those of its last kLast commits.
 template <int kLast>
 __device__ __forceinline__ void wait_for_async_copies() {

@@ -96,7 +96,9 @@ __device__ __forceinline__ uint64_t largest_of_warp(uint64_t value) {
 }
 
 __device__ __forceinline__ unsigned __int128 largest_of_warp(unsigned __int128 value) {
-  return largest_of_lanes(value);
+  const auto high = static_cast<uint64_t>(value >> 64), most = largest_of_warp(high);
+  const uint64_t low = high == most ? static_cast<uint64_t>(value) : 0;
+  return static_cast<unsigned __int128>(most) << 64 | largest_of_warp(low);
 }
 
 // The largest number of the warp; no lane may have NaN. Numbers are compared as integers in the same order, which takes

@@ -14,7 +14,7 @@ ffi::Error sort(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingRets result
     const ffi::AnyBuffer workspace = require_buffer("workspace", results, values + indices);
     const int64_t workspace_bytes = require_workspace(workspace, x, axis);
     const Device device = current_device();
-    const Plan plan = plan_sort(call.problem, device.gpu());
+    const Plan plan = plan_sort(call.problem, device.gpu(), workspace_bytes);
     require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
     const cudaError_t status =
         launch_sort(stream, plan, call.problem, call.x, call.values, call.indices, workspace.untyped_data());

@@ -1,5 +1,5 @@
 // Sorts rows of up to 8 elements, each in the registers of a thread. Neighbours change places only if they are out of
-// order, so the sort is stable.
+// order, so the sort is stable. Of columns, the first k may be all that is wanted.
 //
 // Bytes moved: every element is read once, and every result is written once. Rows that lie close together in memory are
 // copied through shared memory, so that global loads and stores are whole vectors. Where inner is large, neighbouring
@@ -16,7 +16,7 @@ struct ShortArgs {
   void* values;      // null if only indices are wanted
   int32_t* indices;  // null if only values are wanted
   int64_t outer, inner;
-  uint32_t length, tile_outers;
+  uint32_t length, k, tile_outers;
   uint32_t per_inner;  // r / inner is the high word of r * per_inner
   SortOrder order;
 };
@@ -138,8 +138,9 @@ __global__ void __launch_bounds__(kShortThreads) short_columns_kernel(const __gr
   Elements<int32_t, kRoom> index;
   bits.read(static_cast<const Key*>(a.x) + first, a.inner, a.length);
   sort_in_thread(bits, index, a.length, a.order);
-  if (a.values) bits.write(static_cast<Key*>(a.values) + first, a.inner, a.length);
-  if (a.indices) index.write(a.indices + first, a.inner, a.length);
+  const int64_t to = row + outer * (a.k - 1) * a.inner;
+  if (a.values) bits.write(static_cast<Key*>(a.values) + to, a.inner, a.k);
+  if (a.indices) index.write(a.indices + to, a.inner, a.k);
 }
 
 template <class Key, int kRoom>
@@ -151,10 +152,11 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
                     outer,
                     inner,
                     static_cast<uint32_t>(length),
-                    static_cast<uint32_t>(short_tile_outers(problem.rows)),
+                    static_cast<uint32_t>(problem.k),
+                    static_cast<uint32_t>(short_tile_outers(problem.rows, problem.k)),
                     static_cast<uint32_t>(((uint64_t{1} << 32) + inner - 1) / inner),
                     problem.order};
-  const Launch config{dim3(static_cast<unsigned>(short_blocks(problem.rows))), dim3(kShortThreads)};
+  const Launch config{dim3(static_cast<unsigned>(short_blocks(problem.rows, problem.k))), dim3(kShortThreads)};
   return a.tile_outers ? launch(stream, config, short_tiles_kernel<Key, kRoom>, a)
                        : launch(stream, config, short_columns_kernel<Key, kRoom>, a);
 }

@@ -1,11 +1,16 @@
-// Top-k of long rows for large k, in one read of the row.
+// Top-k of long rows for large k, in one read of the row, and of long columns of which few lie side by side.
 //
 // Each thread samples elements of the row at places that depend on nothing but the length, as if by chance. The best
 // ones of the threads give a threshold that somewhat more than k elements of the row reach. It is a key with an index,
 // as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it and append what
 // reaches the threshold to one list. Then a sample of the list, sorted, divides it into buckets: each block counts its
 // share of the list, the blocks meet, and move the candidates to their buckets. A second kernel sorts neighbouring
-// buckets in shared memory, and writes.
+// buckets in shared memory, and writes. For results in the order of indices, what it has selected is divided and sorted
+// once more, with indices above keys.
+//
+// Columns have as many blocks as if they were rows. Those of a column find its threshold; then those of all columns
+// side by side read them together, and append to the list of each column what reaches its threshold. From there on
+// columns are rows.
 //
 // If fewer than k elements reach the threshold, or more than there is room for, digits of the composites find another
 // one, with a read of the row each. If buckets have too many candidates for shared memory, they are sorted in the
@@ -35,20 +40,37 @@ namespace cg = cooperative_groups;
 
 constexpr int kThreads = kBucketsThreads;
 constexpr uint32_t kWarps = kThreads / 32;
-using C = uint64_t;
-static_assert(sizeof(Shared<kThreads, C>) <= kBucketsControl);
+template <class C>
+constexpr uint32_t kStaged = kBucketsStagedBytes / sizeof(C) / kWarps;  // candidates that a warp stages
+template <class C>
+constexpr uint32_t kWindow = buckets_window(sizeof(C));
+template <class C>
+constexpr uint32_t kRoom = buckets_room(sizeof(C));
 
 struct Buckets : Call {
   int64_t first_row;
   uint32_t slices;  // blocks that share a row
   uint32_t sample, reach, splitters, room;
-  int64_t starts, list, sorted;
+  int64_t starts, list, in_order;
+  bool by_index;  // the list has the k elements of the result, with their indices above their keys
 };
 
+// Loads what other blocks have written.
+template <class C>
+__device__ __forceinline__ C load_published(const C* from) {
+  if constexpr (sizeof(C) == 16) {
+    return bits_as<C>(__ldcg(reinterpret_cast<const uint4*>(from)));
+  } else {
+    return __ldcg(from);
+  }
+}
+
 // What the blocks of a row publish for each other, in the workspace.
+template <class C>
 struct Exchange {
   uint32_t* arrivals;
   uint32_t* found;   // candidates on the list, or that found no place there
+  C* threshold;      // of a column
   uint32_t* counts;  // of digits, then of buckets
   uint32_t* starts;  // where buckets begin, and where the last one ends
   C* list;
@@ -58,10 +80,11 @@ struct Exchange {
     unsigned char* bytes = a.workspace_of(row);
     arrivals = reinterpret_cast<uint32_t*>(bytes);
     found = arrivals + 1;
+    threshold = reinterpret_cast<C*>(arrivals + 8);
     counts = arrivals + 16;
     starts = reinterpret_cast<uint32_t*>(bytes + a.starts);
     list = reinterpret_cast<C*>(bytes + a.list);
-    sorted = reinterpret_cast<C*>(bytes + a.sorted);
+    sorted = reinterpret_cast<C*>(bytes + a.in_order);
   }
 };
 
@@ -75,13 +98,13 @@ __device__ __forceinline__ uint32_t scatter(uint32_t i, uint32_t range) {
 }
 
 // Finds a threshold that at least k elements reach, and no more than there is room for, by digits of the composites.
-// `target` as for meet().
+// Elements of the row are `step` apart from x on. `target` as for meet().
 template <class Key>
-__device__ __noinline__ C search(const Buckets& a, Shared<kThreads, C>& s, int64_t row, uint32_t rank,
-                                 uint32_t& target) {
-  const Exchange exchange(a, row);
+__device__ __noinline__ Composite<Key> search(const Buckets& a, Shared<kThreads, Composite<Key>>& s, int64_t row,
+                                              const Key* x, uint32_t step, uint32_t rank, uint32_t& target) {
+  using C = Composite<Key>;
+  const Exchange<C> exchange(a, row);
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Key* x = static_cast<const Key*>(a.x) + row * a.length;
   const uint32_t tid = threadIdx.x;
   int bits = packing.shift() + 8 * static_cast<int>(sizeof(Key));
   const int top = bits;
@@ -91,16 +114,20 @@ __device__ __noinline__ C search(const Buckets& a, Shared<kThreads, C>& s, int64
   do {
     const int above = bits, digit = min(bits, 11);
     bits -= digit;
+#pragma unroll 1
     for (uint32_t i = tid; i < kBucketsDigits; i += kThreads) {
       s.histogram[i] = 0;
       if (rank == 0) exchange.counts[i] = 0;
     }
     meet(exchange.arrivals, a.slices, target);
+#pragma unroll 1
     for (uint64_t i = rank * kThreads + tid; i < a.length; i += a.slices * kThreads) {
-      const C c = packing.pack(encode(x[i], a.order), static_cast<uint32_t>(i));
-      if (above == top || c >> above == prefix) atomicAdd(&s.histogram[(c >> bits) & ((1u << digit) - 1)], 1u);
+      const C c = packing.pack(encode(x[i * step], a.order), static_cast<uint32_t>(i));
+      const uint32_t value = static_cast<uint32_t>(c >> bits) & ((1u << digit) - 1);
+      if (above == top || c >> above == prefix) atomicAdd(&s.histogram[value], 1u);
     }
     __syncthreads();
+#pragma unroll 1
     for (uint32_t i = tid; i < kBucketsDigits; i += kThreads)
       if (s.histogram[i]) atomicAdd(&exchange.counts[i], s.histogram[i]);
     meet(exchange.arrivals, a.slices, target);
@@ -112,6 +139,7 @@ __device__ __noinline__ C search(const Buckets& a, Shared<kThreads, C>& s, int64
   } while (reached > a.room && bits > 0);
   if (rank == 0) {
     if (tid == 0) *exchange.found = 0;
+#pragma unroll 1
     for (uint32_t b = tid; b < kBucketsDigits || b <= a.splitters; b += kThreads) exchange.counts[b] = 0;
   }
   meet(exchange.arrivals, a.slices, target);
@@ -119,12 +147,12 @@ __device__ __noinline__ C search(const Buckets& a, Shared<kThreads, C>& s, int64
 }
 
 // The state of a block. The functions are the phases of the kernel, in the order in which they run.
-template <class Key>
+template <class Key, bool kColumns>
 struct Block {
+  using C = Composite<Key>;
   using Row = RowVectors<Key>;
   using Word = typename Filter<Key>::Word;
   static constexpr uint32_t kVector = Row::kVector, kLoads = 4, kWords = 16 / sizeof(Word);
-  static constexpr uint32_t kElements = kLoads * kVector;  // elements that a thread reads in a step
 
   const Buckets& a;
   Shared<kThreads, C>& s;
@@ -132,9 +160,11 @@ struct Block {
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int64_t row = a.first_row + blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices;
-  const Row all{static_cast<const Key*>(a.x) + row * a.length, a.length};
+  const uint32_t beside = kColumns ? static_cast<uint32_t>(a.inner) : 1;  // columns side by side,
+  const uint32_t column = kColumns ? static_cast<uint32_t>(row % beside) : 0;
+  const Row all{static_cast<const Key*>(a.x) + (row - column) * a.length, a.length * beside};  // and all their elements
   const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Exchange exchange{a, row};
+  const Exchange<C> exchange{a, row};
   uint32_t target = 0;  // arrivals at the barriers of the row, see meet()
   C threshold = 0;
   uint32_t staged = 0;  // candidates that this warp has staged
@@ -142,37 +172,45 @@ struct Block {
   __device__ __forceinline__ Block(const Buckets& a, unsigned char* shared_bytes)
       : a(a),
         s(*reinterpret_cast<Shared<kThreads, C>*>(shared_bytes)),
-        buffer(reinterpret_cast<C*>(shared_bytes + kBucketsControl)) {}
+        buffer(reinterpret_cast<C*>(shared_bytes + buckets_control(sizeof(C)))) {
+    static_assert(sizeof(Shared<kThreads, C>) <= buckets_control(sizeof(C)));
+  }
 
-  __device__ __forceinline__ C at(uint32_t i) const { return packing.pack(encode(__ldg(all.x + i), a.order), i); }
+  // Element i of the row or column.
+  __device__ __forceinline__ Key element(uint32_t i) const {
+    return __ldg(all.x + (kColumns ? static_cast<uint64_t>(i) * beside + column : i));
+  }
+  __device__ __forceinline__ C at(uint32_t i) const { return packing.pack(encode(element(i), a.order), i); }
 
-  // Every block finds the same threshold, so that blocks need not wait for each other.
+  __device__ __forceinline__ void begin() const {
+    if (rank != 0) return;
+    if (tid == 0) *exchange.arrivals = 0, *exchange.found = a.by_index ? a.k : 0;
+#pragma unroll 1
+    for (uint32_t b = tid; b <= a.splitters; b += kThreads) exchange.counts[b] = 0;
+  }
+
+  // Every block finds the same threshold, so that the blocks of a row need not wait for each other.
   __device__ __forceinline__ void sample() {
-    if (rank == 0) {
-      if (tid == 0) *exchange.arrivals = *exchange.found = 0;
-      for (uint32_t b = tid; b <= a.splitters; b += kThreads) exchange.counts[b] = 0;
-    }
-    auto token = cg::this_grid().barrier_arrive();
     Key keys[kBucketsSample];
     uint32_t places[kBucketsSample];
 #pragma unroll
     for (uint32_t j = 0; j < kBucketsSample; ++j) {
       places[j] = scatter(min(j, a.sample - 1) * kThreads + tid, a.length);
-      keys[j] = __ldg(all.x + places[j]);
+      keys[j] = element(places[j]);
     }
     C best = 0;
 #pragma unroll
     for (uint32_t j = 0; j < kBucketsSample; ++j)
       best = larger(best, packing.pack(encode(keys[j], a.order), places[j]));
     threshold = kth_of_composites<kThreads>(best, a.reach);
-    cg::this_grid().barrier_wait(std::move(token));
   }
 
   // Appends what the warp has staged to the list, from place `at` on.
   __device__ __forceinline__ void append(uint32_t at) {
     __syncwarp();
+#pragma unroll 2
     for (uint32_t i = lane; i < staged; i += 32)
-      if (at + i < a.room) exchange.list[at + i] = buffer[warp * kBucketsStaged + i];
+      if (at + i < a.room) exchange.list[at + i] = buffer[warp * kStaged<C> + i];
     __syncwarp();
     staged = 0;
   }
@@ -224,24 +262,24 @@ struct Block {
       }
       if (none) hits = 0;
       const auto index = [&](uint32_t j) { return all.index(first + j / kVector * 32) + j % kVector; };
-      if (!late && index(kElements - 1) > last)
+      if (!late && index(kLoads * kVector - 1) > last)
         for (uint32_t rest = hits; rest; rest &= rest - 1)
           if (at(index(__ffs(rest) - 1)) < threshold) hits &= ~(rest & -rest);
       // Few hits are staged; many go to the list at once.
       const uint32_t mine = __popc(hits), upto = sum_up_to_lane(mine), sum = __shfl_sync(kEveryLane, upto, 31);
-      C* to = buffer + warp * kBucketsStaged;
+      C* to = buffer + warp * kStaged<C>;
       uint32_t place = upto - mine;
-      if (sum > kBucketsStaged / 2) {
+      if (sum > kStaged<C> / 2) {
         place += reserve(sum);
         if (place + mine > a.room) hits = 0;
         to = exchange.list;
       } else {
-        if (staged + sum > kBucketsStaged) append(reserve(staged));
+        if (staged + sum > kStaged<C>) append(reserve(staged));
         place += staged;
         staged += sum;
       }
 #pragma unroll
-      for (uint32_t j = 0; j < kElements; ++j) {
+      for (uint32_t j = 0; j < kLoads * kVector; ++j) {
         const Word word = words[j / kVector][j % kVector / Filter<Key>::kPerWord];
         const Key bits = static_cast<Key>(word >> (j % Filter<Key>::kPerWord * Filter<Key>::kBits));
         if (hits >> j & 1) to[place++] = packing.pack(encode(bits, a.order), index(j));
@@ -257,42 +295,175 @@ struct Block {
     meet(exchange.arrivals, a.slices, target);
   }
 
+  // The same for all columns side by side. What their blocks read in a step is whole rows of columns, since each column
+  // has as many blocks: so a thread meets the same columns in each step.
+  __device__ __forceinline__ void filter_columns() {
+    constexpr uint32_t kPerWord = Filter<Key>::kPerWord, kBits = 8 * sizeof(Key);
+    static_assert(kPerWord <= 2);
+    // The block stages candidates. A tag tells the column, and the candidate's number among those of the column.
+    constexpr uint32_t kAll = (kBucketsStagedBytes - kMostBeside * (sizeof(C) + 4)) / (sizeof(C) + 4);
+    C* const thresholds = buffer + kAll;
+    uint32_t* const counts = reinterpret_cast<uint32_t*>(thresholds + kMostBeside);
+    uint32_t* const tags = counts + kMostBeside;
+    const auto of_column = [&](uint32_t c) { return Exchange<C>(a, row - column + c); };
+    if (tid < beside) thresholds[tid] = load_published(of_column(tid).threshold), counts[tid] = 0;
+    if (tid == 0) s.count = 0;
+    __syncthreads();
+    // Appends an element if it reaches the threshold of its column.
+    const auto take = [&](uint32_t element) {
+      const uint32_t i = element / beside, of = element - i * beside;
+      const C c = packing.pack(encode(__ldg(all.x + element), a.order), i);
+      if (c < thresholds[of]) return;
+      const uint32_t place = atomicAdd(&s.count, 1u);
+      if (place < kAll) {
+        buffer[place] = c;
+        tags[place] = atomicAdd(&counts[of], 1u) * kMostBeside + of;
+      } else {
+        const Exchange<C> to = of_column(of);
+        const uint32_t at = atomicAdd(to.found, 1u);
+        if (at < a.room) to.list[at] = c;
+      }
+    };
+    constexpr uint32_t kChunk = 32 * kLoads;  // vectors that a warp reads in a step
+    const uint32_t step = beside * a.slices * kWarps * kChunk, of_all = column * a.slices + rank;
+    const uint32_t own = (of_all * kWarps + warp) * kChunk + lane;
+    if (of_all == 0 && tid < all.loose()) take(all.loose_index(tid));
+    // The keys of the thresholds, for each element of the thread. Where a word has two, they are less by one: then a
+    // maximum shows whether any is exceeded. `always`: one cannot be less.
+    Word floors[kLoads][kWords];
+    bool always = false;
+    uint32_t c = all.index(own) % beside;
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) {
+#pragma unroll
+      for (uint32_t w = 0; w < kWords; ++w) {
+        floors[u][w] = 0;
+#pragma unroll
+        for (uint32_t e = 0; e < kPerWord; ++e) {
+          const Key key = packing.key(thresholds[c]), below = static_cast<Key>(kPerWord > 1 && key ? key - 1 : key);
+          floors[u][w] |= static_cast<Word>(below) << (e * kBits);
+          always |= kPerWord > 1 && key == 0;
+          c = c + 1 == beside ? 0 : c + 1;
+        }
+      }
+      c = (c + 31 * kVector) % beside;
+    }
+    const auto keys = [&](Word word) {
+      if constexpr (kPerWord == 1) {
+        return encode(word, a.order);
+      } else {
+        const uint32_t magnitude = static_cast<Key>(a.order.magnitude), flip = static_cast<Key>(a.order.flip);
+        return word ^ ((word >> (kBits - 1) & 0x10001) * magnitude) ^ (flip * 0x10001);
+      }
+    };
+#pragma unroll 1
+    for (uint32_t first = own; first - lane < all.vectors; first += step) {
+      alignas(16) Word words[kLoads][kWords];
+#pragma unroll
+      for (uint32_t u = 0; u < kLoads; ++u)
+        *reinterpret_cast<uint4*>(words[u]) = __ldcs(all.body() + min(first + u * 32, all.vectors - 1));
+      bool any = always;
+#pragma unroll
+      for (uint32_t u = 0; u < kLoads; ++u)
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; ++w) {
+          words[u][w] = keys(words[u][w]);
+          if constexpr (kPerWord == 1) {
+            any |= words[u][w] >= floors[u][w];
+          } else {
+            any |= __vmaxu2(words[u][w], floors[u][w]) != floors[u][w];
+          }
+        }
+      if (!any) continue;
+      uint32_t hits = 0;
+#pragma unroll
+      for (uint32_t u = 0; u < kLoads; ++u) {
+        if (first + u * 32 >= all.vectors) break;
+#pragma unroll
+        for (uint32_t e = 0; e < kVector; ++e) {
+          const Key key = static_cast<Key>(words[u][e / kPerWord] >> (e % kPerWord * kBits));
+          const Key floor = static_cast<Key>(floors[u][e / kPerWord] >> (e % kPerWord * kBits));
+          hits |= static_cast<uint32_t>(kPerWord == 1 ? key >= floor : always || key > floor) << (u * kVector + e);
+        }
+      }
+      for (; hits; hits &= hits - 1) {
+        const uint32_t j = __ffs(hits) - 1;
+        take(all.index(first + j / kVector * 32) + j % kVector);
+      }
+    }
+    __syncthreads();
+    if (tid < beside) counts[tid] = atomicAdd(of_column(tid).found, counts[tid]);
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = tid; i < min(s.count, kAll); i += kThreads) {
+      const uint32_t of = tags[i] % kMostBeside, at = counts[of] + tags[i] / kMostBeside;
+      if (at < a.room) of_column(of).list[at] = buffer[i];
+    }
+    cg::this_grid().sync();
+  }
+
+  // Finds another threshold, where the sampled one is of no use, and lists what reaches it.
+  __device__ __forceinline__ void repair() {
+    uint32_t arrivals = target;
+    threshold = search<Key>(a, s, row, all.x + column, beside, rank, arrivals);
+    target = arrivals;
+#pragma unroll 1
+    for (uint64_t i = rank * kThreads + tid; i - lane < a.length; i += a.slices * kThreads) {
+      const C c = at(static_cast<uint32_t>(min(i, uint64_t{a.length - 1})));
+      const bool hit = i < a.length && c >= threshold;
+      const uint32_t hits = __ballot_sync(kEveryLane, hit);
+      if (!hits) continue;
+      const uint32_t place = reserve(__popc(hits)) + __popc(hits & ((1u << lane) - 1));
+      if (hit && place < a.room) exchange.list[place] = c;
+    }
+    meet(exchange.arrivals, a.slices, target);
+  }
+
   // Moves the candidates from the list to their buckets.
   __device__ __forceinline__ void divide() {
     const uint32_t found = __ldcg(exchange.found), buckets = a.splitters + 1;
-    C* const splitters = buffer;
-    C* const runs = buffer + kMostSplitters;
-    uint32_t* const counts = reinterpret_cast<uint32_t*>(runs + kMostSplitters);
+    C *splitters = buffer, *merged = buffer + kMostSplitters;
+    uint32_t* const counts = reinterpret_cast<uint32_t*>(merged + kMostSplitters);
     uint32_t* const starts = counts + kMostSplitters + 4;
+#pragma unroll 1
     for (uint32_t b = tid; b < buckets; b += kThreads) counts[b] = 0;
-    // Each warp sorts 32 of the splitters at a time; the rank of a splitter is the sum of its ranks in these runs.
+    // Each warp sorts 32 of the splitters at a time. Then neighbouring runs are merged: a splitter's place is its rank
+    // in its own run plus that in the other one.
+#pragma unroll 1
     for (uint32_t i = tid; i < a.splitters; i += kThreads) {
-      C mine = __ldcg(&exchange.list[static_cast<uint64_t>(i) * found / a.splitters]);
-#pragma unroll
+      C mine = load_published(exchange.list + static_cast<uint64_t>(i) * found / a.splitters);
+#pragma unroll 1
       for (uint32_t size = 2; size <= 32; size *= 2) {
-#pragma unroll
+#pragma unroll 1
         for (uint32_t stride = size / 2; stride; stride /= 2) {
           const C other = shuffle_xor(mine, stride);
           const bool first = !(lane & stride), downwards = !(lane & size);
           mine = first == downwards ? larger(mine, other) : smaller(mine, other);
         }
       }
-      runs[i] = mine;
+      splitters[i] = mine;
     }
     __syncthreads();
-    for (uint32_t i = tid; i < a.splitters; i += kThreads) {
-      const C mine = runs[i];
-      uint32_t place = 0;
-#pragma unroll 4
-      for (const C* run = runs; run < runs + a.splitters; run += 32) {
-        uint32_t above = 0;
-#pragma unroll
-        for (uint32_t half = 16; half; half /= 2) above += run[above + half - 1] > mine ? half : 0;
-        place += above + (run[above] > mine);
+    const auto above = [](const C* run, uint32_t size, C c) {  // the rank of c in a run, whose size is a power of two
+      uint32_t rank = 0;
+#pragma unroll 1
+      for (uint32_t half = size / 2; half; half /= 2)
+        if (run[rank + half - 1] > c) rank += half;
+      return rank + (run[rank] > c);
+    };
+#pragma unroll 1
+    for (uint32_t size = 32; size < a.splitters; size *= 2) {
+#pragma unroll 1
+      for (uint32_t i = tid; i < a.splitters; i += kThreads) {
+        const C mine = splitters[i];
+        const uint32_t run = i & ~(size - 1);
+        merged[(run & ~size) + (i - run) + above(splitters + (run ^ size), size, mine)] = mine;
       }
-      splitters[place] = mine;
+      __syncthreads();
+      C* const from = splitters;
+      splitters = merged;
+      merged = from;
     }
-    __syncthreads();
     // Calls use(c, bucket) for each candidate of this block's share. A bucket's number is that of the splitters above
     // it.
     const auto each = [&](auto use) {
@@ -303,7 +474,7 @@ struct Block {
         C c[kAtOnce];
         uint32_t above[kAtOnce] = {};
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) c[j] = __ldcg(&exchange.list[min(i + j * step, found - 1)]);
+        for (int j = 0; j < kAtOnce; ++j) c[j] = load_published(exchange.list + min(i + j * step, found - 1));
 #pragma unroll 1
         for (uint32_t half = a.splitters / 2; half; half /= 2)
 #pragma unroll
@@ -355,42 +526,62 @@ struct Block {
   }
 };
 
-template <class Key>
+template <class Key, bool kColumns>
 __global__ void __launch_bounds__(kThreads, kBucketsResident) buckets_kernel(const __grid_constant__ Buckets a) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  Block<Key> block(a, shared_bytes);
-  block.sample();
-  for (bool searched = false;; searched = true) {
-    block.filter();
+  Block<Key, kColumns> block(a, shared_bytes);
+  block.begin();
+  if (a.by_index) {
+    cg::this_grid().sync();
+  } else {
+    if constexpr (kColumns) {
+      block.sample();
+      if (block.rank == 0 && threadIdx.x == 0) *block.exchange.threshold = block.threshold;
+      cg::this_grid().sync();
+      block.filter_columns();
+    } else {
+      auto token = cg::this_grid().barrier_arrive();
+      block.sample();
+      cg::this_grid().barrier_wait(std::move(token));
+      block.filter();
+    }
     const uint32_t found = __ldcg(block.exchange.found);
-    if (searched || (found >= a.k && found <= a.room)) break;
-    uint32_t target = block.target;
-    block.threshold = search<Key>(a, block.s, block.row, block.rank, target);
-    block.target = target;
+    if (found < a.k || found > a.room) block.repair();
   }
   block.divide();
 }
 
-// Writes the candidates in_order[0, count) as the results from place `at` on.
+// Writes the candidates in_order[0, count) as the results from place `from` on. If these are to be in the order of
+// indices, and are not yet, it lists them instead.
 template <class Key>
-__device__ __forceinline__ void write(const Buckets& a, const C* in_order, int64_t at, uint32_t count) {
+__device__ __forceinline__ void write(const Buckets& a, const Composite<Key>* in_order, int64_t row, uint32_t from,
+                                      uint32_t count) {
   const Packing<Key> packing = Packing<Key>::make(a.length);
+  Composite<Key>* const list = Exchange<Composite<Key>>(a, row).list + from;
+  const int64_t at = (row / a.inner * a.k + from) * a.inner + row % a.inner;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-    static_cast<Key*>(a.values)[at + i] = decode(packing.key(in_order[i]), a.order);
-    a.indices[at + i] = static_cast<int32_t>(packing.index(in_order[i]));
+    const Composite<Key> c = a.by_index ? packing.from_by_index(in_order[i]) : in_order[i];
+    if (!a.sorted && !a.by_index) {
+      list[i] = packing.by_index(c);
+    } else {
+      static_cast<Key*>(a.values)[at + i * a.inner] = decode(packing.key(c), a.order);
+      a.indices[at + i * a.inner] = static_cast<int32_t>(packing.index(c));
+    }
   }
 }
 
 // Sorts the buckets that begin within a window of places, and writes them.
+template <class C>
 __global__ void __launch_bounds__(kThreads, kBucketsResident)
     buckets_sort_kernel(const __grid_constant__ Buckets a, uint32_t windows, int key_bits) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   __shared__ uint32_t begin, end;
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
-  C* buffer = reinterpret_cast<C*>(shared_bytes + kBucketsControl);
+  C* buffer = reinterpret_cast<C*>(shared_bytes + buckets_control(sizeof(C)));
   const int64_t row = blockIdx.x / windows;
-  const uint32_t window = blockIdx.x % windows, from = window * kBucketsWindow, to = min(a.k, from + kBucketsWindow);
-  const Exchange exchange(a, row);
+  const uint32_t window = blockIdx.x % windows, from = window * kWindow<C>, to = min(a.k, from + kWindow<C>);
+  const Exchange<C> exchange(a, row);
   wait_for_predecessor();
   // Of equal starts, the first one tells where others end; the last one is at least k.
   for (uint32_t b = threadIdx.x; b <= a.splitters + 1; b += kThreads) {
@@ -402,52 +593,58 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident)
   if (begin >= to) return;
   const uint32_t m = end - begin;
   C* in_order = exchange.sorted + begin;
-  if (m <= kBucketsRoom) {
+  if (m <= kRoom<C>) {
     for (uint32_t i = threadIdx.x; i < m; i += kThreads) buffer[i] = in_order[i];
     if (threadIdx.x == 0) s.count = m;
     __syncthreads();
-    sort_candidates<kThreads>(s, buffer, m, buffer + kBucketsRoom, kBucketsRoom);
+    sort_candidates<kThreads>(s, buffer, m, buffer + kRoom<C>, kRoom<C>);
     in_order = buffer;
   } else {
     sort_descending<kThreads>(in_order, m);
   }
-  const int64_t at = row * a.k + begin;
   const uint32_t count = min(m, a.k - begin);
-  switch (key_bits) {
-    case 16: return write<uint16_t>(a, in_order, at, count);
-    case 32: return write<uint32_t>(a, in_order, at, count);
+  if constexpr (sizeof(C) == 16) {
+    write<uint64_t>(a, in_order, row, begin, count);
+  } else if (key_bits == 32) {
+    write<uint32_t>(a, in_order, row, begin, count);
+  } else {
+    write<uint16_t>(a, in_order, row, begin, count);
   }
 }
 
-template <class Key>
+template <class Key, bool kColumns>
 cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Buckets a) {
-  const int64_t rows = problem.rows.count();
+  using C = Composite<Key>;
+  const int64_t rows = problem.rows.count(), beside = problem.rows.inner;
   Launch shape;
   shape.block = dim3(kThreads);
-  shape.shared_bytes = kBucketsShared;
+  shape.shared_bytes = buckets_shared(sizeof(C));
   static Residents of_kernel;
   int fitting = 0;
-  cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(buckets_kernel<Key>), shape, &fitting);
+  cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(buckets_kernel<Key, kColumns>), shape, &fitting);
   if (status != cudaSuccess) return status;
+  if (fitting < beside) return cudaErrorCooperativeLaunchTooLarge;
   // If the device cannot run that many blocks at the same time, a row gets fewer blocks, or rows take turns.
-  a.slices = std::min(a.slices, static_cast<uint32_t>(fitting));
-  const int64_t together = fitting / a.slices;
+  a.slices = std::min(a.slices, static_cast<uint32_t>(fitting / beside));
+  const int64_t together = fitting / (a.slices * beside) * beside;
   shape.together = true;
-  for (; a.first_row < rows && status == cudaSuccess; a.first_row += together) {
-    shape.grid = dim3(static_cast<unsigned>(std::min(together, rows - a.first_row) * a.slices));
-    status = launch(stream, shape, buckets_kernel<Key>, a);
-  }
-  if (status != cudaSuccess) return status;
-  const uint32_t windows = (a.k + kBucketsWindow - 1) / kBucketsWindow;
-  Launch last = {dim3(static_cast<unsigned>(rows * windows)), dim3(kThreads), kBucketsSortShared};
+  const uint32_t windows = (a.k + kWindow<C> - 1) / kWindow<C>;
+  Launch last = {dim3(static_cast<unsigned>(rows * windows)), dim3(kThreads), buckets_sort_shared(sizeof(C))};
   last.overlap = overlap;
-  return launch(stream, last, buckets_sort_kernel, a, windows, problem.key_bits);
+  for (;; a.by_index = true) {
+    for (a.first_row = 0; a.first_row < rows && status == cudaSuccess; a.first_row += together) {
+      shape.grid = dim3(static_cast<unsigned>(std::min(together, rows - a.first_row) * a.slices));
+      status = launch(stream, shape, buckets_kernel<Key, kColumns>, a);
+    }
+    if (status == cudaSuccess) status = launch(stream, last, buckets_sort_kernel<C>, a, windows, problem.key_bits);
+    if (status != cudaSuccess || a.sorted || a.by_index) return status;
+  }
 }
 
 }  // namespace
 
 cudaError_t launch_buckets(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  const BucketsShape shape = buckets_shape(problem.rows.length, problem.k);
+  const BucketsShape shape = buckets_shape(problem.rows.length, problem.k, problem.key_bits / 8);
   Buckets a = {call_of(problem, buffers)};
   a.row_bytes = shape.bytes;
   a.slices = static_cast<uint32_t>(plan.slices);
@@ -457,10 +654,16 @@ cudaError_t launch_buckets(cudaStream_t stream, const Plan& plan, const Problem&
   a.room = static_cast<uint32_t>(shape.room);
   a.starts = shape.starts;
   a.list = shape.list;
-  a.sorted = shape.sorted;
+  a.in_order = shape.in_order;
+  const auto start = [&](auto key) {
+    using Key = decltype(key);
+    return problem.rows.inner > 1 ? run<Key, true>(stream, problem, plan.overlap, a)
+                                  : run<Key, false>(stream, problem, plan.overlap, a);
+  };
   switch (problem.key_bits) {
-    case 16: return run<uint16_t>(stream, problem, plan.overlap, a);
-    case 32: return run<uint32_t>(stream, problem, plan.overlap, a);
+    case 16: return start(uint16_t{});
+    case 32: return start(uint32_t{});
+    case 64: return start(uint64_t{});
   }
   return cudaErrorInvalidValue;
 }

@@ -10,29 +10,35 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int64_t kMinBucketsK = 1 << 10, kMaxBucketsK = 1 << 19;
+constexpr int64_t kMinBucketsK = 64, kMaxBucketsK = 1 << 19;
+constexpr int64_t kMostBeside = 32;  // the most columns side by side
 constexpr int kBucketsThreads = 512;
-constexpr int kBucketsResident = 2;                                // blocks that a multiprocessor runs at the same time
-constexpr uint32_t kBucketsSample = 16;                            // the most elements of a row that a thread samples
-constexpr uint32_t kFewestSplitters = 512, kMostSplitters = 2048;  // a row has one bucket more
-constexpr uint32_t kBucketsStaged = 512;   // candidates that a warp collects before it appends them to the row's
-constexpr uint32_t kBucketsWindow = 2048;  // a block sorts the buckets that begin within so many places,
-constexpr uint32_t kBucketsRoom = 5632;    // in shared memory if they have at most so many candidates
+constexpr int kBucketsResident = 2;  // blocks that a multiprocessor runs at the same time
+// The fewest elements that a block reads, where multiprocessors run one, and where they run two.
+constexpr int64_t kBucketsSlice = 1 << 13, kBucketsSliceOfTwo = 1 << 16;
+constexpr uint32_t kBucketsSample = 16;                           // the most elements of a row that a thread samples
+constexpr uint32_t kFewestSplitters = 64, kMostSplitters = 2048;  // a row has one bucket more
 constexpr uint32_t kBucketsDigits = 1 << 11;
+constexpr size_t kBucketsStagedBytes = 64 << 10;  // candidates that a block collects before it lists them
+// A block sorts the buckets that begin within so many places,
+constexpr uint32_t buckets_window(size_t composite) { return static_cast<uint32_t>((16 << 10) / composite); }
+// in shared memory if they have at most so many candidates.
+constexpr uint32_t buckets_room(size_t composite) { return static_cast<uint32_t>((44 << 10) / composite); }
 
 struct BucketsShape {
   uint32_t sample = 0;     // elements that a thread samples
   uint32_t reach = 0;      // the number of threads whose best one reaches the threshold, and somewhat more may
   uint32_t splitters = 0;  // a power of two
   int64_t room = 0;        // candidates that a row has room for
-  int64_t starts = 0, list = 0, sorted = 0;  // byte offsets within a row's workspace
+  int64_t starts = 0, list = 0, in_order = 0;  // byte offsets within a row's workspace
   int64_t bytes = 0;
 };
 
 // About half of the threads, or fewer, sample one of the row's k best. The number is hardly ever more than six standard
 // deviations above the expected one, and so many reach the threshold (kth_of_composites() adds up to a half). How many
 // elements of the row reach it follows, give or take five standard deviations.
-inline BucketsShape buckets_shape(int64_t length, int64_t k) {
+inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
+  const int64_t composite = composite_bytes(key_bytes);
   BucketsShape shape;
   const double share = static_cast<double>(k) / static_cast<double>(length);
   shape.sample = static_cast<uint32_t>(std::clamp(0.7 / share, 1., static_cast<double>(kBucketsSample)));
@@ -43,22 +49,29 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k) {
   const double most = reached + 5 * std::sqrt(reached * std::max(0., 1 - reached / threads));
   const double reaching = 1 - std::pow(std::max(1 - most / threads, 0.02), 1 / each);
   shape.room = std::min(length, static_cast<int64_t>(reaching * static_cast<double>(length)) + 1024) / 2 * 2;
+  // Up to 512 of them, there are at most k; then as many as leave buckets that shared memory has room for.
   shape.splitters = kFewestSplitters;
-  while (shape.splitters < kMostSplitters && int64_t{shape.splitters} * 128 < k) shape.splitters *= 2;
+  while (shape.splitters < kMostSplitters &&
+         (shape.splitters < 512 ? 2 * shape.splitters <= k : int64_t{shape.splitters} * 1024 < k * composite))
+    shape.splitters *= 2;
   // Counters, the digits of the exact search or the counts of the buckets, and where the buckets begin.
   shape.starts = 64 + (kMostSplitters + 4) * 4;
   shape.list = shape.starts + (kMostSplitters + 4) * 4;
-  shape.sorted = shape.list + shape.room * 8;
-  shape.bytes = shape.sorted + shape.room * 8;
+  shape.in_order = shape.list + shape.room * composite;
+  shape.bytes = shape.in_order + shape.room * composite;
   return shape;
 }
 static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= kMinBucketsK);
 
-// Bytes of shared memory: bins and counters, then what the warps have staged, or the splitters (twice) and two numbers
+// Bytes of shared memory: bins and counters, then what the block has staged, or the splitters (twice) and two numbers
 // for each bucket; in the second kernel, candidates (twice).
-constexpr size_t kBucketsControl = stream_control_bytes(8, kBucketsThreads);
-constexpr size_t kBucketsShared = kBucketsControl + kBucketsStaged * (kBucketsThreads / 32) * 8;
-constexpr size_t kBucketsSortShared = kBucketsControl + 2 * kBucketsRoom * 8;
-static_assert(kMostSplitters * 16 + (kMostSplitters + 4) * 8 <= kBucketsShared - kBucketsControl);
+constexpr size_t buckets_control(size_t composite) { return stream_control_bytes(composite, kBucketsThreads); }
+constexpr size_t buckets_shared(size_t composite) {
+  return buckets_control(composite) +
+         std::max<size_t>(kBucketsStagedBytes, kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
+}
+constexpr size_t buckets_sort_shared(size_t composite) {
+  return buckets_control(composite) + 2 * buckets_room(composite) * composite;
+}
 
 }  // namespace jaxgpuops::topk

@@ -37,6 +37,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
     case Algorithm::kBuckets: return launch_buckets(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
+    case Algorithm::kShort:
     case Algorithm::kBlock:
     case Algorithm::kSweep: return launch_whole(stream, plan, problem, buffers);
   }

@@ -1,12 +1,16 @@
 // Top-k of rows of up to 8192 elements by sorting all of them, for large k and for 64-bit keys. A team of threads,
-// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements.
+// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements, 4 if short rows are
+// few, or 32 so that a warp holds one of many rows.
 //
 // Words of 32 bits are sorted. A word has as many bits of the key as fit above the element's index. Keys of up to 16
 // bits fit whole. Of a wider key, the least key of the row is subtracted, and the top bits of the difference are taken.
 // That orders most data except for a few neighbours, which then swap places according to their whole keys. If that
 // takes more than a few rounds, the row is sorted by digits of the key instead, from the lowest digit, and each pass
 // keeps the order of the one before. For results in the order of indices, the selected elements are sorted once more by
-// index. If k is small, a bisection by counts finds a threshold, and only the elements that reach it are sorted.
+// index. Keys of 0, which padding has, lie beside the range of the others, and next to it in a word.
+//
+// If k is small, another kernel, which needs fewer registers, finds a threshold by bisections with counts, and sorts
+// only the elements that reach it.
 //
 // A block copies its rows to shared memory once, and results leave it in the order of memory. Bytes moved: the input
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
@@ -23,34 +27,42 @@ struct Args : Call {     // values or indices may be null
   int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
-  uint32_t most;  // the most elements that are selected and sorted instead of the row; 0: rows are sorted whole
+  uint32_t most;                                            // see sort_selection()
 };
 
 template <class Key>
 // 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
 constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
-constexpr int kFew = 4;  // elements of a thread if a selection is sorted
+constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }  // blocks of a multiprocessor
 
-// Loads `rows` times `width` neighbouring elements into shared memory; only `there` of them exist.
+template <class Key>
+__device__ __forceinline__ void load_element(const Key* from, Key* to) {
+  if constexpr (sizeof(Key) >= 4) {
+    copy_async<sizeof(Key)>(to, from);
+  } else {
+    *to = *from;
+  }
+}
+
+// Loads `rows` times `width` neighbouring elements into shared memory; only `there` of them exist. If rows follow each
+// other, `to` is as far from a multiple of 16 bytes as `from`.
 template <class Key>
 __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* to, uint32_t rows, uint32_t there) {
   const uint32_t count = rows * a.width;
-  uint32_t done = 0;
-  if (a.inner == 1 && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-    constexpr uint32_t kVector = 16 / sizeof(Key);
-    for (uint32_t v = threadIdx.x; v < count / kVector; v += blockDim.x)
-      copy_async(to + v * kVector, from + v * kVector);
-    done = count / kVector * kVector;
-  }
+  if (a.inner == 1) {
+    constexpr uint32_t kBytes = sizeof(Key), kVector = 16 / kBytes;
+    const uint32_t head = min(count, (0 - shared_address(to)) / kBytes % kVector), vectors = (count - head) / kVector;
+    for (uint32_t v = threadIdx.x; v < vectors; v += blockDim.x)
+      copy_async(to + head + v * kVector, from + head + v * kVector);
+    for (uint32_t e = threadIdx.x; e < count - vectors * kVector; e += blockDim.x) {
+      const uint32_t at = e < head ? e : e + vectors * kVector;
+      load_element(from + at, to + at);
+    }
+  } else {
 #pragma unroll 4
-  for (uint32_t e = done + threadIdx.x; e < count; e += blockDim.x) {
-    const uint32_t row = a.width == 1 ? e : __umulhi(e, a.per_width), column = e - row * a.width;
-    const Key* source = from + row * a.inner + column;
-    if (column >= there) continue;
-    if constexpr (sizeof(Key) >= 4) {
-      copy_async<sizeof(Key)>(to + row * a.pitch + column, source);
-    } else {
-      to[row * a.pitch + column] = *source;
+    for (uint32_t e = threadIdx.x; e < count; e += blockDim.x) {
+      const uint32_t row = a.width == 1 ? e : __umulhi(e, a.per_width), column = e - row * a.width;
+      if (column < there) load_element(from + row * a.inner + column, to + row * a.pitch + column);
     }
   }
   commit_async_copies();
@@ -64,8 +76,8 @@ struct Row {
   uint16_t* order;  // at each place of the result, the index of its element
   uint32_t step, n, turn;
   const SortOrder* key_order;
-  Key low;         // the least key
-  int range;       // bits of the largest key less `low`
+  Key low, high;   // one less than the least key, apart from 0, and the largest key
+  int range;       // bits of their difference
   int index_bits;  // bits of a word that hold the index
 
   __device__ __forceinline__ Key key(uint32_t index) const { return sort_key(keys[index * step], *key_order); }
@@ -75,8 +87,12 @@ struct Row {
     return slot + turn >= n ? slot + turn - n : slot + turn;
   }
   __device__ __forceinline__ uint32_t mask() const { return (1u << index_bits) - 1; }
+  __device__ __forceinline__ Key part(uint32_t index) const {
+    const Key whole = key(index);
+    return sizeof(Key) <= 2 ? whole : whole > low ? static_cast<Key>(whole - low) : Key{0};
+  }
   __device__ __forceinline__ uint32_t word(uint32_t index, int shift, uint32_t place) const {
-    return static_cast<uint32_t>((key(index) - low) >> shift) << index_bits | (mask() - place);
+    return static_cast<uint32_t>(part(index) >> shift) << index_bits | (mask() - place);
   }
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
 };
@@ -174,96 +190,147 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
   }
 }
 
-// Finds a threshold that k elements reach and at most `most`, and puts the indices of these into the row's order.
-// Returns how many there are, or 0 if too many equal elements make that impossible.
+// Selects at least k elements of a row and at most a.most, among them the k best, and puts their indices into the row's
+// order: those that reach a threshold, which is found by bisections with counts.
 template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ uint32_t select(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
-                                           bool live) {
-  const int shift = max(0, row.range - (32 - row.index_bits));
-  uint32_t words[kEach];
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    const uint32_t slot = team.t + j * team.size, at = slot < row.n ? row.at_turn(slot) : 0;
-    words[j] = slot < row.n ? row.word(at, shift, at) : 0;
-  }
-  // If words have all bits of the key, any word may be the threshold.
-  const int granularity = shift ? row.index_bits : 0;
-  const int bits = min(32, row.range + row.index_bits);
-  uint32_t low = 0, high = ~0u >> (32 - bits) >> granularity, reached = row.n;
-#pragma unroll 1
-  for (bool open = true; team.any(open);) {
-    const uint32_t middle = high - (high - low) / 2;
-    uint32_t count = 0;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) count += words[j] >= middle << granularity;
-    count = team.reduce(count, [](uint32_t p, uint32_t q) { return p + q; });
-    if (open && count >= a.k) {
-      low = middle, reached = count;
-    } else if (open) {
-      high = middle - 1;
-    }
-    open = reached > a.most && low < high;
-  }
-  if (team.any(reached > a.most)) return 0;
-  uint32_t mine = 0;
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) mine += words[j] >= low << granularity;
-  uint32_t to = team.sum_before(mine);
-#pragma unroll
-  for (int j = 0; j < kEach; ++j)
-    if (live && words[j] >= low << granularity)
-      row.order[sort_place(to++)] = static_cast<uint16_t>(row.place(words[j]));
-  team.sync();
-  return reached;
-}
+struct Selection {
+  // Narrow keys are compared with their indices. Of wider ones, the first 32 bits of the range are; then, if too many
+  // elements tie with the threshold's, their last 32 bits, and then their indices.
+  static constexpr bool kNarrow = sizeof(Key) <= 2;
+  static constexpr int kRounds = kNarrow ? 1 : sizeof(Key) == 4 ? 2 : 3;
 
-template <class Key, int kEach, bool kBlock>
+  const Args& a;
+  const Row<Key>& row;
+  const SortTeam<kEach, kBlock>& team;
+  const int shift = max(0, row.range - 32);
+  uint32_t floor = 0;  // the threshold's first 32 bits
+  uint32_t sums = 0;   // see SortTeam::sum()
+
+  __device__ __forceinline__ uint32_t at(int j) const { return row.at_turn(team.t + j * team.size); }
+  __device__ __forceinline__ uint32_t word(int round, uint32_t at) const {
+    if (kNarrow) return row.word(at, 0, at);
+    if (round == kRounds - 1) return row.mask() - at;
+    return static_cast<uint32_t>(row.part(at) >> (round ? 0 : shift));
+  }
+
+  // Finds the threshold, and returns a bit for each of the thread's elements that reaches it.
+  __device__ __forceinline__ uint32_t find() {
+    // Of the elements that tie with the threshold so far: how many are needed, how many there is room for, and how many
+    // reach the lower end of the present bisection.
+    uint32_t need = a.k, room = a.most, reached = row.n;
+    uint32_t ties = 0, taken = 0;  // a bit for each of the thread's elements
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) ties |= static_cast<uint32_t>(team.t + j * team.size < reached) << j;
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+      uint32_t words[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) words[j] = ties >> j & 1 ? word(round, at(j)) : 0;
+      uint32_t low = 0, high = ~0u >> (32 - max(1, min(32, kNarrow ? row.range + row.index_bits : row.range)));
+      if (kRounds > 1 && round) {  // ties may be equal in all the bits that follow, as padding is
+        high = 0;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) high = max(high, words[j]);
+        high = team.reduce(high, larger<uint32_t>);
+      }
+#pragma unroll 1
+      while (team.agree(reached > room && low < high)) {
+        const uint32_t middle = high - (high - low) / 2;
+        uint32_t count = 0;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) count += words[j] >= middle;
+        count = team.sum(count, sums++);
+        if (reached <= room) continue;
+        if (count >= need) {
+          low = middle, reached = count;
+        } else {
+          high = middle - 1;
+        }
+      }
+      if (round == 0) floor = low;
+      uint32_t reach = 0;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) reach |= static_cast<uint32_t>(words[j] >= low) << j;
+      reach &= ties;
+      if constexpr (kRounds == 1) {
+        return reach;
+      } else {
+        const bool open = reached > room && round < kRounds - 1;  // the team has no threshold yet
+        if (!team.agree(open)) return taken | reach;
+        uint32_t above = 0;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) above |= static_cast<uint32_t>(words[j] > low) << j;
+        const uint32_t more = team.sum(__popc(above), sums++), tied = team.sum(__popc(reach & ~above), sums++);
+        taken |= open ? above : reach;
+        ties = open ? reach & ~above : 0;
+        if (open) need -= more, room -= more, reached = tied;
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t list(bool live) {
+    const uint32_t taken = find();
+    uint32_t to = team.sum_before(__popc(taken));
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      if (live && taken >> j & 1) row.order[sort_place(to++)] = static_cast<uint16_t>(at(j));
+    team.sync();
+    return team.sum(__popc(taken), sums);
+  }
+};
+
+template <class Key, int kEach, bool kBlock, bool kPicks>
 __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live) {
   row.low = 0;
   row.range = 8 * sizeof(Key);
   if constexpr (sizeof(Key) > 2) {
-    Key high = 0;
+    row.high = 0;
     row.low = static_cast<Key>(~Key{0});
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const uint32_t slot = team.t + j * team.size;
-      if (slot >= row.n) break;
+#pragma unroll 8
+    for (uint32_t slot = team.t; slot < row.n; slot += team.size) {
       const Key key = row.key(row.at_turn(slot));
-      row.low = smaller(row.low, key), high = larger(high, key);
+      row.low = smaller(row.low, static_cast<Key>(key - 1)), row.high = larger(row.high, key);
     }
     row.low = team.reduce(row.low, [](Key p, Key q) { return smaller(p, q); });
-    high = team.reduce(high, [](Key p, Key q) { return larger(p, q); });
-    row.range = 64 - __clzll(static_cast<uint64_t>(high - row.low));
+    row.high = team.reduce(row.high, [](Key p, Key q) { return larger(p, q); });
+    if (row.high == 0) row.low = 0;  // all keys are 0
+    row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
   }
-  if constexpr (kEach > kFew) {
-    if (a.most) {
-      if (const uint32_t count = select(a, row, team, live)) {
-        sort_elements(a, row, SortTeam<kFew, kBlock>{team.size, team.t, team.buffer}, count, true, live);
-        return;
-      }
+  if constexpr (kPicks) {
+    Selection<Key, kEach, kBlock> selection{a, row, team};
+    const uint32_t count = selection.list(live);
+    // What is sorted is in a part of the row's range.
+    const auto least = static_cast<Key>(static_cast<Key>(selection.floor) << selection.shift);
+    if (sizeof(Key) > 2 && least) {
+      row.low = static_cast<Key>(row.low + least - 1);
+      row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
     }
+    sort_elements(a, row, SortTeam<kSortFew, kBlock>{team.size, team.t, team.buffer}, count, true, live);
+  } else {
+    sort_elements(a, row, team, row.n, false, live);
   }
-  sort_elements(a, row, team, row.n, false, live);
 }
 
-template <class Key, int kEach, bool kBlock>
-__global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
-                                                             : kEach == 8 ? 4
-                                                                          : 3)
+template <class Key, int kEach, bool kBlock, bool kPicks>
+__global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks + 1
+                                                             : kPicks ? 4
+                                                                      : sort_residents(kEach))
     sort_kernel(const __grid_constant__ Args a) {
   unsigned char* shared = dynamic_shared_memory();
   const SortTeam<kEach, kBlock> team{a.team, threadIdx.x & (a.team - 1), reinterpret_cast<uint4*>(shared)};
-  if (kBlock) shared += sizeof(uint32_t) * kEach * blockDim.x;
+  if (kBlock) shared += sizeof(uint32_t) * (kPicks ? kSortFew : kEach) * blockDim.x;
   // The block's rows, and where they start.
   const bool whole = a.width == a.inner;
   const int64_t outer = whole ? int64_t{blockIdx.x} * a.outers : blockIdx.x / a.tiles;
   const uint32_t inner = whole ? 0 : blockIdx.x % a.tiles * a.width;
   const uint32_t outers = static_cast<uint32_t>(min(int64_t{a.outers}, a.outer - outer));
   const uint32_t there = static_cast<uint32_t>(min(int64_t{a.width}, a.inner - inner));
-  Key* tile = reinterpret_cast<Key*>(shared);
-  const uint32_t tile_bytes = (a.outers * a.length * a.pitch * static_cast<uint32_t>(sizeof(Key)) + 15) / 16 * 16;
+  const Key* const from = static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner;
+  const uint32_t ahead = a.inner == 1 ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % 16) : 0;
+  Key* tile = reinterpret_cast<Key*>(shared + ahead);
+  const auto tile_bytes = static_cast<uint32_t>(sort_tile_bytes(a.outers * a.length * a.pitch, sizeof(Key), a.inner));
   uint16_t* orders = reinterpret_cast<uint16_t*>(shared + tile_bytes);
-  load_tile(a, static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner, tile, outers * a.length, there);
+  load_tile(a, from, tile, outers * a.length, there);
   __syncthreads();
 
   const bool copies = a.k == a.length && !a.sorted;  // the result is the whole row as it is
@@ -280,7 +347,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock       ? 1
     row.turn = a.pitch == 1 ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
-    sort_row(a, row, team, mine < rows);
+    sort_row<Key, kEach, kBlock, kPicks>(a, row, team, mine < rows);
   }
   __syncthreads();
 
@@ -321,16 +388,22 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.tiles = static_cast<uint32_t>((a.inner + shape.width - 1) / shape.width);
   a.per_width = a.width == 1 ? 0 : reciprocal(a.width);
   a.per_k = reciprocal(a.k);
-  if (shape.each > kFew && 5 * a.k <= 4 * kFew * a.team) a.most = kFew * a.team;
-  if (a.length <= 128 || 2 * a.most > a.length) a.most = 0;
+  a.most = static_cast<uint32_t>(sort_selection(shape, problem.rows.length, problem.k));
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    if (shape.team > 32) return launch(stream, config, sort_kernel<Key, 16, true>, a);
-    return launch(stream, config, shape.each == 8 ? sort_kernel<Key, 8, false> : sort_kernel<Key, 16, false>, a);
+    const bool picks = a.most > 0;
+    if constexpr (sizeof(Key) <= kMostManyBytes)
+      if (shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, false>, a);
+    if (shape.each == 4) return launch(stream, config, sort_kernel<Key, 4, true, false>, a);
+    if (shape.team > 32)
+      return launch(stream, config, picks ? sort_kernel<Key, 16, true, true> : sort_kernel<Key, 16, true, false>, a);
+    if (picks) return launch(stream, config, sort_kernel<Key, 16, false, true>, a);
+    const auto kernel = shape.each == 8 ? sort_kernel<Key, 8, false, false> : sort_kernel<Key, 16, false, false>;
+    return launch(stream, config, kernel, a);
   });
 }
 

@@ -11,10 +11,16 @@ namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxSortLength = 8192;
 constexpr int kSortBlock = 256;          // the most threads of a block, where a row has at most a warp
+constexpr int kSortFew = 4;              // elements of a thread if a selection is sorted
 constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a block, if it has several rows
+constexpr int kMostManyBytes = 4;        // of keys; wider ones would not fit into the registers of that warp
+constexpr int kManyEach = 32;            // elements of a thread if there are many rows of more than 512 elements
+
+// Whether a block of threads sorts each row, not a part of a warp.
+constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team > 32; }
 
 struct SortShape {
-  int each = 16;       // elements of a thread
+  int each = 16;       // elements of a thread: 4, 8, 16 or kManyEach
   int team = 1;        // threads that share a row, a power of two
   int threads = 0;     // threads of a block
   int64_t outers = 1;  // outer indices of a block's rows
@@ -29,17 +35,45 @@ struct SortShape {
 // bank.
 constexpr int64_t sort_place(int64_t place) { return place + place / 64 * 2; }
 
-inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, int64_t shared_limit) {
+// Shared memory of a block's elements. Rows that follow each other begin there where they do in memory, in bytes modulo
+// 16, so that they are copied in vectors.
+constexpr int64_t sort_tile_bytes(int64_t elements, int64_t key_bytes, int64_t inner) {
+  return (elements * key_bytes + (inner == 1 ? 15 : 0) + 15) / 16 * 16;
+}
+
+// The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole.
+inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k) {
+  const int64_t few = kSortFew * shape.team;
+  return shape.each == 16 && 5 * k <= 4 * few && length > 128 && length >= 2 * few ? few : 0;
+}
+
+inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, int64_t multiprocessors, int64_t shared_limit) {
   SortShape shape;
-  // If there would be too few threads, each has fewer elements.
-  if (rows.length <= 8 || (rows.length <= 256 && rows.elements() <= 1024 * multiprocessors)) shape.each = 8;
-  while (shape.team * shape.each < rows.length) shape.team *= 2;
+  const auto team = [&](int64_t each) {
+    int64_t threads = 1;
+    while (threads * each < rows.length) threads *= 2;
+    return threads;
+  };
+  const bool fits_warp = rows.length <= 32 * kManyEach;
+  // If there would be too few threads, each has fewer elements. If there are many, a warp holds a row. Columns, of
+  // which a block may have several, were not measured with these.
+  const bool follow = rows.inner == 1, short_rows = rows.length <= 256;
+  if (rows.length <= 8 || (short_rows && rows.elements() <= (follow ? 2048 : 1024) * multiprocessors)) shape.each = 8;
+  const int64_t team_of_few = std::max<int64_t>(32, team(4));
+  if (follow && rows.length > 32 && fits_warp &&
+      rows.count() * team_of_few <= (short_rows ? 256 : 512) * multiprocessors)
+    shape.each = 4;
+  if (follow && rows.length > 512 && fits_warp && k == rows.length && key_bytes <= kMostManyBytes &&
+      rows.count() >= 10 * multiprocessors)
+    shape.each = kManyEach;
+  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : team(shape.each));
   // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
-  if (shape.team > 32) shape.threads = shape.team;
+  if (sorts_by_block(shape.each, shape.team)) shape.threads = shape.team;
   while (shape.threads > std::max(shape.team, 32) && rows.count() * shape.team < 2 * multiprocessors * shape.threads)
     shape.threads /= 2;
-  shape.order = (sort_place(rows.length) + 1) / 2 * 2;
+  const int64_t selected = sort_selection(shape, rows.length, k);
+  shape.order = (sort_place(selected ? selected : rows.length) + 1) / 2 * 2;
   if (shape.order % 4 == 0) shape.order += 2;
   // Rows that are side by side in memory are loaded together, in whole sectors, if enough blocks are left.
   const int64_t teams = shape.threads / shape.team;
@@ -50,9 +84,10 @@ inline SortShape sort_shape(Rows rows, int key_bytes, int64_t multiprocessors, i
     shape.width = std::min(rows.inner, wanted);
     shape.outers = std::min(rows.outer, wanted / shape.width);
     shape.pitch = shape.width > 1 && shape.team > 1 ? shape.width | 1 : shape.width;
-    const int64_t tile = (shape.outers * rows.length * shape.pitch * key_bytes + 15) / 16 * 16;
+    const int64_t tile = sort_tile_bytes(shape.outers * rows.length * shape.pitch, key_bytes, rows.inner);
     const int64_t order = (shape.outers * shape.width * shape.order * 2 + 15) / 16 * 16;
-    const int64_t exchange = shape.team > 32 ? int64_t{4} * shape.each * shape.threads : 0;
+    const int64_t exchange =
+        sorts_by_block(shape.each, shape.team) ? int64_t{4} * (selected ? kSortFew : shape.each) * shape.threads : 0;
     shape.shared_bytes = static_cast<size_t>(tile + order + exchange);
     if (wanted == 1 || static_cast<int64_t>(shape.shared_bytes) <= most) break;
   }

@@ -62,6 +62,22 @@ struct SortTeam {
   }
   // Whether a condition holds for any thread of the block, or of the warp.
   __device__ __forceinline__ bool any(bool b) const { return kBlock ? __syncthreads_or(b) : __any_sync(kEveryLane, b); }
+  // The same for a condition that all threads of a team have in common.
+  __device__ __forceinline__ bool agree(bool b) const { return kBlock ? b : __any_sync(kEveryLane, b); }
+  // The sum of the values of the team. `turn` alternates from call to call: a block needs one barrier then.
+  __device__ __forceinline__ uint32_t sum(uint32_t value, uint32_t turn) const {
+    if constexpr (!kBlock) {
+      if (size == 32) return sum_of_warp(value);
+      for (uint32_t lanes = size / 2; lanes; lanes /= 2) value += __shfl_xor_sync(kEveryLane, value, lanes);
+      return value;
+    } else {
+      uint32_t* const warps = reinterpret_cast<uint32_t*>(buffer) + 64 + turn % 2 * 32;
+      value = sum_of_warp(value);
+      if (t % 32 == 0) warps[t / 32] = value;
+      __syncthreads();
+      return sum_of_warp(t % 32 < size / 32 ? warps[t % 32] : 0);
+    }
+  }
   template <class T, class Combine>
   __device__ __forceinline__ T reduce(T value, Combine combine) const {
     for (uint32_t lanes = kBlock ? 16 : size / 2; lanes; lanes /= 2) value = combine(value, shuffle_xor(value, lanes));
