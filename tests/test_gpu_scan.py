@@ -28,12 +28,14 @@ REGIMES = {
     "look-ahead, across": ((1, 40_001, 128), 1),
     "look-ahead, across, by words": ((2, 9001, 70), 1),
     "spans": ((600, 5003, 3), 1),
-    "spans, a tile": ((40, 163, 23), 1),
+    "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),  # of recurrences and gradients
     "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
     "look-ahead, spans": ((2, 50_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
+    "packs, rows of two packs": ((70_003, 8), 1),
+    "packs, rows of four packs": ((70_003, 16), 1),
     "short, rows of three": ((70_003, 3), 1),
     "short, rows of three by shared memory": ((1_400_003, 3), 1),
     "short, rows of whole vectors": ((9001, 24), 1),
@@ -43,8 +45,10 @@ REGIMES = {
     "small, rows of two": ((3001, 2), 1),
     "small, rows": ((901, 31), 1),
     "small, columns": ((50, 7, 5), 1),
-    "spans, maxima in rounds": ((3, 300, 5), 1),
-    "spans, runs of maxima": ((3, 2601, 5), 1),
+    "pieces, maxima in rounds": ((3, 300, 5), 1),
+    "pieces": ((3, 2601, 5), 1),
+    "pieces, columns": ((2, 1203, 66), 1),
+    "pieces, many columns": ((1, 200, 701), 1),
 }
 regimes = pytest.mark.parametrize("shape, axis", REGIMES.values(), ids=REGIMES)
 
@@ -155,7 +159,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis in REGIMES.values():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
-    assert found == {"small", "short", "packs", "rows", "walk", "resident", "row_look_ahead"} | {
+    assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
         *("columns", "column_look_ahead", "spans", "span_look_ahead")
     }  # chunk_look_ahead is missing: gradients take it, and have the same shapes
 

@@ -28,6 +28,15 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 
+// kPieces: the most elements of an array, of kAcross and of kSpans (if the order of folding does not change states,
+// half as many, unless the dtype has only kernels of spans); the most bytes that a block has in shared memory; the
+// elements that a thread loads; and the blocks with which a block need not have fewer columns, for rows that are wide
+// and others. A block reads each line of memory that its columns are in, so that there is a limit to the bytes of these
+// lines, too.
+constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 64 << 10, kPieceLoads = 4;
+constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kPieceLines = 1 << 18;
+constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
+
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
@@ -73,7 +82,7 @@ bool is_exact(const Problem& problem) {
 bool is_direct(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype);
-  if (in_packs(problem)) return true;
+  if (in_packs(problem) && length * bytes <= 16) return true;
   const bool vectors = inner == 1 && (bytes == 1 || length * bytes % 16 == 0);
   return !vectors && (length <= kDirectLength || inner * bytes >= kDirectBytes) &&
          problem.rows.elements() <= kDirectElements;
@@ -90,9 +99,7 @@ bool is_small(const Problem& problem) {
     return elements <= (length <= kDirectLength        ? kSmallDirect
                         : exact && !is_direct(problem) ? kSmallExact
                                                        : kSmallElements);
-  if (length > kMostSmallLength)
-    return exact && inner > 1 && inner <= 32 && !rare && length <= kMostSmallRun * kMostSmallLength &&
-           elements <= kSmallLong;
+  if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
   return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
 }
@@ -100,7 +107,6 @@ bool is_small(const Problem& problem) {
 Plan plan_small(const Problem& problem, Plan plan) {
   const auto [outer, length, inner] = problem.rows;
   plan.algorithm = Algorithm::kSmall;
-  plan.per_lane = static_cast<int>(ceil_div(length, kMostSmallLength));
   const int bits = bits_for(std::clamp<int64_t>(length, kSmallStep, kMostSmallLength));
   plan.columns = bits < 5 ? 32 >> bits : 1;
   plan.axis_warps = bits <= 5 ? kSmallWarps : 1 << (bits - 5);
@@ -108,6 +114,45 @@ Plan plan_small(const Problem& problem, Plan plan) {
   plan.block_columns = bits <= 5 ? kSmallWarps * plan.columns : 1;
   plan.strips = ceil_div(outer * inner, plan.block_columns);
   return plan;
+}
+
+// Plans kPieces for few elements along an axis that is not short. Whoever else took the problem would fold it in the
+// order of `plan`, and so does kPieces, unless the order does not matter. Returns `plan` where there are too many
+// elements.
+Plan plan_pieces(const Problem& problem, const Plan& plan) {
+  const auto [outer, length, inner] = problem.rows;
+  if (problem.kind != Kind::kCumulative || problem.op == Op::kLogSumExp || problem.segmented) return plan;
+  const int bytes = std::max(4, bytes_of(problem.dtype));
+  const bool across = plan.layout == Layout::kAcross;
+  if (plan.layout == Layout::kAlong || plan.tiles > kGroup) return plan;
+  const bool exact = is_exact(problem);
+  const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
+  if (problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
+  if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
+  if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;
+  Plan pieces = plan;
+  pieces.algorithm = Algorithm::kPieces;
+  if (exact) {
+    pieces.per_lane = static_cast<int>(8 * std::max<int64_t>(1, length / (4 * kPieceThreads)) + 1);
+    pieces.runs = static_cast<int>(std::min<int64_t>(32, ceil_div(length, pieces.per_lane)));
+    pieces.axis_warps = kPieceThreads / 32;
+  } else if (across) {
+    pieces.per_lane = run_shape(plan.layout, 1, bytes_of(problem.dtype)).run;
+  }
+  const int64_t groups = ceil_div(length, pieces.runs * pieces.per_lane), slots = 32 / pieces.runs;  // slots of a warp
+  // Nothing below changes results.
+  const int64_t most = std::min(kPieceBytes / (length * bytes), kPieceThreads / 32 * slots / groups);
+  if (most == 0) return plan;
+  const int64_t blocks = inner > kPieceWide ? kPieceWideBlocks : kPieceBlocks;
+  int64_t columns = 1;
+  while (inner > 1 && columns < 32 && 2 * columns <= most && outer * inner >= 2 * columns * blocks) columns *= 2;
+  const int64_t for_loads = std::min(ceil_div(columns * length, 32 * kPieceLoads), int64_t{kPieceThreads / 32});
+  pieces.warps = static_cast<int>(std::max(ceil_div(columns * groups, slots), for_loads));
+  pieces.column_bits = 0;
+  pieces.columns = static_cast<int>(columns);
+  pieces.block_columns = columns;
+  pieces.strips = ceil_div(outer * inner, columns);
+  return pieces;
 }
 
 // Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
@@ -158,6 +203,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kShort: return "short";
     case Algorithm::kPacks: return "packs";
     case Algorithm::kSmall: return "small";
+    case Algorithm::kPieces: return "pieces";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";
@@ -224,6 +270,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (is_small(problem)) return plan_small(problem, plan);
+  if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
+    const Plan pieces = plan_pieces(problem, plan);
+    if (pieces.algorithm == Algorithm::kPieces) return pieces;
+  }
 
   // Nothing below changes results. Blocks get more columns as long as there are enough blocks for the device.
   const int64_t vectors = outer * (inner / shape.width), vectors_of_warp = 32 / lanes;

@@ -18,6 +18,7 @@ enum class Algorithm {
   kShort,            // kSpans: a lane has the whole (short) axis
   kPacks,            // kSpans: a lane has 16 bytes of whole rows
   kSmall,            // kSpans: few elements in all, and a lane has one
+  kPieces,           // kAcross, kSpans: few elements in all, and a block has whole columns
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
   kResident,         // kAlong: blocks share a row, and all run at the same time
@@ -40,7 +41,7 @@ struct Plan {
   int column_bits = 0;  // a block has 2^column_bits warps across the columns
   int per_lane = 1;
   int runs = 1;               // kSpans: runs of a warp
-  int columns = 1;            // kSpans: columns of a span; kSmall: columns of a warp
+  int columns = 1;            // kSpans: columns of a span; kSmall: columns of a warp; kPieces: columns of a block
   int64_t parts = 1;          // kSpans: parts into which `inner` is divided
   int64_t block_columns = 0;  // columns of a block if the axis is short, else 0
   int span_bytes = 0;    // shared memory for an operand's part of a span; 0 if that part is not contiguous in memory
@@ -52,11 +53,12 @@ struct Plan {
   int levels = 1;        // levels of the tree in which sums of tiles are folded
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
   int stages = 1;        // tiles that a block has in shared memory at a time
+  int warps = 0;         // kPieces: warps of a block
   int cluster = 1;       // kSpans, more than one operand: blocks of a cluster, each with one of the tiles
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // workspace of one outer index
 
-  int threads() const { return 32 * axis_warps << column_bits; }
+  int threads() const { return warps > 0 ? 32 * warps : 32 * axis_warps << column_bits; }
   // Columns of a block, in multiples of those that a block of kThreads has.
   int width() const { return threads() > kThreads ? threads() / kThreads : 1; }
 };

@@ -35,6 +35,7 @@ struct Parameters {
   int staged;                      // bit o: operand o comes to shared memory
   bool packed;                     // a run in shared memory is a whole number of packs
   uint32_t row_begins;             // kPacks: a bit for each element of a lane, whether a row begins there
+  int row_lanes;                   // kPacks: lanes of a row
   int64_t block_columns;           // columns of a block, where the axis is short
   int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;

@@ -257,6 +257,12 @@ class Chunks : public BetweenWarps<Policy> {
     return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
   }
 
+  // How many elements of a pack that is not inside the array are, for the only row if it ends with a part of a pack.
+  __device__ int part_inside(const Span& span, int e) const {
+    const int64_t left = p.length - span.memory - e;
+    return p.length % kInPack != 0 && left > 0 && left < kInPack ? static_cast<int>(left) : 0;
+  }
+
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
     if (p.aligned) {
       Pack* const to = memory_order(stage, operand);
@@ -267,8 +273,17 @@ class Chunks : public BetweenWarps<Policy> {
         for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32 * kInPack);
       } else {
 #pragma unroll 1
-        for (int u = 0; u < kPacks; ++u)
-          copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, first + u * 32 * kInPack, kInPack));
+        for (int u = 0; u < kPacks; ++u) {
+          const int e = first + u * 32 * kInPack;
+          const int count = part_inside(span, e);
+          if (count == 0) {
+            copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, e, kInPack));
+          } else {
+            to[u * 32] = Pack{};
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) reinterpret_cast<Bits*>(to + u * 32)[i] = from[u * 32 * kInPack + i];
+          }
+        }
       }
     } else if constexpr (sizeof(Bits) >= 4) {
 #pragma unroll 4
@@ -303,9 +318,16 @@ class Chunks : public BetweenWarps<Policy> {
         for (int u = 0; u < kPacks; ++u) *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
       } else {
 #pragma unroll 1
-        for (int u = 0; u < kPacks; ++u)
-          if (inside(span, first + u * 32 * kInPack, kInPack))
+        for (int u = 0; u < kPacks; ++u) {
+          const int e = first + u * 32 * kInPack;
+          if (inside(span, e, kInPack)) {
             *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+          } else {
+#pragma unroll 1
+            for (int i = part_inside(span, e) - 1; i >= 0; --i)
+              to[u * 32 * kInPack + i] = reinterpret_cast<const Bits*>(from + u * 32)[i];
+          }
+        }
       }
     } else {
 #pragma unroll 4

@@ -42,13 +42,13 @@ class Counter {
 // Returns to each lane the fold of the sums of all lanes up to it. The lanes have the sums of a group, and only the
 // first `count` have one.
 template <class Policy, class State>
-__device__ __forceinline__ State scan_group(const Parameters& p, State sum, int count = kGroup) {
+__device__ __forceinline__ State scan_group(const Options& options, State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int bit = 0; bit < kGroupBits; ++bit) {
     if (1 << bit >= count) break;
     const State left = shuffle_from(sum, (lane >> bit << bit) - 1);
-    if (lane >> bit & 1) sum = Policy::combine(left, sum, p.options);
+    if (lane >> bit & 1) sum = Policy::combine(left, sum, options);
   }
   return sum;
 }
@@ -66,7 +66,7 @@ class Digits {
     for (;; ++level) {
       if (threadIdx.x % 32 == index % kGroup) sums[level] = sum;
       if (index % kGroup != kGroup - 1 || level == kMaxLevels - 1) return;
-      sum = shuffle_from(scan_group<Policy>(p, sums[level]), kGroup - 1);
+      sum = shuffle_from(scan_group<Policy>(p.options, sums[level]), kGroup - 1);
       index /= kGroup;
     }
   }
@@ -76,7 +76,7 @@ class Digits {
     for (; t >> (kGroupBits * level); ++level) {
       const int digit = (t >> (kGroupBits * level)) % kGroup;
       if (digit != 0)
-        state = Policy::combine(shuffle_from(scan_group<Policy>(p, sums[level]), digit - 1), state, p.options);
+        state = Policy::combine(shuffle_from(scan_group<Policy>(p.options, sums[level]), digit - 1), state, p.options);
     }
     return state;
   }

@@ -97,8 +97,10 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.stage_bytes = plan.stage_bytes;
   if (plan.layout == Layout::kSpans) p.staged = staged_operands(plan, problem, buffers);
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
-  if (plan.algorithm == Algorithm::kPacks)
+  if (plan.algorithm == Algorithm::kPacks) {
     for (int i = 0; i < 32; ++i) p.row_begins |= static_cast<uint32_t>(i % length == 0) << i;
+    p.row_lanes = std::max(1, static_cast<int>(length) * bytes_of(problem.dtype) / 16);
+  }
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;
   // Which boundary separates a position from earlier ones: the one before the position in the direction of the scan,
@@ -118,14 +120,19 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.starts_aligned = is_aligned(buffers.starts);
   p.a_inner_stride = problem.a.inner.groups == 0 ? 0 : static_cast<int>(problem.a.inner.stride[0]);
   p.starts_inner_stride = problem.starts.inner.groups == 0 ? 0 : static_cast<int>(problem.starts.inner.stride[0]);
-  if (plan.layout == Layout::kAlong && length * bytes_of(problem.dtype) % 16 != 0) p.aligned = false;
+  if (plan.layout == Layout::kAlong && length * bytes_of(problem.dtype) % 16 != 0) {
+    // Tiles are whole packs, so that one row from its first element on is aligned. (kRows has no partial packs.)
+    const bool one = outer == 1 && !p.backward && plan.algorithm != Algorithm::kRows;
+    p.aligned = p.aligned && one;
+  }
   return p;
 }
 
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
-  if (plan.algorithm == Algorithm::kSmall) return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kPieces)
+    return launch_small(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);
     case Kind::kLinear: return launch_linear(stream, plan, problem, buffers, workspace);

@@ -1,5 +1,6 @@
-// Rows so short that a pack of 16 bytes holds a whole number of them: a lane has a pack of each operand. Operands are
-// read once, results written once, and lanes exchange nothing.
+// Rows so short that a pack of 16 bytes holds a whole number of them, or that they are two or four packs: a lane has a
+// pack of each operand. Operands are read once, results written once. The lanes of a row take turns, so that the order
+// of folding is that of a lane that has the row: all step over their packs, and each passes its state on to the next.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace jaxgpuops::scan {
 
-// p.row_begins has a bit for each element of a pack: whether a row begins there.
+// p.row_begins has a bit for each element of a pack: whether a row begins there, unless an earlier lane has its begin.
+// A row has p.row_lanes lanes.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
   using Element = typename Policy::Element;
@@ -18,12 +20,15 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
   constexpr int n = 16 / sizeof(Bits);
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n;
   const int64_t left = p.columns * p.length - first;
-  if (left <= 0) return;
+  const int lane = threadIdx.x % 32, part = lane & (p.row_lanes - 1);
+  const bool begins_row = part == (p.backward ? p.row_lanes - 1 : 0);
+  const bool ends_row = part == (p.backward ? 0 : p.row_lanes - 1);
+  const int lane_before = p.backward ? lane + 1 : lane - 1, lane_after = p.backward ? lane - 1 : lane + 1;
   // The last rows of the array, and arrays that are not aligned, pass through shared memory byte by byte.
   __shared__ Pack bytewise[kThreads];
   const bool whole = p.aligned && left >= n;
   const auto copy = [&](void* to, const void* from) {
-    const int bytes = static_cast<int>(min(left, int64_t{n})) * static_cast<int>(sizeof(Bits));
+    const int bytes = static_cast<int>(max(min(left, int64_t{n}), int64_t{0})) * static_cast<int>(sizeof(Bits));
 #pragma unroll 1
     for (int i = 0; i < bytes; ++i) static_cast<unsigned char*>(to)[i] = static_cast<const unsigned char*>(from)[i];
   };
@@ -41,7 +46,13 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
   }
   if (p.backward) reverse_each<Bits>(operand);
 
-  const auto begins = [&](int i) { return i == 0 || i == n || (p.row_begins >> i & 1); };
+  const auto begins = [&](int i) { return i == 0 ? begins_row : i == n ? ends_row : (p.row_begins >> i & 1) != 0; };
+  constexpr int kLast = Policy::kOperands - 1;
+  Acc outside[2] = {};  // the neighbours of the pack
+  if constexpr (Policy::kNeighbour) {
+    outside[0] = shuffle_from(Element::load(get<Bits>(operand[kLast][0], n - 1)), lane_before);
+    outside[1] = shuffle_from(Element::load(get<Bits>(operand[kLast][0], 0)), lane_after);
+  }
   const auto at = [&](int i) {
     const auto load = [&](int o, int i) { return Element::load(get<Bits>(operand[o][0], i)); };
     In<Acc> in = {};
@@ -49,22 +60,27 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
     if (Policy::kOperands > 1) in.a = load(1, i);
     if (Policy::kOperands > 2) in.y = load(2, i);
     if constexpr (Policy::kNeighbour) {
-      constexpr int kLast = Policy::kOperands - 1;
-      const Acc edge = Policy::edge(p.options);
-      const Acc before = begins(i) ? edge : load(kLast, i > 0 ? i - 1 : 0);
-      const Acc after = begins(i + 1) ? edge : load(kLast, i + 1 < n ? i + 1 : i);
+      const Acc before = i > 0 ? load(kLast, i > 0 ? i - 1 : 0) : outside[0];
+      const Acc after = i + 1 < n ? load(kLast, i + 1 < n ? i + 1 : i) : outside[1];
       in.neighbour = p.neighbour_before ? before : after;
+      if (begins(p.neighbour_before ? i : i + 1)) in.neighbour = Policy::edge(p.options);
     }
     return in;
   };
   Acc results[Policy::kResults][n];
   const auto none = Policy::identity(p.options);
   auto state = none;
-  step_run<Policy, n, true>(state, at, p.options, [&](int i, const Out<Acc>& out) {
-    results[0][i] = out.first;
-    if constexpr (Policy::kResults == 2) results[1][i] = out.second;
-    if (begins(i + 1)) state = none;
-  });
+#pragma unroll 1
+  for (int turn = 1;; ++turn) {
+    step_run<Policy, n, true>(state, at, p.options, [&](int i, const Out<Acc>& out) {
+      results[0][i] = out.first;
+      if constexpr (Policy::kResults == 2) results[1][i] = out.second;
+      if (i + 1 < n && begins(i + 1)) state = none;
+    });
+    if (turn == p.row_lanes) break;
+    state = shuffle_from(state, lane_before);
+    if (begins_row) state = none;
+  }
 
   Pack packed[Policy::kResults][1];
 #pragma unroll

@@ -18,9 +18,11 @@ template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>
 constexpr bool kCutParts<Cumulative<LogSumExp<E>, true>> = true;
-// So do sums of bytes without segments, to which the choice of an operator would be most of the work.
+// So do sums of small integers without segments, to which the choice of an operator would be most of the work.
 template <>
 constexpr bool kCutParts<General<Integer<uint8_t>>> = true;
+template <>
+constexpr bool kCutParts<General<Integer<uint16_t>>> = true;
 constexpr int kPart = 16;
 
 template <class Policy>

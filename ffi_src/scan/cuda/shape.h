@@ -41,10 +41,11 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 constexpr int64_t kShortAxis = 32;
 // kSmall: the longest axis, for operators whose states do not depend on the order of folding.
 constexpr int kMostSmallLength = 1024;
-constexpr int kMostSmallRun = 4;   // kSmall: the most positions of a thread, where a column is longer than that
 constexpr int kSmallWarps = 4;     // kSmall: warps of a block
 constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more
 constexpr int kMostColumns = 256;  // the most columns of a span
+// kPieces: the most threads of a block.
+constexpr int kPieceThreads = 1024;
 // A line of memory; in shared memory, spans are aligned to lines.
 constexpr int kLineBits = 7, kLineBytes = 1 << kLineBits;
 
@@ -82,11 +83,16 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-// Whether a pack of 16 bytes holds a whole number of rows, and kPacks takes the problem. (Lanes with two or three packs
-// took three times as long as kShort.)
+constexpr int kMostRowLanes = 4;  // kPacks: the most lanes of a row
+
+// Whether rows are a whole number of packs, or a pack is a whole number of rows, and kPacks takes the problem.
 inline bool in_packs(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
-  if (inner != 1 || 16 % (length * bytes_of(problem.dtype)) != 0 || problem.segmented || problem.initial) return false;
+  const int64_t bytes = length * bytes_of(problem.dtype);
+  // Tangents take too much computing for that.
+  const bool several =
+      bytes > 16 && bytes <= 16 * kMostRowLanes && (bytes & (bytes - 1)) == 0 && problem.kind != Kind::kTangent;
+  if (inner != 1 || (16 % bytes != 0 && !several) || problem.segmented || problem.initial) return false;
   if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype)) return false;
   const auto& a = problem.a;

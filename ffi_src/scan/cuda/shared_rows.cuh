@@ -66,14 +66,14 @@ __device__ __forceinline__ typename Policy::State before_resident(const Paramete
       }
     __syncwarp();
     const State all =
-        shuffle_from(scan_group<Policy>(p, bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
+        shuffle_from(scan_group<Policy>(p.options, bits_as<State>(sum)), g < group ? kGroup - 1 : max(digit - 1, 0));
     if (lane == 0) groups[g] = all;
   }
   wait_at_barrier(barrier, kThreads);
   State before = none;
   if (digit != 0) before = Policy::combine(groups[group], before, p.options);
   if (group != 0) {
-    const State all = scan_group<Policy>(p, lane < group ? groups[lane] : none, group);
+    const State all = scan_group<Policy>(p.options, lane < group ? groups[lane] : none, group);
     before = Policy::combine(shuffle_from(all, group - 1), before, p.options);
   }
   return before;

@@ -8,6 +8,7 @@
 #include "common/cuda/small.cuh"
 #include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
+#include "scan/cuda/pieces.cuh"
 #include "scan/cuda/recurrences.h"
 #include "scan/cuda/tangents.h"
 
@@ -20,7 +21,6 @@ struct SmallParameters {
   const void* h0;
   SmallColumns columns;
   uint32_t a_outer, a_axis, a_inner;  // strides of the operand a
-  uint32_t run;                       // positions of a thread, where a column has more than kMostSmallLength
   bool wide_h0, backward, neighbour_before;
   Options options;
 };
@@ -161,34 +161,6 @@ __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __gri
   mine.store(Policy::step(state, mine.in, p.options));
 }
 
-// The same for longer columns: a block has one, and each thread a run of positions.
-template <class Policy>
-__global__ void __launch_bounds__(kMostSmallLength) scan_small_runs(const __grid_constant__ SmallParameters p) {
-  using Element = typename Policy::Element;
-  using Bits = typename Element::Bits;
-  const SmallColumns& c = p.columns;
-  const uint32_t first = threadIdx.x * p.run;
-  const SmallPosition<Policy> mine(p, blockIdx.x, first);
-  const uint32_t count = first < c.length ? min(p.run, c.length - first) : 0;
-  const uint32_t step = p.backward ? 0 - c.inner : c.inner;
-  const Bits* const from = static_cast<const Bits*>(p.operands[0]);
-  In<typename Element::Acc> in[kMostSmallRun] = {};
-#pragma unroll
-  for (uint32_t i = 0; i < kMostSmallRun; ++i)
-    if (i < count) in[i].x = Element::load(from[mine.at + i * step]);
-  auto state = Policy::identity(p.options);
-#pragma unroll
-  for (uint32_t i = 0; i < kMostSmallRun; ++i)
-    if (i < count) state = Policy::combine(state, Policy::first(in[i], p.options), p.options);
-  state = before_thread<Policy>(state, 1, true, p.options);
-  state = Policy::combine(mine.initial(), state, p.options);
-#pragma unroll
-  for (uint32_t i = 0; i < kMostSmallRun; ++i)
-    if (i < count)
-      static_cast<Bits*>(p.results[0])[mine.at + i * step] =
-          Element::store(Policy::step(state, in[i], p.options).first);
-}
-
 template <class Policy>
 constexpr bool kExact = false;
 template <class E>
@@ -211,7 +183,6 @@ SmallParameters small_parameters_of(const Plan& plan, const Parameters& p) {
   s.a_outer = p.a.outer.groups ? static_cast<uint32_t>(p.a.outer.stride[0]) : 0;
   s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
   s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
-  s.run = static_cast<uint32_t>(plan.per_lane);
   s.wide_h0 = p.wide_h0;
   s.backward = p.backward;
   s.neighbour_before = p.neighbour_before;
@@ -220,12 +191,42 @@ SmallParameters small_parameters_of(const Plan& plan, const Parameters& p) {
 }
 
 template <class Policy>
+cudaError_t launch_pieces(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  PieceParameters s{};
+  s.x = p.operands[0];
+  s.out = p.results[0];
+  s.h0 = p.h0;
+  s.columns = static_cast<uint32_t>(p.columns);
+  s.length = static_cast<uint32_t>(p.length);
+  s.inner = static_cast<uint32_t>(p.inner);
+  while (1 << s.column_bits < plan.columns) ++s.column_bits;
+  s.run = static_cast<uint32_t>(plan.per_lane);
+  s.runs = static_cast<uint32_t>(plan.runs);
+  s.slots = 32 / s.runs;
+  s.groups = (s.length + s.run * s.runs - 1) / (s.run * s.runs);
+  s.of_tile = static_cast<uint32_t>(plan.axis_warps);
+  s.tiles = (s.groups + s.of_tile - 1) / s.of_tile;
+  s.pad_shift = s.run % 2 == 0 ? 5 : 31;  // runs of an odd number of elements begin in different banks
+  const uint32_t positions = s.groups * s.runs * s.run;
+  s.stride = (positions + (positions >> s.pad_shift)) | 1;
+  s.of_inner = Quotient(p.inner);
+  s.of_runs = Quotient(s.runs);
+  s.tile_of = Quotient(s.of_tile);
+  s.wide_h0 = p.wide_h0;
+  s.backward = p.backward;
+  s.options = p.options;
+  const size_t states = (s.groups + s.tiles) * sizeof(typename Policy::State);
+  const size_t bytes = plan.columns * (s.stride * sizeof(typename Policy::Acc) + states);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_pieces<Policy>, s);
+}
+
+template <class Policy>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  if constexpr (Policy::kKind == Kind::kCumulative)
+    if (plan.algorithm == Algorithm::kPieces) return launch_pieces<Policy>(stream, plan, p);
   const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
   if constexpr (kExact<Policy>) {
-    if constexpr (!kRare<Policy>)
-      if (p.length > kMostSmallLength) return launch(stream, shape, scan_small_runs<Policy>, s);
     return launch(stream, shape, scan_small_exact<Policy>, s);
   } else {
     return launch(stream, shape, scan_small<Policy>, s);
@@ -259,7 +260,8 @@ cudaError_t launch_small(cudaStream_t stream, const Plan& plan, const Problem& p
   const auto cumulative = [&](auto e) { return run<General<decltype(e)>>(stream, plan, p); };
   if (dtype == DType::kBool) return cumulative(Boolean{});
   if (is_float8(dtype)) return with_float8(dtype, cumulative);
-  return is_float(dtype) || is_complex(dtype) ? floats(cumulative) : with_integer(dtype, cumulative);
+  if (is_complex(dtype)) return cumulative(Complex128{});
+  return with_integer(dtype, cumulative);
 }
 
 }  // namespace jaxgpuops::scan

@@ -164,7 +164,7 @@ class Before {
       if (!there) there = load(level, words);
     State mine = bits_as<State>(words);
     if (level > 0 && lane == kGroup - 1) mine = sum;
-    const State all = scan_group<Policy>(p, mine);
+    const State all = scan_group<Policy>(p.options, mine);
     ends = ends && digit == kGroup - 1 && level + 1 < p.levels;
     if (ends) {
       sum = shuffle_from(all, kGroup - 1);
