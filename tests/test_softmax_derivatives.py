@@ -319,11 +319,12 @@ def test_gradients_make_the_result_again(cuda_build):
     for name in ("softmax", "log_softmax"):
         fn = getattr(jaxgpuops, name)
         for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
-            for n in (3, 2048 // size, (1 << 20) // size + 1):
+            for n in (3, 2048 // size, 2048 // size + 1, (32 << 10) // size, (1 << 20) // size + 1):
                 assert from_x(fn, shaped(7, n, dtype=dtype))
                 assert from_x(jax.vmap(fn), shaped(2, 7, n, dtype=dtype))
-            for n in (2, 2048 // size + 1, (1 << 20) // size):
+            for n in (2, (32 << 10) // size + 1, (1 << 20) // size):
                 assert not from_x(fn, shaped(7, n, dtype=dtype))
+            assert not from_x(fn, shaped(10_000, 2048 // size + 1, dtype=dtype))  # too many for blocks of a row each
         assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
         assert from_x(fn, shaped(1 << 12, 1 << 19))  # long rows have the same bits in any batch
         for n in (100, 1 << 20):

@@ -16,7 +16,6 @@ constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
 constexpr int64_t kStripWarps = 8;        // the least warps per multiprocessor for which strips are walked
 constexpr int64_t kHeldWarps = 4;         // the least warps per multiprocessor for walks that hold packs in registers
 constexpr int64_t kFlatThreads = 256;     // threads of a block, where several blocks share a flat row
-constexpr int64_t kFlatBlocks = 256;      // the most blocks that share a flat row
 constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with fewer, more kernels are not worth it
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
@@ -31,12 +30,16 @@ constexpr int kTeamWarps = 4;        // warps of a block if each warp has its ow
 constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
 // Tiles with results: at most 2^4 lanes share a row; lanes of longer rows mostly store whole vectors anyway.
 constexpr int kMaxTileLaneBits = 4;
+constexpr int kMaxOddLaneBits = 2;  // the same for rows that are whole vectors
 // For arrays smaller than this, tiles take longer than other kernels of rows.
 constexpr int64_t kLeastTiledBytes = 1 << 20;
-constexpr int64_t kLeastTeamBytes = 3 << 20;  // the least bytes of an array for tiles where several lanes share a row
-constexpr int kLeastWarps = 4;                // the least warps of a part: many small parts keep the device busy
-constexpr int64_t kSpreadResident = 32;       // lanes have one vector each only up to so many warps per multiprocessor
-constexpr int64_t kWideResident = 32;         // the most warps of wide_kernel per multiprocessor
+constexpr int64_t kLeastTeamBytes = 3 << 20;     // the same where several lanes share a row
+constexpr int64_t kLeastStagedBytes = 10 << 20;  // the same without results
+// The same where rows are whole vectors: for one lane; twice as many for two, four times for four.
+constexpr int64_t kLeastOddBytes = 8 << 20;
+constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
+constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor
+constexpr int64_t kWideResident = 32;    // the most warps of wide_kernel per multiprocessor
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
 constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
@@ -153,8 +156,18 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
 
   plan.algorithm = RowAlgorithm::kRows;
   const int64_t row_bytes = rows.length * traits.item_bytes;
-  const bool tiles = row_bytes % 16 != 0 && plan.lane_bits <= kMaxTileLaneBits &&
-                     rows.outer * row_bytes >= (plan.lane_bits ? kLeastTeamBytes : kLeastTiledBytes) && traits.tiled;
+  // Tiles are for rows that are not whole vectors. They are also for large arrays of rows of 3 vectors, which one lane
+  // would have, or 7 or 15, which two or four lanes would have.
+  const bool whole = row_bytes % 16 == 0;
+  const bool odd = whole && traits.operands == 1 && vectors > 2 && plan.lane_bits <= kMaxOddLaneBits &&
+                   vectors == (int64_t{plan.vectors} << plan.lane_bits) - 1;
+  const int64_t least = odd              ? kLeastOddBytes << plan.lane_bits
+                        : traits.staged  ? kLeastStagedBytes
+                        : plan.lane_bits ? kLeastTeamBytes
+                                         : kLeastTiledBytes;
+  const bool tiles = ((odd && traits.tiled) || (!whole && (traits.tiled || traits.staged))) &&
+                     plan.vectors <= kOnlyVectors && plan.lane_bits <= kMaxTileLaneBits &&
+                     rows.outer * row_bytes >= least;
   if (plan.spans == 1 && (tiles || traits.swept)) {
     plan.algorithm = RowAlgorithm::kRowsTiles;
     plan.block_warps = kTileThreads / 32;
@@ -246,7 +259,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   if (tuning.cluster) plan.blocks = tuning.cluster;
   if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split && !split) return hold();
   plan.algorithm = RowAlgorithm::kRowsSplit;
-  plan.block_warps = kPreferredWarps;
+  plan.block_warps = kPartWarps;
   plan.blocks = ceil_div(plan.spans, plan.block_warps);
   plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : plan.block_warps;
   plan.units = ceil_div(plan.spans, plan.unit_warps);
@@ -359,7 +372,7 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   // With results, parts must be longer to be worth it: blocks that share flat rows read them from memory twice, while a
   // block that has a whole one finds it in the cache the second time.
   const int64_t least = plan.traits.output ? 2 * batch : batch;
-  const int64_t parts = std::min(kFlatBlocks / plan.slices, rows.length / least);
+  const int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
   if (whole && parts < kFlatParts) {
     set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));

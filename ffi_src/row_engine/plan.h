@@ -39,6 +39,7 @@ struct RowTraits {
   bool label = false;   // each row has a label, an element that must be found before the row is read
   bool lean = false;    // this call has only statistics, and there are kernels of few registers for that
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
+  bool staged = false;  // there are only statistics; of rows that are not whole vectors, tile_kernel makes them faster
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns
   int stat_bytes = 8;   // bytes of the statistics of a part of a row
@@ -67,6 +68,7 @@ constexpr int kMaxFlatSpans = 512;   // the most spans whose statistics one warp
 constexpr int kSweepWarps = 16;      // the most warps of a block of sweep_kernel
 constexpr int kMaxSweptSpans = 64;   // the most spans of a block of sweep_kernel
 constexpr int kWalkWarps = 8;        // warps of a block of a walking kernel, unless more share its columns
+constexpr int kMostFlatParts = 256;  // the most blocks that share a flat row: one warp merges their statistics at once
 constexpr int kFlatWarps = 16;       // the most warps of a block that reads flat rows
 constexpr int kSmallFlatWarps = 32;  // the most warps of a block of small_flat_kernel
 constexpr int kSmallWarps = 16;      // the most warps of a block of small_kernel, and the most that share a column

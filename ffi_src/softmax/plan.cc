@@ -13,6 +13,10 @@ constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array fo
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 // Gradients of short rows: the most warps per multiprocessor whose lanes have one vector, if they may have several.
 constexpr int64_t kFewWarps = 16;
+// Gradients of longer rows: the most warps per multiprocessor of blocks that have a row each; twice as many of blocks
+// of which a multiprocessor has several.
+constexpr int64_t kWideWarps = 32;
+constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -35,6 +39,8 @@ RowTraits traits_of(const Problem& problem) {
       traits.fast = traits.fast && !traits.masked;
       traits.output = problem.op != Op::kLogSumExp;
       traits.tiled = traits.output && !problem.general;
+      // Of 16 bits, teams of lanes are faster by themselves, unless a lane has one vector.
+      traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;
       break;
@@ -70,6 +76,21 @@ void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
 }
 
+int64_t wide_warps(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kWideVectors * 32); }
+
+// A block has a row.
+RowPlan plan_wide_gradient(const Problem& problem) {
+  RowPlan plan;
+  plan.traits = traits_of(problem);
+  if (problem.rows.outer == 0) return plan;
+  plan.algorithm = RowAlgorithm::kRows;
+  plan.wide = true;
+  plan.vectors = kWideVectors;
+  plan.lane_bits = 5;
+  plan.block_warps = static_cast<int>(wide_warps(problem));
+  return plan;
+}
+
 // The division into units depends on the length and the dtype alone, since sums do.
 RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
@@ -98,13 +119,24 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
 
 bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
-  if (!derivative || problem.general || problem.factor != 1 || problem.rows.inner != 1) return false;
+  if (!derivative || problem.general || problem.factor != 1 || problem.dtype == DType::kFloat64 ||
+      problem.rows.inner != 1)
+    return false;
   const int64_t bytes = row_bytes(problem);
-  return problem.dtype != DType::kFloat64 && (bytes <= kMostTeamBytes || bytes > kMostClusterBytes);
+  return bytes <= kMostWideBytes || bytes > kMostClusterBytes;
+}
+
+bool prefers_logits(const Problem& problem, const Gpu& gpu) {
+  const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
+  if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
+  return problem.rows.outer * warps <= (warps > kMaxBlockWarps / 2 ? 1 : 2) * kWideWarps * gpu.multiprocessors;
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
-  if (problem.of_logits && row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
+  if (problem.of_logits) {
+    if (row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
+    if (row_bytes(problem) > kMostTeamBytes) return plan_wide_gradient(problem);
+  }
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;

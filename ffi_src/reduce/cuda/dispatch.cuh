@@ -18,7 +18,7 @@ struct Reduction {
   using Element = E;
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
-  static constexpr bool kDecoded = false, kMasked = kMasks, kHole = false, kPlainSum = false;
+  static constexpr bool kDecoded = false, kMasked = kMasks, kHole = false, kPlainSum = false, kKeeps = false;
   static constexpr bool kFast =
       !kMasks && (E::kDType == DType::kFloat16 || E::kDType == DType::kBFloat16 || E::kDType == DType::kFloat32);
   static constexpr bool kPackColumns = false, kAlong = kFast, kSingleColumns = kMasks, kAlignedRows = kFast,

@@ -164,7 +164,7 @@ __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const Fla
 // Merges rows of statistics in shared memory. kFold of them are merged into one, again and again, until one is left.
 template <class P>
 __device__ __forceinline__ void fold_flat(Stat<P>* stats, int rows, int columns) {
-  constexpr int kFold = 4;
+  constexpr int kFold = 8;
 #pragma unroll 1
   while (rows > 1) {
     const int kept = (rows + kFold - 1) / kFold, apart = kept * columns, end = rows * columns;
@@ -293,7 +293,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     finals = reinterpret_cast<typename P::Final*>(dynamic_shared_memory());
 #pragma unroll 1
     for (int i = threadIdx.x / 32; i < p.inner; i += blockDim.x / 32) {
-      const auto all = merge_by_warp<P>([&](int u) { return *stat_at(p, place.outer, u, i); }, p.units);
+      const auto all =
+          merge_few_by_warp<P, kMostFlatParts / 32>([&](int u) { return *stat_at(p, place.outer, u, i); }, p.units);
       if (threadIdx.x % 32 == 0) finals[i] = P::finish(p.args, P::row(p.args, place.outer, i, p.length, p.inner), all);
     }
     __syncthreads();

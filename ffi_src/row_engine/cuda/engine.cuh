@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
   if (column >= p.columns) return;
   const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
   const int begin = alone ? threadIdx.x % 32 : threadIdx.x, step = alone ? 32 : blockDim.x;
-  Stat<P> all = merge_lanes<P>(merge_serially<P>(stat, begin, step, p.units));
+  Stat<P> all = P::kFast && p.units <= kMostFlatParts ? merge_few_by_warp<P, kMostFlatParts / 32>(stat, p.units)
+                                                      : merge_lanes<P>(merge_serially<P>(stat, begin, step, p.units));
   if (!alone) {
     auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = all;
@@ -68,6 +69,13 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
 }
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
+
+// Whether rows, if they are aligned, take the kernel for statistics by clusters of small blocks.
+template <class P>
+bool takes_statistics(const RowPlan& plan, const Parameters<P>& p) {
+  return kOftenStatistics<P> && plan.algorithm == RowAlgorithm::kRows && plan.spans > 1 && plan.blocks > 1 &&
+         p.out == nullptr && plan.vectors == (P::kLarge ? 8 : kOnlyVectors) && plan.block_warps <= kPartWarps;
+}
 
 template <class P>
 struct Call {
@@ -118,8 +126,7 @@ struct Call {
     } else {
       constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
       if constexpr (kOftenStatistics<P>)
-        if (p.cluster && p.aligned && p.out == nullptr && plan.vectors == kVectors && plan.block_warps <= kPartWarps)
-          return rows_kernel<P, kVectors, Sharing::kStatistics, true>;
+        if (p.aligned && takes_statistics<P>(plan, p)) return rows_kernel<P, kVectors, Sharing::kStatistics, true>;
       if (plan.vectors == kVectors) return rows<kVectors, Sharing::kBlocks>();
     }
     return nullptr;
@@ -187,6 +194,7 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   kernels.final_bytes = sizeof(typename P::Final);
   kernels.wide_shared_bytes = wide_shared_bytes<P>(plan.block_warps);
   kernels.swept = kSwept<P>;
+  kernels.ragged = P::kFast && P::kOperands == 1 && (!P::kOutput || takes_statistics<P>(plan, p));
   set_parameters(p, plan, rows, kernels, workspace);
   if (plan.algorithm == RowAlgorithm::kRowsTiles) return run_tiles<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);

@@ -7,13 +7,13 @@
 
 namespace jaxgpuops::row_engine {
 
-// Returns the 16 bytes that begin at byte `at` (0 to 16) of the 32 bytes of a and b.
-template <int kItemBytes>
+// Returns the 16 bytes that begin at byte `at` (0 to kMost) of the 32 bytes of a and b.
+template <int kItemBytes, int kMost>
 __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   uint32_t word[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    word[i] = at & 16 ? b.word[i] : a.word[i];
+    word[i] = kMost == 16 && at & 16 ? b.word[i] : a.word[i];
     word[i + 4] = b.word[i];
   }
   if constexpr (kItemBytes <= 8) {
@@ -31,10 +31,15 @@ __device__ __forceinline__ Pack between(const Pack& a, const Pack& b, int at) {
   return pack;
 }
 
+// True for operations whose result does not depend on the order of elements, nor on where they are.
+template <class P>
+constexpr bool kAnyOrder = P::kSums == 0 && !P::kMasked && !P::kDecoded && !P::kHole && !P::kOutput;
+
 // The part of a span that a lane has. Unit j holds kWidth elements, from element(j) on. With kAsked, the lane first
 // checks whether the span is whole; if it is, no unit needs a check of its own. (Long rows with results do without that
-// check, since ptxas then moved all stores to the end, which took up to 7 % longer.)
-template <class P, int kVectors, bool kAligned, bool kAsked>
+// check, since ptxas then moved all stores to the end, which took up to 7 % longer.) With kRagged, the last vector of
+// an aligned row may have fewer elements.
+template <class P, int kVectors, bool kAligned, bool kAsked, bool kRagged = false>
 class Span {
  public:
   using Bits = typename P::Element::Bits;
@@ -62,26 +67,27 @@ class Span {
     Pack padding;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
+    const int whole = kRagged ? left & -kWidth : left;  // kAligned: elements of whole vectors
     if constexpr (kAligned && kAsked) {
       if (left >= size()) {
 #pragma unroll
         for (int j = 0; j < kVectors; ++j) units[j] = load_pack(unit_at(from, j));
       } else {
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j) units[j] = element(j) < left ? load_pack(unit_at(from, j)) : padding;
+        for (int j = 0; j < kVectors; ++j) units[j] = element(j) < whole ? load_pack(unit_at(from, j)) : padding;
       }
     } else if constexpr (kAligned) {
       const Pack* const mine = reinterpret_cast<const Pack*>(from) + static_cast<unsigned>(slot);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
-        units[j] = element(j) < left ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
+        units[j] = element(j) < whole ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
     } else {
       // Lanes load aligned windows of 16 bytes, each the one after its neighbour's. Then each lane puts its elements
       // together from its own window and the next one.
       const int shift = reinterpret_cast<uintptr_t>(from) & 15;
       const auto* windows = reinterpret_cast<const Pack*>(reinterpret_cast<uintptr_t>(from) - shift);
       const int end = left > 0 ? left * static_cast<int>(sizeof(Bits)) + shift : 0;
-      const int whole = last ? end & ~15 : end;
+      const int whole = last ? end & ~15 : end;  // bytes of windows that are loaded as such
       const auto window = [&](int w) { return w * 16 < whole ? load_pack(windows + w) : padding; };
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) units[j] = window(j * lanes + slot);
@@ -98,13 +104,28 @@ class Span {
           if (j * lanes + slot == whole / 16) units[j] = part;
         if (kVectors * lanes == whole / 16) beyond = part;
       }
+      if constexpr (kAnyOrder<P>) {
+        keep_windows(left, shift / static_cast<int>(sizeof(Bits)), beyond, pad, units);
+        return;
+      }
       const int next_lane = team | ((slot + 1) & (lanes - 1));
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         Pack next = units[j];
         if (slot == 0) next = j + 1 < kVectors ? units[j + 1 < kVectors ? j + 1 : j] : beyond;
         next = shuffle_from(next, next_lane);
-        units[j] = between<sizeof(Bits)>(units[j], next, shift);
+        units[j] = between<sizeof(Bits), 15>(units[j], next, shift);
+      }
+    }
+    if constexpr (kAligned && kRagged) {
+      if (whole < left) {
+        Pack part = padding;
+#pragma unroll
+        for (int i = 0; i < kWidth - 1; ++i)
+          if (whole + i < left) set<Bits>(part, i, from[whole + i]);
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j)
+          if (element(j) == whole) units[j] = part;
       }
     }
     if constexpr (!kAligned || P::kMasked) {
@@ -140,6 +161,27 @@ class Span {
   const int lanes, slot, team;
 
  private:
+  // Where the order of elements does not matter, windows stay where they are: the elements of the first one that belong
+  // to the span before are replaced by those that the span has in the window after its last one.
+  __device__ __forceinline__ void keep_windows(int left, int tail, const Pack& beyond, Bits pad,
+                                               Pack (&units)[kVectors]) const {
+    if (slot == 0) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (i < tail) set<Bits>(units[0], i, get<Bits>(beyond, i));
+    }
+    if (left >= size()) return;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int rest = left + tail - element(j);
+      // (For few rows that many warps share, this question alone took up to a tenth of the time.)
+      if (kAsked && rest >= kWidth && (j > 0 || slot > 0)) continue;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (i >= rest || (j == 0 && slot == 0 && i < tail && left <= size() - tail + i)) set<Bits>(units[j], i, pad);
+    }
+  }
+
   __device__ void store_shifted(Bits* to, int left, Pack (&units)[kVectors]) const {
     const int shift = reinterpret_cast<uintptr_t>(to) & 15, tail = shift / static_cast<int>(sizeof(Bits));
     const int end = min(left, size());
@@ -156,7 +198,7 @@ class Span {
       Pack previous = units[j];
       if (slot == lanes - 1 && j > 0) previous = units[j > 0 ? j - 1 : 0];
       previous = shuffle_from(previous, previous_lane);
-      units[j] = between<sizeof(Bits)>(previous, units[j], 16 - shift);
+      units[j] = between<sizeof(Bits), 16>(previous, units[j], 16 - shift);
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -217,6 +259,11 @@ struct RowsThread {
   static constexpr int kWidth = Lane::kWidth;
   static constexpr bool kWholeWarps = kSharing == Sharing::kBlocks || kSharing == Sharing::kStatistics;
   static constexpr bool kAsked = kSharing == Sharing::kTeam || kSharing == Sharing::kStatistics;
+  // Kernels of statistics take a row alone that is aligned, but not whole vectors. (With results they were up to 7 %
+  // slower for that.)
+  static constexpr bool kRagged =
+      P::kOperands == 1 && !P::kMasked &&
+      (kSharing == Sharing::kStatistics || (kSharing == Sharing::kBlocks && P::kFast && !P::kOutput));
   // Kernels that write no results load the elements of a row before the values that row() reads, except for the value
   // that decides whether the elements are read at all. (In the other order the elements came later, because the
   // compiler used one register for such a value and for their address.)
@@ -240,8 +287,9 @@ struct RowsThread {
   int here, unmasked, wanted;
   Lane lane;
   bool masks = false;
-  Acc plain = Acc(0);  // what this thread adds to the plain sum (P::kPlainSum)
-  int hole = -1;       // j * kWidth + i if the hole is element i of unit j; -1 if there is none
+  Acc plain = Acc(0);     // what this thread adds to the plain sum (P::kPlainSum)
+  Acc own_peak = Acc(0);  // the peak of the span
+  int hole = -1;          // j * kWidth + i if the hole is element i of unit j; -1 if there is none
 
   __device__ __forceinline__ explicit RowsThread(const Parameters<P>& p) : p(p) {
     if (team) {
@@ -261,9 +309,7 @@ struct RowsThread {
   }
 
   // (This is a function, because as a member it made ptxas keep more numbers in registers, and some kernels spilled.)
-  __device__ __forceinline__ Span<P, kVectors, kAligned, kAsked> span() const {
-    return Span<P, kVectors, kAligned, kAsked>(lane_bits);
-  }
+  __device__ __forceinline__ auto span() const { return Span<P, kVectors, kAligned, kAsked, kRagged>(lane_bits); }
 
   __device__ __forceinline__ bool writes() const {
     return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr;
@@ -402,14 +448,13 @@ struct RowsThread {
       } else {
         peak = merged_peak<P>(peak, 0, lane_bits);
       }
-      stat.of[0] = peak;
+      stat.of[0] = own_peak = peak;
     }
-    const auto shift = P::guard(peak);
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
       for (int k = 0; k < P::kSums; ++k) {
         const bool is_plain = P::kPlainSum && k == P::kSums - 1;
-        stat.sum(k) = is_plain ? plain : lane.sum(args, k, shift, 0, kWidth);
+        stat.sum(k) = is_plain ? plain : sum_and_keep<P>(args, k, lane, peak);
       }
     });
     // Issues the loads whose addresses row() has read. Here neither the first loads of row() nor the sums wait for
@@ -456,6 +501,8 @@ struct RowsThread {
     if constexpr (kSharing == Sharing::kStatistics) {
       static_assert(kMaxCluster * kPartWarps <= 4 * 32);
       stat = merge_few_by_warp<P>(get, p.spans);
+    } else if (sizeof(Acc) == 8 && p.spans <= 32) {  // shuffles and maxima of float64 take long
+      stat = merge_by_team<P>(get, p.spans);
     } else {
       stat = merge_by_warp<P>(get, p.spans);
     }
@@ -476,13 +523,14 @@ struct RowsThread {
     const bool at_once = kAligned && cluster;
     Bits* const out = static_cast<Bits*>(p.out) + at;
     lane.forget();
+    const Acc factor = factor_of<P>(final, own_peak);
     P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         Acc value[kWidth];
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-          value[i] = P::output(args, row, final, lane.x(args, j, i), lane.y(j, i));
+          value[i] = result_of<P>(args, row, final, factor, lane, j, i);
           if constexpr (P::kMasked) value[i] = lane.masked(j, i) ? P::masked_output(args) : value[i];
         }
         lane.raw[0][j] = packed<Element>(value);
@@ -520,6 +568,8 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
   typename P::Final final;
   if (!thread.team && kSharing != Sharing::kStatistics && P::kOutput && p.phase == Phase::kFinish) {
     let_dependents_start();
+    if constexpr (P::kKeeps)
+      if (P::keeps(p.args)) thread.measure();
     wait_for_predecessor();
     final = *final_at(p, thread.outer, 0);
   } else {

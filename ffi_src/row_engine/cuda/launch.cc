@@ -97,7 +97,9 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.ahead = plan.ahead;
   p.cluster = !split && plan.blocks > 1;
   while (p.cluster && 1 << p.block_bits < p.blocks) ++p.block_bits;
-  p.aligned = is_aligned(p) && (rows.inner == 1 ? rows.length : rows.inner) * kernels.item_bytes % 16 == 0;
+  const bool ragged = kernels.ragged && rows.inner == 1 && p.columns == 1 && plan.spans > 1 && !plan.wide &&
+                      (plan.algorithm == RowAlgorithm::kRows || plan.algorithm == RowAlgorithm::kRowsSplit);
+  p.aligned = is_aligned(p) && (ragged || (rows.inner == 1 ? rows.length : rows.inner) * kernels.item_bytes % 16 == 0);
 }
 
 cudaError_t merge(cudaStream_t stream, const RowPlan& plan, RowParameters& p, const RowKernels& kernels) {

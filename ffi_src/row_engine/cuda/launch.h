@@ -24,7 +24,7 @@ struct RowParameters {
   int spans, units;
   int lane_bits, vector_bits, blocks, block_bits, unit_warps, part;
   bool cluster;  // the blocks that share a row are a cluster
-  bool aligned;  // every vector of every row is aligned
+  bool aligned;  // every vector of every row is aligned; the last one of a row alone may be a part of a vector
   Phase phase;
   unsigned char* workspace;
   int64_t workspace_stride;  // workspace bytes of an outer index
@@ -43,6 +43,7 @@ struct RowKernels {
   int64_t item_bytes = 0, stat_bytes = 0, final_bytes = 0;
   int64_t wide_shared_bytes = 0;  // shared memory of a block of wide_kernel
   bool swept = false;             // as in RowTraits
+  bool ragged = false;            // kernels of rows that several warps share take a row alone that is not whole vectors
 };
 
 // Sets all parameters except for the operands, `out` and `phase`.

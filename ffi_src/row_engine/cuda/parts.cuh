@@ -75,7 +75,7 @@ struct Held {
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using Unit = std::conditional_t<kPacks, Pack, Bits>;
-  static constexpr int kWidth = kPacks ? 16 / sizeof(Bits) : 1;
+  static constexpr int kUnits = kCount, kWidth = kPacks ? 16 / sizeof(Bits) : 1;
   static constexpr int kElements = kCount * kWidth;
 
   Unit raw[P::kOperands][kCount];
@@ -232,6 +232,54 @@ struct Held {
   }
 };
 
+// ---- Results made of what has been added up -------------------------------------------------------------------------
+
+// Computes the sum of all elements of a lane, whose span has this peak. If P::keeps(args), the summands take the place
+// of the elements.
+template <class P, class Args, class Lane, class Acc>
+__device__ __forceinline__ Acc sum_and_keep(const Args& args, int k, Lane& lane, const Acc& peak) {
+  const auto shift = P::guard(peak);
+  if constexpr (P::kKeeps) {
+    const bool keeps = P::keeps(args);
+    Acc sum = Acc(0);
+#pragma unroll
+    for (int j = 0; j < Lane::kUnits; ++j) {
+      Acc of_unit = Acc(0);
+#pragma unroll
+      for (int i = 0; i < Lane::kWidth; ++i) {
+        const Acc summand = P::add(args, k, Acc(0), lane.x(args, j, i), lane.y(j, i), shift);
+        if (keeps) lane.set_bits(0, j, i, P::Element::store(summand));
+        of_unit = i == 0 ? summand : of_unit + summand;
+      }
+      sum = j == 0 ? of_unit : sum + of_unit;
+    }
+    return sum;
+  } else {
+    return lane.sum(args, k, shift, 0, Lane::kWidth);
+  }
+}
+
+// The factor that makes results of the summands of a span.
+template <class P>
+__device__ __forceinline__ typename P::Element::Acc factor_of(const typename P::Final& final,
+                                                              typename P::Element::Acc peak) {
+  if constexpr (P::kKeeps) {
+    return P::factor_of_kept(final, peak);
+  } else {
+    return 0;
+  }
+}
+// The result of element i of unit j.
+template <class P, class Args, class Lane>
+__device__ __forceinline__ typename P::Element::Acc result_of(const Args& args, const typename P::Row& row,
+                                                              const typename P::Final& final,
+                                                              typename P::Element::Acc factor, const Lane& lane, int j,
+                                                              int i) {
+  if constexpr (P::kKeeps)
+    if (P::keeps(args)) return rounded_product(P::Element::load(lane.bits(0, j, i)), factor);
+  return P::output(args, row, final, lane.x(args, j, i), lane.y(j, i));
+}
+
 // Rounds values to elements and packs them into 16 bytes.
 template <class Element>
 __device__ __forceinline__ Pack packed(const typename Element::Acc (&value)[16 / sizeof(typename Element::Bits)]) {
@@ -342,11 +390,30 @@ template <class P, class Get>
 __device__ __forceinline__ Stat<P> merge_by_warp(Get stat, int count) {
   return merge_lanes<P>(merge_serially<P>(stat, threadIdx.x % 32, 32, count));
 }
-// A warp merges at most 4 * 32 statistics in the order of merge_by_warp(), but holds all of them in registers, so it
-// reads each only once.
+// The same for at most 32 statistics. It takes fewer steps for fewer of them; the ones left out add nothing.
 template <class P, class Get>
+__device__ __forceinline__ Stat<P> merge_by_team(Get stat, int count) {
+  int lanes = 1;
+  while (lanes < count) lanes *= 2;
+  const int u = threadIdx.x & (lanes - 1);
+  const Stat<P> mine = u < count ? stat(u) : Stat<P>::none();
+  Stat<P> all = Stat<P>::none();
+  if constexpr (P::kPeak) {
+    all.of[0] = mine.peak();
+#pragma unroll 1
+    for (int step = 1; step < lanes; step *= 2) all.of[0] = P::larger(all.peak(), shuffle_xor(all.peak(), step));
+  }
+  add_stat<P>(all, mine, P::guard(all.peak()));
+#pragma unroll 1
+  for (int step = 1; step < lanes; step *= 2)
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k) all.sum(k) = all.sum(k) + shuffle_xor(all.sum(k), step);
+  return all;
+}
+// A warp merges at most kEach * 32 statistics in the order of merge_by_warp(), but holds all of them in registers, so
+// it reads each only once, and all together.
+template <class P, int kEach = 4, class Get>
 __device__ __forceinline__ Stat<P> merge_few_by_warp(Get stat, int count) {
-  constexpr int kEach = 4;
   Stat<P> all = Stat<P>::none(), part[kEach];
 #pragma unroll
   for (int t = 0; t < kEach; ++t) {

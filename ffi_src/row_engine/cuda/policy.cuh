@@ -14,6 +14,7 @@
 //     static constexpr bool kPackedSum;       // kernels add up the elements of a word together
 //     static constexpr bool kStoredPeak;      // the largest stored element also has the largest value()
 //     static constexpr bool kPlainSum;        // if add_plain(args), the last sum is that of all elements, hole too
+//     static constexpr bool kKeeps;           // results may be multiples of summands, which are kept: see keeps()
 //     // Which kernels are compiled (RowTraits). Those that walk, and those of flat rows, always are if unmasked.
 //     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;
 //     static constexpr bool kAlignedRows;     // another kernel for aligned rows, which is faster
@@ -43,6 +44,8 @@
 //     static Final finish(args, row, stat);
 //     static void write_row(args, index, row, final);
 //     static Acc output(args, row, final, x, y), masked_output(args), hole_output(args, row, final);
+//     static bool keeps(args);                // kKeeps: results are what add() added for an element, times a factor
+//     static Acc factor_of_kept(final, peak); // kKeeps: that factor, if add() had this peak for a shift
 //   };
 #pragma once
 
@@ -63,6 +66,7 @@ constexpr bool is_policy() {
   static_assert(!P::kPackedPeak || !P::kDecoded, "packed elements are compared as they are stored");
   static_assert(!P::kPackedSum || (P::kOperands == 1 && P::kSums == 1 && !P::kPeak), "a sum of what is stored");
   static_assert(!P::kPlainSum || P::kSums > 0, "kPlainSum is about the last sum");
+  static_assert(!P::kKeeps || (P::kOperands == 1 && P::kSums == 1 && !P::kDecoded), "one summand for each element");
   static_assert(!P::kLarge || P::kFast, "kLarge adds one more size to those of kFast");
   static_assert(!P::kAlong || !P::kMasked, "along_kernel reads vectors of columns, so it takes no masks");
   static_assert(!P::kMasked || P::kSingleColumns, "masked columns are read one by one");

@@ -48,10 +48,9 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
     peak = merged_peak<P>(unit.peak(p.args), 0, bits);
     stat.of[0] = peak;
   }
-  const auto guarded = P::guard(peak);
   P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
-    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = unit.sum(args, k, guarded, 0, kWidth);
+    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = sum_and_keep<P>(args, k, unit, peak);
   });
 #pragma unroll
   for (int k = 0; k < P::kSums; ++k) {
@@ -67,9 +66,10 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
   if (u == 0) P::write_row(p.args, outer, row, final);
   if (left <= 0) return;
   Acc values[kWidth];
+  const Acc factor = factor_of<P>(final, peak);
   P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i));
+    for (int i = 0; i < kWidth; ++i) values[i] = result_of<P>(args, row, final, factor, unit, 0, i);
   });
   const Pack pack = packed<Element>(values);
   Bits* const to = static_cast<Bits*>(p.out) + at;
@@ -97,12 +97,79 @@ struct WideShared {
   typename P::Element::Acc sums[1];
 };
 template <class P>
-constexpr int64_t wide_shared_bytes(int warps) {
+__host__ __device__ constexpr int64_t wide_shared_bytes(int warps) {
   using Acc = typename P::Element::Acc;
   return sizeof(WideShared<P>) + (int64_t{P::kSums} * warps * kWideVectors * 32 - 1) * sizeof(Acc);
 }
 
 constexpr int kMostVectors = 8;  // the most vectors of a lane of rows_kernel
+
+// Returns the statistics of a row, of which each thread of the block has kWideVectors, in the order of rows_kernel,
+// where a lane has 2^vector_bits vectors of each of so many spans. All threads get them, and the peak of their own
+// span. The units may keep summands: see sum_and_keep().
+template <class P>
+__device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_args,
+                                                   Held<P, 1, true> (&unit)[kWideVectors], int vector_bits, int spans,
+                                                   WideShared<P>& shared, typename P::Element::Acc& peak) {
+  using Acc = typename P::Element::Acc;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kWideVectors;
+  // The peak of the vectors that would be one span in rows_kernel.
+  const int span_bits = vector_bits - 1;  // 2^span_bits warps have a span
+  static_assert(kWideVectors == 2);
+  const auto peak_of_span = [&](int span) {
+    const int first = span << span_bits, last = min(first + (1 << span_bits), static_cast<int>(blockDim.x / 32)) - 1;
+    Acc peak = shared.peaks[first];
+    if constexpr (P::kPeak)
+#pragma unroll
+      for (int w = 1; w < kMostVectors / kWideVectors; ++w) peak = P::larger(peak, shared.peaks[min(first + w, last)]);
+    return peak;
+  };
+  peak = Acc(0);
+  if constexpr (P::kPeak) {
+    peak = peak_of_warp<P>(P::larger(unit[0].peak(all_args), unit[1].peak(all_args)));
+    if (lane == 0) shared.peaks[warp] = peak;
+    __syncthreads();
+    peak = peak_of_span(warp >> span_bits);
+  }
+  P::with_sum_args(all_args, [&](const auto& args) {
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k)
+#pragma unroll
+      for (int j = 0; j < kWideVectors; ++j)
+        shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] = sum_and_keep<P>(args, k, unit[j], peak);
+  });
+  __syncthreads();
+  // If there is one span, each warp merges it for itself.
+  const bool alone = spans == 1;
+  Stat<P> stat;
+  if (alone || warp < spans) {
+    const int span = alone ? 0 : warp, first = (span << vector_bits) * 32 + lane;
+    if constexpr (P::kPeak) stat.of[0] = alone ? peak : peak_of_span(span);
+#pragma unroll
+    for (int k = 0; k < P::kSums; ++k) {
+      Acc next[kMostVectors];
+#pragma unroll
+      for (int v = 0; v < kMostVectors; ++v) {
+        const bool exists = v < 1 << vector_bits && first + v * 32 < vectors;
+        next[v] = exists ? shared.sums[k * vectors + first + v * 32] : Acc(0);
+      }
+      Acc sum = next[0];
+#pragma unroll
+      for (int v = 1; v < kMostVectors; ++v) sum = sum + next[v];
+      stat.sum(k) = merged_sum(sum, 0, 5);
+    }
+    if (!alone && lane == 0) shared.of_spans[warp] = stat;
+  }
+  if (!alone) {  // merges in the order of merge_by_warp()
+    __syncthreads();
+    stat = lane < spans ? shared.of_spans[lane] : Stat<P>::none();
+    Stat<P> mine = Stat<P>::none();
+    if constexpr (P::kPeak) mine.of[0] = stat.peak();
+    add_stat<P>(mine, stat, P::guard(mine.peak()));
+    stat = merge_lanes<P>(mine);
+  }
+  return stat;
+}
 
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_constant__ Parameters<P> p) {
@@ -111,7 +178,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   using Acc = typename Element::Acc;
   using Unit = Held<P, 1, true>;
   constexpr int kWidth = Unit::kWidth;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kWideVectors;
+  const int warp = threadIdx.x / 32;
   const int64_t outer = blockIdx.x, at = outer * p.length + warp * (32 * kWideVectors * kWidth);
   const int left = max(0, static_cast<int>(p.length) - warp * (32 * kWideVectors * kWidth));
   auto& shared = *reinterpret_cast<WideShared<P>*>(dynamic_shared_memory());
@@ -141,71 +208,18 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   }
   const auto row = P::row(p.args, outer, 0, p.length, 1);
 
-  // The peak of the vectors that would be one span in rows_kernel.
-  const int span_bits = p.vector_bits - 1;  // 2^span_bits warps have a span
-  static_assert(kWideVectors == 2);
-  const auto peak_of_span = [&](int span) {
-    const int first = span << span_bits, last = min(first + (1 << span_bits), static_cast<int>(blockDim.x / 32)) - 1;
-    Acc peak = shared.peaks[first];
-    if constexpr (P::kPeak)
-#pragma unroll
-      for (int w = 1; w < kMostVectors / kWideVectors; ++w) peak = P::larger(peak, shared.peaks[min(first + w, last)]);
-    return peak;
-  };
-  Acc peak = Acc(0);
-  if constexpr (P::kPeak) {
-    peak = peak_of_warp<P>(P::larger(unit[0].peak(p.args), unit[1].peak(p.args)));
-    if (lane == 0) shared.peaks[warp] = peak;
-    __syncthreads();
-    peak = peak_of_span(warp >> span_bits);
-  }
-  const auto shift = P::guard(peak);
-  P::with_sum_args(p.args, [&](const auto& args) {
-#pragma unroll
-    for (int k = 0; k < P::kSums; ++k)
-#pragma unroll
-      for (int j = 0; j < kWideVectors; ++j)
-        shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] = unit[j].sum(args, k, shift, 0, kWidth);
-  });
-  __syncthreads();
-  // If there is one span, each warp merges it for itself.
-  const bool alone = p.spans == 1;
-  Stat<P> stat;
-  if (alone || warp < p.spans) {
-    const int span = alone ? 0 : warp, first = (span << p.vector_bits) * 32 + lane;
-    if constexpr (P::kPeak) stat.of[0] = alone ? peak : peak_of_span(span);
-#pragma unroll
-    for (int k = 0; k < P::kSums; ++k) {
-      Acc next[kMostVectors];
-#pragma unroll
-      for (int v = 0; v < kMostVectors; ++v) {
-        const bool exists = v < 1 << p.vector_bits && first + v * 32 < vectors;
-        next[v] = exists ? shared.sums[k * vectors + first + v * 32] : Acc(0);
-      }
-      Acc sum = next[0];
-#pragma unroll
-      for (int v = 1; v < kMostVectors; ++v) sum = sum + next[v];
-      stat.sum(k) = merged_sum(sum, 0, 5);
-    }
-    if (!alone && lane == 0) shared.of_spans[warp] = stat;
-  }
-  if (!alone) {  // merges in the order of merge_by_warp()
-    __syncthreads();
-    stat = lane < p.spans ? shared.of_spans[lane] : Stat<P>::none();
-    Stat<P> mine = Stat<P>::none();
-    if constexpr (P::kPeak) mine.of[0] = stat.peak();
-    add_stat<P>(mine, stat, P::guard(mine.peak()));
-    stat = merge_lanes<P>(mine);
-  }
+  Acc peak;
+  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak);
   const auto final = P::finish(p.args, row, stat);
   if (threadIdx.x == 0) P::write_row(p.args, outer, row, final);
   Pack packs[kWideVectors];
+  const Acc factor = factor_of<P>(final, peak);
   P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
     for (int j = 0; j < kWideVectors; ++j) {
       Acc values[kWidth];
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, row, final, unit[j].x(args, 0, i), unit[j].y(0, i));
+      for (int i = 0; i < kWidth; ++i) values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
       packs[j] = packed<Element>(values);
     }
   });

@@ -91,7 +91,7 @@ __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned
     for (int o = 0; o < P::kOperands; ++o) {
       const auto* from = reinterpret_cast<const Pack*>(stage + o * Layout::kOperandBytes) + j * 32 + lane;
       Pack pack = from[0];
-      if constexpr (!kAligned) pack = between<sizeof(Bits)>(pack, from[1], shift);
+      if constexpr (!kAligned) pack = between<sizeof(Bits), 15>(pack, from[1], shift);
       if (!kWhole && e + kWidth > wanted) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)

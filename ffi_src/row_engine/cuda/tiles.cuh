@@ -1,11 +1,10 @@
-// Short rows (inner == 1) of the row engine that are not whole vectors of 16 bytes: a block takes neighbouring rows.
-// The array is read once and written once.
+// Short rows (inner == 1) of the row engine that are not whole vectors of 16 bytes, or so many vectors that a team of
+// lanes would leave some of its lanes without work: a block takes neighbouring rows. The array is read once and written
+// once.
 //
 // In memory these rows are one piece, a tile, which is copied in aligned vectors wherever rows begin. The block copies
-// it to shared memory, where teams of lanes compute statistics of their rows. If a lane has at most one vector of a
-// row, it overwrites that with results. For longer rows, a team stores what the results need from the row's statistics,
-// and then results are computed by whole vectors, which may hold elements of several rows. Then the tile is copied
-// back.
+// it to shared memory, where each team of lanes takes its row into registers, computes statistics, and overwrites the
+// row with results. Then the tile is copied back.
 //
 // Lanes, their vectors, and the order in which statistics are merged are those of rows_kernel, and so are all bits.
 #pragma once
@@ -16,50 +15,36 @@
 namespace jaxgpuops::row_engine {
 
 // Whether a policy has these kernels: its rows need nothing but their elements, and it has results of the full shape,
-// or no other kernel.
+// or no other kernel, or it is a sum of one array. Such a sum has one kernel only, as XLA takes those of the shortest
+// rows.
 template <class P>
-constexpr bool kTiled = !P::kMasked && !P::kDecoded && !P::kHole && (P::kOutput || !P::kFast);
-
-// What the results of a row need from its statistics.
+constexpr bool kTiledForms = P::kOutput || !P::kFast;
 template <class P>
-struct alignas(16) TileRow {
-  typename P::Final final;
-  typename P::Row row;
-};
+constexpr bool kTiled =
+    !P::kMasked && !P::kDecoded && !P::kHole && (kTiledForms<P> || (P::kSums > 0 && P::kOperands == 1));
 
-// Shared memory: a tile of each operand, with room for partly filled vectors at both ends and one more. If a row has
-// several vectors, also a TileRow for each row of the tile, and for as many rows as the last vector may reach beyond
-// it.
 template <class P>
 struct TileParameters {
-  static constexpr int kItem = sizeof(typename P::Element::Bits), kWidth = 16 / kItem;
-
   Parameters<P> of;
   int rows;           // rows of a block
-  int operand_bytes;  // bytes of one operand's tile
-
-  int shared_bytes(bool single) const {
-    const int known = P::kOutput && !single ? rows + kWidth : 0;
-    return P::kOperands * operand_bytes + known * static_cast<int>(sizeof(TileRow<P>));
-  }
+  int operand_bytes;  // shared memory of one operand's tile: room for partly filled vectors at both ends and one more
 };
 
 // The state of a block in tile_kernel. The functions are the phases of the kernel, in the order in which they run.
-// kSingle: a lane has one vector of a row.
-template <class P, bool kSingle>
+// kVectors: the most vectors of a row that a lane has. kWhole: all rows are whole vectors, in aligned arrays.
+template <class P, int kVectors, bool kWhole>
 struct TileBlock {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  using Unit = Held<P, 1, true>;
-  static constexpr int kWidth = Unit::kWidth, kItem = sizeof(Bits);
+  using Lane = Held<P, kVectors, true>;
+  static constexpr int kWidth = Lane::kWidth, kItem = sizeof(Bits);
 
   const TileParameters<P>& t;
   const Parameters<P>& p = t.of;
   const int length = static_cast<int>(p.length), lane_bits = p.lane_bits, lanes = 1 << lane_bits;
   const int slot = threadIdx.x & (lanes - 1);
   unsigned char* const tile = dynamic_shared_memory();
-  TileRow<P>* const known = reinterpret_cast<TileRow<P>*>(tile + P::kOperands * t.operand_bytes);
   const int64_t first = int64_t{blockIdx.x} * t.rows, at = first * length;
   const int rows = static_cast<int>(min(int64_t{t.rows}, p.columns - first));
   const bool writes = P::kOutput && p.out != nullptr;
@@ -94,61 +79,51 @@ struct TileBlock {
     __syncthreads();
   }
 
-  // Vector u of the row of `size` elements that begins at byte `begin` of the tile.
-  __device__ __forceinline__ Unit load(int begin, int size, int u) const {
-    Unit unit;
+  // Loads what this lane has of the row of `size` elements that begins at byte `begin` of the tile.
+  __device__ __forceinline__ void load(int begin, int size, Lane& lane) const {
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) {
       const Bits pad = P::pad(p.args, o);
-      Pack& pack = unit.raw[o][0];
-      if constexpr (kItem >= 4) {
-        const auto* const elements = reinterpret_cast<const Bits*>(tile + o * t.operand_bytes + begin);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, u * kWidth + i < size ? elements[u * kWidth + i] : pad);
-      } else {
+      for (int j = 0; j < kVectors; ++j) {
+        const int u = slot + j * lanes, left = size - u * kWidth;
+        const unsigned char* const from = tile + o * t.operand_bytes + begin + u * 16;
+        Pack& pack = lane.raw[o][j];
+        if constexpr (kItem >= 4 && !kWhole) {
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, pad);
-        if (u * kWidth >= size) continue;
-        const auto* const windows = reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + (begin & ~15)) + u;
-        const Pack padding = pack;
-        pack = between<kItem>(windows[0], windows[1], begin & 15);
-        if (u * kWidth + kWidth > size) {
+          for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, i < left ? reinterpret_cast<const Bits*>(from)[i] : pad);
+        } else {
 #pragma unroll
-          for (int i = 1; i < kWidth; ++i)
-            if (u * kWidth + i >= size) set<Bits>(pack, i, get<Bits>(padding, i));
+          for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, pad);
+          if (left <= 0) continue;
+          if constexpr (kWhole) {
+            pack = *reinterpret_cast<const Pack*>(from);
+          } else {
+            const Pack padding = pack;
+            const auto past = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 3);
+            const auto* const words = reinterpret_cast<const uint32_t*>(from - past);
+#pragma unroll
+            for (int w = 0; w < 4; ++w) pack.word[w] = funnel_right(words[w], words[w + 1], 8 * past);
+            if (left < kWidth) {
+#pragma unroll
+              for (int i = 1; i < kWidth; ++i)
+                if (i >= left) set<Bits>(pack, i, get<Bits>(padding, i));
+            }
+          }
         }
       }
     }
-    return unit;
   }
 
-  // Statistics of that row, computed by its team of lanes.
-  __device__ __forceinline__ Stat<P> statistics(int begin, int size) const {
-    const auto each = [&](auto f) {  // calls f for each vector of this lane
-      if constexpr (kSingle) {
-        f(load(begin, size, slot));
-      } else {
-#pragma unroll 1
-        for (int u = slot; u * kWidth < size; u += lanes) f(load(begin, size, u));
-      }
-    };
+  // Statistics of a row, computed by its team of lanes.
+  __device__ __forceinline__ Stat<P> statistics(Lane& lane) const {
     Stat<P> stat;
     Acc peak = Acc(0);
-    if constexpr (P::kPeak) {
-      peak = P::lowest();
-      each([&](const Unit& unit) { peak = P::larger(peak, unit.peak(p.args)); });
-      peak = merged_peak<P>(peak, 0, lane_bits);
-      stat.of[0] = peak;
-    }
+    if constexpr (P::kPeak) stat.of[0] = peak = merged_peak<P>(lane.peak(p.args), 0, lane_bits);
     if constexpr (P::kSums > 0) {
-      const auto guarded = P::guard(peak);
-#pragma unroll
-      for (int k = 0; k < P::kSums; ++k) stat.sum(k) = Acc(0);
       P::with_sum_args(p.args, [&](const auto& args) {
-        each([&](const Unit& unit) {
 #pragma unroll
-          for (int k = 0; k < P::kSums; ++k) stat.sum(k) = stat.sum(k) + unit.sum(args, k, guarded, 0, kWidth);
-        });
+        for (int k = 0; k < P::kSums; ++k) stat.sum(k) = sum_and_keep<P>(args, k, lane, peak);
       });
 #pragma unroll
       for (int k = 0; k < P::kSums; ++k) stat.sum(k) = merged_sum(stat.sum(k), 0, lane_bits);
@@ -156,32 +131,44 @@ struct TileBlock {
     return stat;
   }
 
-  // Finishes the rows. Where lanes have single vectors, overwrites these with results.
+  // Finishes the rows, and overwrites them with results.
   __device__ __forceinline__ void work() {
     // All threads make the same number of turns, since statistics() needs whole warps.
 #pragma unroll 1
     for (int base = 0; base < rows; base += kTileThreads >> lane_bits) {
       const int mine = base + (threadIdx.x >> lane_bits);
       const bool exists = mine < rows;
-      const int size = exists ? length : 0, begin = shift + mine * length * kItem;
-      const Stat<P> stat = statistics(begin, size);
+      const int begin = shift + mine * length * kItem;
+      Lane lane;
+      load(begin, exists ? length : 0, lane);
+      const Stat<P> stat = statistics(lane);
       if (!exists) continue;
       const auto row = P::row(p.args, first + mine, 0, length, 1);
       const auto final = P::finish(p.args, row, stat);
       if (slot == 0) P::write_row(p.args, first + mine, row, final);
       if constexpr (P::kOutput) {
-        if constexpr (!kSingle) {
-          if (slot == 0) known[mine] = {final, row};
-        } else if (writes) {
-          const Unit unit = load(begin, size, slot);
-          Bits* const to = reinterpret_cast<Bits*>(tile + begin) + slot * kWidth;
-          P::with_args(p.args, [&](const auto& args) {
+        if (!writes) continue;
+        const Acc factor = factor_of<P>(final, stat.of[0]);
+        lane.forget();
+        P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i)
-              if (slot * kWidth + i < length)
-                to[i] = Element::store(P::output(args, row, final, unit.x(args, 0, i), unit.y(0, i)));
-          });
-        }
+          for (int j = 0; j < kVectors; ++j) {
+            const int u = slot + j * lanes;
+            if (kVectors > 1 && u * kWidth >= length) continue;
+            Acc values[kWidth];
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) values[i] = result_of<P>(args, row, final, factor, lane, j, i);
+            const Pack pack = packed<Element>(values);
+            unsigned char* const to = tile + begin + u * 16;
+            if constexpr (kWhole) {
+              *reinterpret_cast<Pack*>(to) = pack;
+            } else {
+#pragma unroll
+              for (int i = 0; i < kWidth; ++i)
+                if (u * kWidth + i < length) reinterpret_cast<Bits*>(to)[i] = get<Bits>(pack, i);
+            }
+          }
+        });
       }
     }
   }
@@ -251,44 +238,15 @@ struct TileBlock {
     }
   }
 
-  // Writes the tile. Single vectors have been replaced by results already.
+  // Writes the tile, whose rows have been replaced by results.
   __device__ __forceinline__ void write() const {
-    if constexpr (kSingle) {
-      for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16)
-        store(b, *reinterpret_cast<const Pack*>(tile + b));
-      return;
-    }
-    const float inverse = 1.f / static_cast<float>(length);
-    P::with_args(p.args, [&](const auto& args) {
-#pragma unroll 1
-      for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16) {
-        Unit unit;
-#pragma unroll
-        for (int o = 0; o < P::kOperands; ++o)
-          unit.raw[o][0] = *reinterpret_cast<const Pack*>(tile + o * t.operand_bytes + b);
-        // `e` is negative in the first vector; it is below 2^14, so the quotient of floats is exact.
-        const int e = (b - shift) / kItem;
-        int r = static_cast<int>((static_cast<float>(max(e, 0)) + .5f) * inverse);
-        int left = (r + 1) * length - e;
-        TileRow<P> of = known[r];
-        Acc values[kWidth];
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-          if (left == i) {
-            of = known[++r];
-            left += length;
-          }
-          values[i] = P::output(args, of.row, of.final, unit.x(args, 0, i), unit.y(0, i));
-        }
-        store(b, packed<Element>(values));
-      }
-    });
+    for (int b = threadIdx.x * 16; b < end; b += kTileThreads * 16) store(b, *reinterpret_cast<const Pack*>(tile + b));
   }
 };
 
 template <class P>
 __global__ void __launch_bounds__(kTileThreads) part_tile_kernel(const __grid_constant__ TileParameters<P> t) {
-  TileBlock<P, true> block(t);
+  TileBlock<P, 1, false> block(t);
   block.fetch();
   block.work_on_parts();
   if constexpr (P::kOutput) {
@@ -298,10 +256,10 @@ __global__ void __launch_bounds__(kTileThreads) part_tile_kernel(const __grid_co
   }
 }
 
-template <class P, bool kSingle>
-__global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 ? 10 : 8)
+template <class P, int kVectors, bool kWhole>
+__global__ void __launch_bounds__(kTileThreads, P::kOperands == 1 && sizeof(typename P::Element::Acc) < 8 ? 10 : 8)
     tile_kernel(const __grid_constant__ TileParameters<P> t) {
-  TileBlock<P, kSingle> block(t);
+  TileBlock<P, kVectors, kWhole> block(t);
   block.fetch();
   block.work();
   if constexpr (P::kOutput) {
@@ -325,9 +283,17 @@ cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters
     const int64_t blocks = (p.columns + t.rows - 1) / t.rows;
     if (plan.spans > 1 || blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     launched.grid = dim3(static_cast<unsigned>(blocks));
-    const bool single = bytes <= 16 << plan.lane_bits;
-    launched.shared_bytes = t.shared_bytes(single);
-    const auto kernel = bytes < 16 ? part_tile_kernel<P> : single ? tile_kernel<P, true> : tile_kernel<P, false>;
+    launched.shared_bytes = P::kOperands * t.operand_bytes;
+    void (*kernel)(TileParameters<P>) = tile_kernel<P, kOnlyVectors, false>;
+    if constexpr (kTiledForms<P>) {
+      if (bytes < 16) {
+        kernel = part_tile_kernel<P>;
+      } else if (bytes <= 16 << plan.lane_bits) {
+        kernel = tile_kernel<P, 1, false>;
+      } else if constexpr (P::kOutput && P::kOperands == 1) {
+        if (p.aligned) kernel = tile_kernel<P, kOnlyVectors, true>;
+      }
+    }
     return launch(stream, launched, kernel, t);
   } else {
     return cudaErrorInvalidValue;

@@ -4,10 +4,12 @@
 // A team of lanes holds a row, as in rows_kernel. The forward result is rounded as it would be in memory, and sums are
 // added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
 //
-// Small problems, and the shortest rows: gradient_spread.cuh. Rows that no cluster holds: gradient_split.cuh.
+// Small problems, and the shortest rows: gradient_spread.cuh. Few longer rows: gradient_wide.cuh. Rows that no cluster
+// holds: gradient_split.cuh.
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
 #include "softmax/cuda/gradient_split.cuh"
+#include "softmax/cuda/gradient_wide.cuh"
 #include "softmax/plan.h"
 
 namespace jaxgpuops::softmax {
@@ -87,6 +89,13 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>(blocks));
   launched.block = dim3(plan.threads());
+  if (plan.wide) {
+    if (p.rows > INT32_MAX) return cudaErrorInvalidConfiguration;
+    launched.grid = dim3(static_cast<unsigned>(p.rows));
+    launched.shared_bytes =
+        forward_shared_bytes<P>(plan.block_warps) + row_engine::wide_shared_bytes<Q>(plan.block_warps);
+    return launch(stream, launched, wide_gradient_kernel<P, Q, op>, p, aligned);
+  }
   if (plan.spread)
     return launch(stream, launched,
                   aligned ? spread_gradient_kernel<P, Q, op, true> : spread_gradient_kernel<P, Q, op, false>, p);

@@ -162,7 +162,8 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   using typename Base::Shift;
   static constexpr int kSums = 1;
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
-  static constexpr bool kStoredPeak = !kGeneral;  // the factor is positive, so it keeps the order
+  static constexpr bool kKeeps = !kGeneral && sizeof(Bits) == 8;  // exponentials of float64 take most of the time
+  static constexpr bool kStoredPeak = !kGeneral;                  // the factor is positive, so it keeps the order
   static constexpr bool kFast = !kGeneral && sizeof(Bits) < 8, kLarge = kFast, kPackColumns = kFast, kAlong = kFast,
                         kSingleColumns = kGeneral;
 
@@ -235,6 +236,14 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
     return args.flag() ? rounded_product(Base::exponential(z, final.shift), final.sum)
                        : (z - Base::peak_of(final.shift)) - final.sum;
   }
+  // Kept are e^(z - peak of the span).
+  template <class A>
+  __device__ static bool keeps(const A& args) {
+    return args.flag();
+  }
+  __device__ static Acc factor_of_kept(const Final& final, Acc peak) {
+    return rounded_product(Base::weight(peak, final.shift), final.sum);
+  }
   __device__ static Acc masked_output(const Args& args) { return args.op == Op::kSoftmax ? Acc(0) : -infinity<Acc>(); }
 };
 
@@ -247,7 +256,8 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   using typename Base::Bits;
   using typename Base::Shift;
   static constexpr int kSums = 2;
-  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = true, kStoredPeak = true;
+  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = true, kStoredPeak = true,
+                        kKeeps = false;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kAlong = false,
                         kSingleColumns = true;
 
@@ -377,7 +387,7 @@ struct Tangent {
   using Acc = typename E::Acc;
   static constexpr bool kTails = sizeof(Bits) > 2;
   static constexpr int kOperands = 2, kSums = kTails ? 3 : 1;
-  static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false;
+  static constexpr bool kPeak = false, kDecoded = false, kHole = false, kPlainSum = false, kKeeps = false;
   static constexpr bool kPackedPeak = false, kPackedSum = false, kStoredPeak = false, kAlignedRows = true,
                         kOutput = true;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = false, kPackColumns = kFast, kAlong = false,

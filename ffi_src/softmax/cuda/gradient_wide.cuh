@@ -1,0 +1,102 @@
+// Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, of few rows that are longer: a
+// block has a row, and a lane two vectors, as in wide_kernel. Both arrays are read once, and the gradient is written
+// once.
+#pragma once
+
+#include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_spread.cuh"
+
+namespace jaxgpuops::softmax {
+
+// How many vectors a lane of rows_kernel has of rows that are longer than those of gradient_kernel: 2^ these.
+constexpr int kForwardBits = 3, kBackwardBits = 2;
+
+// Shared memory of a block: of the forward pass (a multiple of 16 bytes), and of the gradient.
+template <class P>
+__host__ __device__ constexpr int64_t forward_shared_bytes(int warps) {
+  return (row_engine::wide_shared_bytes<P>(warps) + 15) / 16 * 16;
+}
+
+template <class P, class Q, Op op>
+__global__ void __launch_bounds__(32 * kMaxBlockWarps)
+    wide_gradient_kernel(const __grid_constant__ GradientParameters p, bool is_aligned) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kWidth = 16 / sizeof(Bits), kOfWarp = 32 * kWideVectors * kWidth;
+  const int warp = threadIdx.x / 32, left = max(0, p.length - warp * kOfWarp);
+  const int64_t row = blockIdx.x, at = row * p.length + warp * kOfWarp;
+  const row_engine::Span<P, kWideVectors, true, false> aligned(5);
+  const row_engine::Span<P, kWideVectors, false, false> shifted(5);
+  const auto load = [&](const void* array, Bits pad, Pack(&packs)[kWideVectors]) {
+    const Bits* const from = static_cast<const Bits*>(array) + at;
+    if (is_aligned) {
+      aligned.load(from, left, false, pad, packs);
+    } else {
+      shifted.load(from, left, row + 1 == p.rows, pad, packs);
+    }
+  };
+
+  typename P::Args known = {};
+  known.op = op;
+  known.scale.factor = 1;
+  const Unscaled<typename P::Args> args(known);
+  Pack of_x[kWideVectors], of_cotangent[kWideVectors];
+  load(p.x, P::pad(args, 0), of_x);
+  load(p.cotangent, Bits{}, of_cotangent);
+  row_engine::Held<P, 1, true> forward[kWideVectors];
+  row_engine::Held<Q, 1, true> backward[kWideVectors];  // the cotangent, and the forward result
+#pragma unroll
+  for (int j = 0; j < kWideVectors; ++j) {
+    forward[j].raw[0][0] = of_x[j];
+    backward[j].raw[0][0] = of_cotangent[j];
+  }
+  const auto spans = [&](int bits) {
+    const int of_span = kWidth << (bits + 5);
+    return (p.length + of_span - 1) / of_span;
+  };
+
+  auto& of_forward = *reinterpret_cast<row_engine::WideShared<P>*>(dynamic_shared_memory());
+  Acc peak;
+  const auto stat = row_engine::wide_statistics<P>(known, forward, kForwardBits, spans(kForwardBits), of_forward, peak);
+  const typename P::Row plain = {1};
+  const auto final = P::finish(args, plain, stat);
+  const Acc factor = row_engine::factor_of<P>(final, peak);
+#pragma unroll
+  for (int j = 0; j < kWideVectors; ++j) {
+    Acc values[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = row_engine::result_of<P>(args, plain, final, factor, forward[j], 0, i);
+    backward[j].raw[1][0] = row_engine::packed<Element>(values);
+  }
+
+  typename Q::Args of_result = {};
+  of_result.scale.factor = 1;
+  of_result.transpose = true;
+  const typename Q::Row unscaled = {1};
+  auto& of_backward =
+      *reinterpret_cast<row_engine::WideShared<Q>*>(dynamic_shared_memory() + forward_shared_bytes<P>(blockDim.x / 32));
+  Acc none;
+  const auto sums =
+      row_engine::wide_statistics<Q>(of_result, backward, kBackwardBits, spans(kBackwardBits), of_backward, none);
+  Pack packs[kWideVectors];
+  Q::with_args(of_result, [&](const auto& known) {
+    const auto total = Q::finish(known, unscaled, sums);
+#pragma unroll
+    for (int j = 0; j < kWideVectors; ++j) {
+      Acc values[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        values[i] = Q::output(known, unscaled, total, backward[j].x(known, 0, i), backward[j].y(0, i));
+      packs[j] = row_engine::packed<Element>(values);
+    }
+  });
+  Bits* const to = static_cast<Bits*>(p.out) + at;
+  if (is_aligned) {
+    aligned.store(to, left, packs);
+  } else {
+    shifted.store(to, left, packs);
+  }
+}
+
+}  // namespace jaxgpuops::softmax
