@@ -206,7 +206,7 @@ void define_selections(nb::module_& module) {
   module.def(
       "plan_sort",
       [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices, int compute_capability,
-         int64_t kth) {
+         int64_t kth, int64_t workspace_bytes) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;
@@ -214,9 +214,10 @@ void define_selections(nb::module_& module) {
         problem.key_bits = key_bits;
         problem.values = values;
         problem.indices = indices;
-        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
+        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability), workspace_bytes));
       },
-      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1);
+      "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1,
+      "workspace_bytes"_a = -1);
 
   module.def(
       "plan_topk_softmax",
@@ -272,12 +273,13 @@ void define_row_operations(nb::module_& module) {
         problem.transpose = transpose;
         problem.general = softmax::is_general(problem.op, factor, scaled, biased, masked, transpose);
         problem.of_logits = of_logits;
-        if (of_logits && (scaled || !softmax::takes_logits(problem))) {
+        const Gpu gpu = gpu_of(compute_capability);
+        if (of_logits && (scaled || !softmax::takes_logits(problem) || !softmax::prefers_logits(problem, gpu))) {
           nb::dict none;
           none["algorithm"] = "none";
           return none;
         }
-        return plan_dict(softmax::plan_softmax(problem, gpu_of(compute_capability), workspace_bytes));
+        return plan_dict(softmax::plan_softmax(problem, gpu, workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "factor"_a, "scaled"_a, "biased"_a, "masked"_a,
       "compute_capability"_a, "workspace_bytes"_a = -1, "transpose"_a = true, "of_logits"_a = false);

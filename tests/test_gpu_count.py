@@ -145,18 +145,20 @@ def test_data_that_features_share(length, features, segments, is_sorted):
         assert same_bits(of_all, jnp.stack([own[name] for own in alone]))
 
 
-@pytest.mark.parametrize("columns", [1, 3, 8])
+@pytest.mark.parametrize("size, columns, has_table", [(300_000, 1, 0), (300_000, 3, 0), (300_000, 8, 0)] + [
+    (1_500_000, 1, 1), (1_500_000, 3, 1),
+])  # fmt: skip
 @pytest.mark.parametrize("hot", [0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_atomics_add_exactly(dtype, hot, columns):
+def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
     """Tests sums that cancel, of numbers of all sizes, and infinities and NaNs. The rows of one segment that a warp adds up
-    need several accumulators."""
+    need several accumulators; of many rows, blocks have some of these in shared memory."""
     rng = np.random.default_rng(0)
     info = jnp.finfo(dtype)
-    sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, 300_000)
-    numbers = np.asarray(jnp.asarray(rng.standard_normal(300_000) * np.exp2(sizes)).astype(dtype)).astype(np.float64)
-    order = rng.permutation(600_000)
-    ids = np.where(rng.random(300_000) < hot, 7, np.arange(300_000) % 3000)
+    sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, size)
+    numbers = np.asarray(jnp.asarray(rng.standard_normal(size) * np.exp2(sizes)).astype(dtype)).astype(np.float64)
+    order = rng.permutation(2 * size)
+    ids = np.where(rng.random(size) < hot, 7, np.arange(size) % 3000)
     ids = np.repeat(ids, 2)[order]
     pairs = np.stack([numbers, -numbers], 1).ravel()[order]
     one = np.asarray(jnp.asarray(rng.standard_normal(3000)).astype(dtype)).astype(np.float64)
@@ -175,7 +177,8 @@ def test_atomics_add_exactly(dtype, hot, columns):
     data = jnp.asarray(data, jnp.float32).astype(dtype)
     ids = jnp.asarray(np.concatenate([ids, np.arange(3000), 3000 + np.array([0, 1, 1, 2, 3, 4, 4, 5])]), jnp.int32)
     total = lambda data, ids: jaxgpuops.segment_sum(data, ids, 3007)
-    assert jaxgpuops.explain(total, data, ids)[0].plan["algorithm"] == "atomics"
+    plan = jaxgpuops.explain(total, data, ids)[0].plan
+    assert plan["algorithm"] == "atomics" and (plan["shared_bytes"] > 0) >= has_table
     out = np.asarray(jax.jit(total)(data, ids).astype(jnp.float32))
     tiny = float(info.smallest_subnormal)
     wanted = np.concatenate([one, [np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]])[:, None] * signs
@@ -405,6 +408,7 @@ SEARCHES = {
     "one row": ((1, 3_000_001), (1, 1_000_003)),
     "rows": ((300, 4000), (300, 5001)),
     "shared": ((300, 4000), (1, 5001)),
+    "rows of keys": ((2, 3_000_001), (2, 60_001)),
     "columns": ((3, 400, 70), (3, 1001, 70)),
     "shared columns": ((3, 400, 70), (3, 1001, 1)),
     "one element": ((5, 300), (5, 1)),

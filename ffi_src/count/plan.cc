@@ -83,48 +83,75 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu) {
   return plan;
 }
 
+namespace {
+
+// Chooses what selects from rows of up to kMostWarpSelect elements, or a sort of them, if that takes less time. Where a
+// kernel selects, it must do so from a part of the batch, too, with its part of the workspace.
+Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
+  const Rows& rows = problem.rows;
+  if (rows.length <= 8) return Selecting::kNone;
+  // The largest tables of threads do not fit in the shared memory of every GPU.
+  if (rows.length == kMostThreadSelect && problem.bits == 32 && gpu.shared_bytes <= 64 << 10) return Selecting::kNone;
+  const bool few = rows.count() <= 2048;
+  if (problem.bits <= 32 && rows.length <= kMostThreadSelect) {
+    // A thread takes longer for a row than a warp does, so there must be many. A warp needs workspace for columns.
+    const bool by_warp = rows.length > 16 && rows.inner == 1 && few && rows.count() < 64 * rows.length;
+    return by_warp ? Selecting::kWarp : Selecting::kThread;
+  }
+  if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
+  return rows.length > 128 || few ? Selecting::kWarp : Selecting::kNone;
+}
+
+}  // namespace
+
 SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   SelectPlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return plan;
-  if (rows.length <= 1024 || problem.count > kMostRanks) {  // rows this short are sorted in registers instead
-    plan.algorithm = Selecting::kNone;
+  plan.algorithm = rows.length <= kMostWarpSelect ? plan_short_select(problem, gpu) : Selecting::kBlock;
+  if (problem.count > kMostRanks || rows.count() >= int64_t{1} << 31) plan.algorithm = Selecting::kNone;
+  if (plan.algorithm == Selecting::kNone) return plan;
+  if (plan.algorithm == Selecting::kThread) {
+    plan.threads = kShortSelectThreads;
+    plan.pitch = rows.length | 1;  // threads read from different banks
+    const int64_t words = kShortSelectThreads * plan.pitch;
+    plan.table_at = problem.bits > 16 ? 4 * words : kShortSelectThreads * rows.length * problem.bits / 8;
+    plan.shared_bytes = plan.table_at + 4 * words;
     return plan;
   }
   plan.turns = rows.inner > 1;
   if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
   plan.workspace_bytes = plan.turned_bytes;
+  if (plan.algorithm == Selecting::kWarp) {
+    plan.threads = kShortSelectThreads;
+    plan.pitch = ceil_div(rows.length, kWarpSelectStep) * kWarpSelectStep;
+    plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
+    return plan;
+  }
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
-  const int64_t tables = problem.count * int64_t{4} * kSelectBins;
+  const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
   // 32 more: keys begin as far from a multiple of 16 bytes as the elements do.
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
-    plan.algorithm = Selecting::kBlock;
     plan.threads = rows.length <= 2048    ? 64
                    : rows.length <= 4096  ? 128
                    : rows.length <= 8192  ? 256
                    : rows.length <= 16384 ? 384
                                           : 1024;
     plan.table_at = bytes;
-    plan.shared_bytes = bytes + tables;
-    return plan;
-  }
-  plan.shared_bytes = problem.count * int64_t{4} * kLongBins;
-  if (plan.shared_bytes + kStatic > gpu.shared_bytes) {
-    plan = {};
-    plan.algorithm = Selecting::kNone;
+    plan.shared_bytes = plan.table_at + tables;
     return plan;
   }
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
+  plan.bin_bits = problem.count <= 3 && gpu.multiprocessor_shared >= 160 << 10 ? 12 : problem.count <= 7 ? 11 : 10;
+  const int64_t counts = problem.count * int64_t{4} << plan.bin_bits;
+  plan.shared_bytes = std::max<int64_t>(counts, kLongFew * (4 + problem.bits / 8));
   const int64_t packs = rows.length * problem.bits / 128 + 2;
-  const int64_t wanted = ceil_div(2 * gpu.multiprocessors, rows.count());
-  plan.slices = std::clamp<int64_t>(wanted, 1, ceil_div(packs, 4 * kLongThreads));
+  plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / rows.count(), 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
-  constexpr int kBits = 12;  // a step narrows an interval by about 12 bits
-  plan.steps = 1 + static_cast<int>(ceil_div(problem.bits, kBits));
   plan.table_at = kLongHeadBytes;
-  plan.list_at = plan.table_at + plan.shared_bytes;
+  plan.list_at = plan.table_at + counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
   plan.row_bytes = aligned(plan.list_at + problem.count * 4 * plan.list_size);
   plan.workspace_bytes += rows.inner * plan.row_bytes;
@@ -137,15 +164,26 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.elements() == 0) return plan;
   plan.algorithm = Searching::kEach;
-  // The tree's kernel is compiled for 32 bits only, to keep the binary small.
-  if (problem.bits != 32 || rows.inner > 1 || problem.sorted.axis_stride != 1 || problem.length < 32) return plan;
+  // Those kernels are compiled for 16 and 32 bits only, to keep the binary small.
+  const bool sized = problem.bits == 16 || problem.bits == 32;
+  if (!sized || rows.inner > 1 || problem.sorted.axis_stride != 1 || problem.length < 32) return plan;
   plan.rows = rows.outer, plan.queries = rows.length;
   const IndexMap& outer = problem.sorted.outer;
   if (std::all_of(outer.stride, outer.stride + outer.groups, [](int64_t stride) { return stride == 0; }))
-    plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
+    plan.rows = 1, plan.queries = rows.elements();                            // all queries share one row
+  const int64_t few = std::max<int64_t>(1, gpu.multiprocessors / plan.rows);  // blocks of a row
+  constexpr int64_t kTableBytes = 2 << 16, kLeastTable = 12288;
+  if (problem.bits == 16 && problem.length < 1 << 16 && plan.queries >= kLeastTable * few &&
+      gpu.shared_bytes >= kTableBytes + 1024) {
+    plan.algorithm = Searching::kTable;
+    plan.threads = 1024;
+    plan.shared_bytes = kTableBytes;
+    plan.chunk = ceil_div(ceil_div(plan.queries, few), 256) * 256;
+    plan.blocks = ceil_div(plan.queries, plan.chunk);
+    return plan;
+  }
   // Blocks read a tree of 2^levels words each, for at least half as many queries.
   const int64_t most = std::min<int64_t>(gpu.shared_bytes, 128 << 10) * 8 / problem.bits;
-  const int64_t few = std::max<int64_t>(1, gpu.multiprocessors / plan.rows);  // blocks of a row
   if (plan.queries < 1024 * few) return plan;
   while ((2 << plan.levels) <= std::min(most, 2 * plan.queries / few) && int64_t{1} << plan.levels < problem.length)
     ++plan.levels;
@@ -215,6 +253,12 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
   plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
   plan.rows = ceil_div(rows.length, plan.tiles);
+  // Warps have whole batches of loads, where that makes slices hardly larger.
+  const int64_t batch = teams * plan.parts * kLaneBatch;
+  if (plan.rows >= 8 * batch) {
+    plan.rows = ceil_div(plan.rows, batch) * batch;
+    plan.tiles = ceil_div(rows.length, plan.rows);
+  }
   if (plan.tiles > 1)
     plan.workspace_bytes = aligned(plan.tiles * rows.inner * problem.segments * partial_bytes(problem));
   const int64_t most_units = alone ? kMostLaneWarps : std::max(1, 4 / plan.parts);
@@ -292,6 +336,12 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
     const int64_t bytes = ExactShape::kHeadBytes + aligned(8 * (plan.exact.bins + 1) * cells);
     if (bytes > std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)) return false;
     plan.workspace_bytes = bytes;
+    // A table of the accumulators of most numbers, if it takes much less time to add it up than to read the numbers.
+    plan.blocks = std::max<int64_t>(1, gpu.multiprocessors / rows.outer);
+    int64_t bins = std::min<int64_t>({2, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
+    while (bins > 0 && rows.length * rows.inner < 4 * plan.blocks * cells * bins) --bins;
+    plan.table_bins = static_cast<int>(bins);
+    plan.shared_bytes = 8 * cells * bins;
   } else if (bytes_of(problem.dtype) < 4) {
     plan.workspace_bytes = aligned(4 * cells);
   }

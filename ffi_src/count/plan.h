@@ -46,21 +46,27 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-constexpr int kSelectBins = 512;  // parts of an interval of keys, each with a count
-constexpr int kSelectFew = 64;    // the most elements that are compared with each other
-constexpr int kMostRanks = 9;     // 8 quantiles and the last element of the row
-// The numbers for rows that several blocks share: threads of a block, parts of an interval, the most elements that are
-// compared with each other, and the bytes at the start of a row's workspace.
-constexpr int kLongThreads = 512, kLongBins = 4096, kLongFew = 2048;
+constexpr int kSelectBinBits = 9;  // there are 2^9 parts of an interval of keys, each with a count
+constexpr int kSelectFew = 64;     // the most elements that are compared with each other
+constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the row
+// For short rows: threads of a block, the most elements of a row that a thread, and that a warp, selects from, and how
+// many a warp takes at a time.
+constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
+constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
+// The numbers for rows that several blocks share: threads of a block, the most elements that are sorted in the end, and
+// the bytes at the start of a row's workspace.
+constexpr int kLongThreads = 512, kLongFew = 4096;
 constexpr int64_t kLongHeadBytes = 1024;
 
 enum class Selecting {
-  kEmpty,  // nothing to write
-  kBlock,  // rows whose keys fit in the shared memory of a block
-  kLong,   // longer rows, by several blocks in several launches
-  kNone,   // a sort is faster
+  kEmpty,   // nothing to write
+  kThread,  // rows of a few elements, each in the registers of a thread
+  kWarp,    // rows of up to kMostWarpSelect elements, by a warp each
+  kBlock,   // longer rows whose keys fit in the shared memory of a block
+  kLong,    // longer rows, by several blocks each
+  kNone,    // a sort is faster
 };
-constexpr const char* kSelectingNames[] = {"empty", "block", "long", "none"};
+constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "block", "long", "none"};
 
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;
@@ -69,15 +75,16 @@ struct SelectPlan {
   int64_t table_at = 0;  // where the counts of the ranks are: in shared memory after the keys, or in a row's workspace
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;  // workspace of one outer index
+  int64_t pitch = 0;            // for kThread and kWarp: keys of a row in shared memory
   // The members below are for kLong.
   int64_t slices = 1;        // blocks that share a row
   int64_t slice_packs = 0;   // vectors of 16 bytes in a slice
-  int steps = 0;             // most steps that a row needs
+  int bin_bits = 0;          // an interval has 2^bin_bits parts
   int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
-  // In bytes of a row's workspace: where the lists begin, and how large it is. `list_size` is the number of words of a
-  // list.
+  // In bytes of a row's workspace: where its lists would begin, which stand after the heads and tables of all rows; and
+  // how large it is. `list_size` is the number of words of a list.
   int64_t list_at = 0, list_size = 0, row_bytes = 0;
-  bool overlap = false;  // whether a step may start before the one before it ends
+  bool overlap = false;  // whether the second kernel may start before the first one ends
 };
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);
@@ -88,12 +95,13 @@ enum class Searching {
   kEmpty,  // nothing to write
   kEach,   // a thread for each query
   kTree,   // a block has splitters of a row in shared memory
+  kTable,  // a block has a table of all keys of 16 bits in shared memory
 };
-constexpr const char* kSearchingNames[] = {"empty", "search", "tree"};
+constexpr const char* kSearchingNames[] = {"empty", "search", "tree", "table"};
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
-  // The members below are for kTree.
+  // The members below are for kTree and kTable.
   int threads = 0, levels = 0, group_bits = 0;
   int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
   int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
@@ -174,6 +182,7 @@ constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;  // the most warps of a block of kFew
 constexpr int kFewList = 384;      // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
+constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
@@ -189,6 +198,8 @@ struct SegmentsPlan {
   int warps = 0;             // for kLanes and kFew: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
+  int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory
+  int64_t blocks = 0;        // and how many such blocks an outer index has
   bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
   bool overlap = false;      // for kAtomics: whether a kernel may start before the one before it ends
   // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.

@@ -11,10 +11,11 @@
 // If many lanes of a warp have the same segment, their atomics would wait for each other. So a warp has one hot
 // segment, which many of its rows had recently, and keeps the sum of that segment in registers; where floats have one
 // column, lane b keeps accumulator b. Where they have more columns, the lanes' numbers are added up first, and then one
-// atomic adds them.
+// atomic adds them. Where there are many numbers and few sums, a block adds most of its numbers to a table in shared
+// memory, and the table to memory in the end.
 //
-// Moves each id and number once, and one sector of 32 bytes for each row and column between L2 and its atomic units;
-// accumulators are cleared and read once.
+// Moves each id and number once, and without a table one sector of 32 bytes for each row and column between L2 and its
+// atomic units; accumulators are cleared and read once.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -26,7 +27,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kCellThreads = 1024;
 constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
 // A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
 constexpr int kMany = 8;
@@ -39,6 +40,7 @@ struct Args : SegmentArgs {
   int team_bits;  // 2^team_bits lanes have a row
   bool looks;     // whether accumulators of extremes are looked at before an atomic
   ExactShape exact;
+  int table_bins = 0;  // bins that a block has in shared memory
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
   // The word of an outer index that has a bit for each accumulator that any segment has used.
@@ -70,9 +72,12 @@ template <class Monoid, bool kLargest>
 struct Whole {
   using Bits = typename Monoid::Bits;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-  static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits);
+  static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
+  using Plain = Whole;
 
   const Args& a;
+  int64_t o;
+  int column;
   Word* words;  // accumulators of the column
   uint32_t hot = kNone;
   Word sum = 0;  // sum of those of the lane's rows that are in the hot segment
@@ -81,7 +86,8 @@ struct Whole {
     if constexpr (kInPlace) return static_cast<Word*>(a.out) + o * a.cells();
     return reinterpret_cast<Word*>(a.workspace + o * a.workspace_bytes);
   }
-  __device__ Whole(const Args& args, int64_t o, int column) : a(args), words(words_of(args, o) + column) {}
+  __device__ Whole(const Args& args, int64_t row, int own)
+      : a(args), o(row), column(own), words(words_of(args, row) + own) {}
 
   __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
 
@@ -128,16 +134,38 @@ struct Whole {
   }
 };
 
-// Exact sums of floats.
-template <class Element>
+// Accumulators of a block in shared memory: of all cells, `bins` neighbouring ones from number `first` on. Shared
+// memory has no additions of 64 bits, so an accumulator is two words; the low one begins in the middle of its range, so
+// that it rarely carries.
+struct BlockTable {
+  static constexpr uint32_t kMiddle = 1u << 31;
+  uint32_t first, bins, cells;
+  uint32_t *low, *high;
+
+  __device__ void add(uint32_t cell, int64_t value) const {
+    const auto part = static_cast<uint32_t>(value);
+    const uint32_t sum = atomicAdd(low + cell, part) + part;
+    const uint32_t up = static_cast<uint32_t>(value >> 32) + (sum < part);
+    if (up) atomicAdd(high + cell, up);
+  }
+  __device__ int64_t sum(uint32_t cell) const {
+    return static_cast<int64_t>(uint64_t{high[cell]} << 32 | low[cell]) - kMiddle;
+  }
+};
+
+// Exact sums of floats. With kTable, a block adds most numbers to a table of its own first.
+template <class Float, bool kTable>
 struct Exact {
+  using Element = Float;
   using Bits = typename Element::Bits;
-  static constexpr bool kInPlace = false;
+  using Plain = Exact<Float, false>;
+  static constexpr bool kInPlace = false, kHasTable = kTable;
 
   const Args& a;
   int64_t o;
   int column;
   uint64_t* words;  // accumulators of the column
+  BlockTable table = {};
   uint32_t hot = kNone;
   int64_t sum = 0;       // with one column: the hot segment's sum in the accumulator that this lane keeps
   uint32_t touched = 0;  // a bit for each accumulator that this lane has used
@@ -149,9 +177,13 @@ struct Exact {
       : a(args), o(row), column(own), words(words_of(args, row) + own) {}
 
   __device__ void add_to(uint32_t id, uint32_t bin, int64_t value) {
+    touched |= 1u << bin;
+    if (kTable && bin - table.first < table.bins) {
+      table.add((bin - table.first) * table.cells + id * static_cast<uint32_t>(a.inner) + column, value);
+      return;
+    }
     auto* const word = reinterpret_cast<unsigned long long*>(words + (bin * a.segments + id) * a.inner);
     atomicAdd(word, static_cast<unsigned long long>(value));
-    touched |= 1u << bin;
   }
 
   __device__ bool peek(uint32_t) const { return false; }
@@ -244,21 +276,16 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = 4 * packs + thread; i < count; i += stride) words[i] = i & 1 ? odd : even;
 }
 
+// Folds rows from `begin` on and before `end`. All lanes of a warp call it.
 template <class Policy>
-__global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t begin, int64_t end) {
   using Bits = typename Policy::Bits;
-  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
-  const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
-  if (o >= a.outer) return;
   const int lane = threadIdx.x & 31, of_team = lane & ((1 << a.team_bits) - 1), step = 32 >> a.team_bits;
-  const int column = static_cast<int>(chunk << a.team_bits) + of_team;
-  const bool live = column < a.inner;
+  const bool live = policy.column < a.inner;
   const int looked = step < 4 ? kSteps : 1, many = max(3, kMany >> a.team_bits);
-  const int32_t* const ids = a.ids + a.ids_at(o);
-  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
-  const int64_t end = min(a.length, (run + 1) * a.run);
-  Policy policy(a, o, column);
-  for (int64_t start = run * a.run; start < end; start += step * kSteps) {
+  const int32_t* const ids = a.ids + a.ids_at(policy.o);
+  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(policy.o) + policy.column;
+  for (int64_t start = begin; start < end; start += step * kSteps) {
     uint32_t id[kSteps];
     Bits bits[kSteps];
     // How many of the rows just loaded have the id `own`.
@@ -295,9 +322,65 @@ __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_
       policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
     }
   }
+}
+
+template <class Policy>
+__global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
+  if (o >= a.outer) return;
+  Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
+  fold_rows(a, policy, run * a.run, min(a.length, (run + 1) * a.run));
   if constexpr (!Policy::kInPlace) let_dependents_start();  // segment_finish_kernel
   policy.flush();
   policy.end();
+}
+
+// Exact sums of many rows in few segments. A block has a table of the accumulators that most numbers of a sample need,
+// and in the end adds it to those in the workspace. Blocks of an outer index take runs of rows in turn.
+template <class Policy>
+__global__ void __launch_bounds__(kCellThreads, 1) segment_cells_kernel(const __grid_constant__ Args a) {
+  using Element = typename Policy::Element;
+  __shared__ uint32_t sampled;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  const int64_t blocks = gridDim.x / a.outer, o = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  BlockTable table = {0, static_cast<uint32_t>(a.table_bins), static_cast<uint32_t>(a.cells()), nullptr, nullptr};
+  const uint32_t size = table.bins * table.cells;
+  table.low = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  table.high = table.low + size;
+  for (uint32_t i = threadIdx.x; i < size; i += kCellThreads) table.low[i] = BlockTable::kMiddle, table.high[i] = 0;
+  if (warp == 0) {
+    const int64_t size = a.length * a.inner, at = size / 32 * lane + (block * 0x9e3779b9u >> 8) % (size / 32);
+    const Parts<Element> parts(static_cast<const typename Element::Bits*>(a.data)[a.data_at(o) + at]);
+    const uint32_t bin = parts.special || !parts.integer ? 64 : parts.place * a.exact.reciprocal >> 16;
+    // The bin that most have, and of its neighbours the one that more have.
+    const auto having = [&](uint32_t b) { return static_cast<uint32_t>(__popc(__ballot_sync(kEveryLane, bin == b))); };
+    uint32_t most = 0, best = 0;
+    for (int b = 0; b < a.exact.bins; ++b)
+      if (having(b) > most) most = having(b), best = b;
+    const bool is_last = best + 1 == static_cast<uint32_t>(a.exact.bins);
+    if (table.bins > 1 && best > 0 && (is_last || having(best - 1) >= having(best + 1))) --best;
+    if (lane == 0) sampled = best;
+  }
+  __syncthreads();
+  table.first = sampled;
+
+  const int64_t tasks = a.runs * a.chunks;
+  for (int64_t task = block * (kCellThreads / 32) + warp; task < tasks; task += blocks * (kCellThreads / 32)) {
+    const int64_t run = task / a.chunks, chunk = task - run * a.chunks;
+    Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
+    policy.table = table;
+    fold_rows(a, policy, run * a.run, min(a.length, (run + 1) * a.run));
+    policy.flush();
+    policy.end();
+  }
+  wait_for_predecessor();
+  __syncthreads();
+  auto* const words = reinterpret_cast<unsigned long long*>(Policy::words_of(a, o)) + table.first * a.cells();
+  for (uint32_t i = threadIdx.x; i < size; i += kCellThreads) {
+    const int64_t sum = table.sum(i);
+    if (sum) atomicAdd(words + i, static_cast<unsigned long long>(sum));
+  }
 }
 
 template <class Policy>
@@ -325,12 +408,20 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
   cudaError_t status = launch(stream, config, segment_set_kernel, words, bytes / 4, even,
                               sizeof(typename Policy::Bits) == 8 ? static_cast<uint32_t>(start >> 32) : even);
   config.overlap = plan.overlap;
-  const int64_t warps = a.outer * a.runs * a.chunks;
-  config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
-  if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
+  if constexpr (Policy::kHasTable) {
+    Launch cells = config;
+    cells.block = dim3(kCellThreads);
+    cells.grid = dim3(static_cast<unsigned>(a.outer * plan.blocks));
+    cells.shared_bytes = plan.shared_bytes;
+    if (status == cudaSuccess) status = launch(stream, cells, segment_cells_kernel<Policy>, a);
+  } else {
+    const int64_t warps = a.outer * a.runs * a.chunks;
+    config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
+    if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
+  }
   if (status != cudaSuccess || Policy::kInPlace) return status;
   config.grid = dim3(blocks_for(a.outer * a.cells()));
-  return launch(stream, config, segment_finish_kernel<Policy>, a);
+  return launch(stream, config, segment_finish_kernel<typename Policy::Plain>, a);
 }
 
 }  // namespace
@@ -344,12 +435,15 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
   a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
   a.looks = plan.looks;
   a.exact = plan.exact;
+  a.table_bins = plan.table_bins;
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {
       return cudaErrorInvalidValue;  // plans never choose this kernel for other operations
     } else if constexpr (is_exact<Monoid>) {
-      return run<Exact<typename Monoid::Element>>(stream, plan, a);
+      using Element = typename Monoid::Element;
+      return plan.table_bins > 0 ? run<Exact<Element, true>>(stream, plan, a)
+                                 : run<Exact<Element, false>>(stream, plan, a);
     } else {
       return run<Whole<Monoid, is_extreme<Monoid>>>(stream, plan, a);
     }

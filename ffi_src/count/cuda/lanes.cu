@@ -22,6 +22,8 @@ constexpr int kTogether = 4;  // steps that a lane folds together; in a step, ea
 // waits for memory; then kDeepSteps are in flight. Only elements of 4 bytes, such as gradients of boosted trees, have a
 // kernel with so many.
 constexpr int kSteps = 8, kDeepSteps = 24;
+// Sums of pairs in long slices have kPairSteps, and their ids are brought into L2 kAhead batches of steps before.
+constexpr int kPairSteps = 48, kAhead = 2, kLeastPairSteps = 5 * kPairSteps;
 constexpr int64_t kDeepBytes = 24 << 10;  // with tables of a warp as large as this, kDeepSteps are in flight
 
 struct Args : Slices {
@@ -30,14 +32,18 @@ struct Args : Slices {
   int team_bits, parts;   // `parts`: the warps that share a slice
 };
 
+// Brings the cache line of an address into L2.
+__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 template <class Bits, int kColumns>
 struct alignas(kColumns * sizeof(Bits)) Columns {
   Bits value[kColumns];
 };
 
 // The ids and numbers that a lane has loaded for kCount steps. When steps are folded, the next ones take their place.
+// If rows are known to have kInner columns, all of a team, addresses of steps are constants apart; kInner is 0 for any.
 // Full batches have no bounds checks: with few warps in a multiprocessor, the number of instructions limits the speed.
-template <class Monoid, class Id, int kColumns, int kCount, bool kPairs>
+template <class Monoid, class Id, int kColumns, int kCount, bool kPairs, int kInner>
 struct Steps {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
@@ -90,7 +96,8 @@ struct Steps {
   // Folds all rows of a lane. The warp has `rows` rows, and in each step the lane takes row `slot` of `step`.
   __device__ __forceinline__ void fold_rows(const Id* ids, const Bits* data, int64_t rows, int slot, int step,
                                             Acc* cells, const Args& a) {
-    const auto stride = static_cast<int>(step * a.inner);
+    if constexpr (kInner > 0) step = 32 * kColumns / kInner;
+    const int stride = kInner > 0 ? 32 * kColumns : static_cast<int>(step * a.inner);
     const int batch = kCount * step;
     if (rows >= batch) {
 #pragma unroll
@@ -98,6 +105,10 @@ struct Steps {
       for (rows -= batch; rows >= batch; rows -= batch) {
         ids += batch;
         data += static_cast<int64_t>(kCount) * stride;
+        if (kInner > 0 && rows >= (kAhead + 1) * batch) {  // ids of a later batch, a cache line for each lane
+          const int line = static_cast<int>(threadIdx.x & 31) * (128 / static_cast<int>(sizeof(Id)));
+          if (line < batch) prefetch(ids - slot + kAhead * batch + line);
+        }
 #pragma unroll
         for (int first = 0; first < kCount; first += kTogether) {
           fold(first, cells, a);
@@ -121,7 +132,7 @@ struct Steps {
   }
 };
 
-template <class Monoid, class Id, int kColumns, int kCount, bool kPairs>
+template <class Monoid, class Id, int kColumns, int kCount, bool kPairs, int kInner = 0>
 __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
@@ -140,7 +151,7 @@ __global__ void __launch_bounds__(32 * kMostLaneWarps) segment_lanes_kernel(Args
     const int64_t end = min(min(a.length, (slice + 1) * a.slice), begin - slot + a.share);
     const Id* ids = reinterpret_cast<const Id*>(a.ids) + a.ids_at(o) + begin;
     const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column + begin * a.inner;
-    Steps<Monoid, Id, kColumns, kCount, kPairs> steps;
+    Steps<Monoid, Id, kColumns, kCount, kPairs, kInner> steps;
     steps.fold_rows(ids, data, end - (begin - slot), slot, teams, table + lane, a);
   }
   __syncwarp();
@@ -205,6 +216,9 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
         if (plan.shared_bytes >= kDeepBytes * plan.warps) {
           if (plan.columns == 1) kernel = segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
           if (plan.columns == 2 && pairs) kernel = segment_lanes_kernel<Monoid, Id, 2, kDeepSteps, true>;
+          if constexpr (!is_extreme<Monoid>)
+            if (plan.columns == 1 && a.inner == 2 && steps >= kLeastPairSteps)
+              kernel = segment_lanes_kernel<Monoid, Id, 1, kPairSteps, false, 2>;
         }
       return launch(stream, config, kernel, a);
     };

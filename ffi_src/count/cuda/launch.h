@@ -20,9 +20,12 @@ cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, 
 cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                           const void* sorted, int32_t* places);
 
-// The form of launch_search for many queries of a row.
+// The forms of launch_search for many queries of a row, and for still more of 16 bits.
 cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                                const void* sorted, int32_t* places);
+
+cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                                const void* sorted, int32_t* places);
 
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem, const void* x,
                           const int32_t* fill, int32_t* places, void* workspace);
@@ -33,6 +36,10 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
 // The form of launch_select for rows that several blocks share: along the last axis, or turned.
 cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                const int32_t* ranks, void* values, int32_t* indices, void* workspace);
+
+// The form of launch_select for rows of which a thread or a warp has one: along the last axis or, of a thread, any.
+cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                                const int32_t* ranks, void* values, int32_t* indices);
 
 struct SegmentsBuffers {
   const void* data;

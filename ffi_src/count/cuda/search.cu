@@ -38,6 +38,7 @@ cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Sea
                           const void* sorted, int32_t* places) {
   if (plan.algorithm == Searching::kEmpty) return cudaSuccess;
   if (plan.algorithm == Searching::kTree) return launch_search_tree(stream, plan, problem, queries, sorted, places);
+  if (plan.algorithm == Searching::kTable) return launch_search_table(stream, plan, problem, queries, sorted, places);
   const int64_t count = problem.rows.elements();
   Launch config;
   config.grid = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads));

@@ -1,7 +1,7 @@
-// searchsorted of many queries of 32 bits in rows along the last axis. A block keeps splitters of its row in shared
-// memory: its elements, or the last of each group of 2^group_bits neighbours. They form a search tree that stands level
-// by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks. The group
-// that a query belongs to is then searched in global memory.
+// searchsorted of many queries of 16 or 32 bits in rows along the last axis. A block keeps splitters of its row in
+// shared memory: its elements, or the last of each group of 2^group_bits neighbours. They form a search tree that
+// stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
+// The group that a query belongs to is then searched in global memory.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
@@ -75,8 +75,12 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
   config.grid = dim3(static_cast<unsigned>(plan.rows * plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
-  return launch(stream, config, search_tree_kernel<uint32_t>, problem, plan, static_cast<const uint32_t*>(queries),
-                static_cast<const uint32_t*>(sorted), places);
+  const auto run = [&](auto width) {
+    using T = decltype(width);
+    return launch(stream, config, search_tree_kernel<T>, problem, plan, static_cast<const T*>(queries),
+                  static_cast<const T*>(sorted), places);
+  };
+  return problem.bits == 16 ? run(uint16_t{}) : run(uint32_t{});
 }
 
 }  // namespace jaxgpuops::count

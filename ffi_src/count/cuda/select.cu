@@ -13,9 +13,11 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kBins = kSelectBins;
+constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
 static_assert(kSelectFew <= kBins);
-constexpr int kLaneSample = 4;  // elements of the row's sample that a lane takes
+// Elements of the row's sample that a lane takes: one, for up to three ranks of rows of up to kFewSampled.
+constexpr int kLaneSample = 4;
+constexpr uint32_t kFewSampled = 8192;
 
 // 16 bytes of a row in shared memory.
 template <class T>
@@ -127,7 +129,7 @@ __device__ __forceinline__ typename Found<T>::Word count_all(uint32_t* tables, F
         for (int e = 0; e < Pack<T>::kElements; ++e) highest = max(highest, key[i][e]);
       }
     }
-    for_bits(used, [&](int t) { count_keys<kBins>(tables, found, t, key, has); });
+    for_bits(used, [&](int t) { count_keys(kBinBits, tables, found, t, key, has); });
   });
   return highest;
 }
@@ -140,6 +142,7 @@ __device__ __forceinline__ void choose_of_list(const uint32_t* list, uint32_t si
     const uint32_t at = list[i];
     const T key = keys[at];
     uint32_t before = 0;
+#pragma unroll 2
     for (uint32_t j = 0; j < size; ++j) {
       const uint32_t other = list[j];
       const T its = keys[other];
@@ -184,17 +187,19 @@ __device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uin
 }
 
 // Lists the elements that are left for each rank, if they are few, in its table's memory. Of the ranks that are the
-// last of the row, the first finds the last of the largest elements. `past`: where the row begins in the first pack.
+// last of the row, the first finds the last of the largest elements, if the thread has any (`has_largest`). `past`:
+// where the row begins in the first pack.
 template <class T, class ForKeys>
-__device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, int wanted, uint32_t length, int past,
-                                          uint32_t* tables, uint32_t* listed, uint32_t* last_of_largest,
-                                          ForKeys for_keys) {
+__device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, bool has_largest, int wanted,
+                                          uint32_t length, int past, uint32_t* tables, uint32_t* listed,
+                                          uint32_t* last_of_largest, ForKeys for_keys) {
   constexpr int kPack = Pack<T>::kElements;
   const int threads = blockDim.x, lane = threadIdx.x & 31, first_end = __ffs(ends) - 1;
   for_keys(false, [&](auto& key, auto& has, int start) {
+#pragma unroll 1
     for (int r = 0; r < wanted; ++r) {
       const bool is_end = ends >> r & 1;
-      if (is_end ? r != first_end : found.size[r] > kSelectFew) continue;
+      if (is_end ? r != first_end || !has_largest : found.size[r] > kSelectFew || found.table[r] != r) continue;
       const auto first = found.first[r], last = found.last[r];
       uint32_t is_left = keys_between(key, has, first, last);
       for (; is_left; is_left &= is_left - 1) {
@@ -212,8 +217,8 @@ __device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, 
 
 template <class T>
 __global__ void __maxnreg__(48)
-    select_kernel(Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks, T* __restrict__ values,
-                  int32_t* __restrict__ indices, uint32_t table_at) {
+    select_kernel(const __grid_constant__ Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks,
+                  T* __restrict__ values, int32_t* __restrict__ indices, uint32_t table_at) {
   using Word = typename Found<T>::Word;
   constexpr int kPack = Pack<T>::kElements;
   constexpr Word kAll = static_cast<T>(~T{0});
@@ -242,11 +247,21 @@ __global__ void __maxnreg__(48)
 
   start_row_copy(held, x, past, length, packs, &copied);
   const auto clear_tables = [&](int first) {
+#pragma unroll 1
     for (int b = threadIdx.x - first; b < wanted * kBins / 4; b += threads - first)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
   if (warp == 0) {
-    set_first_tables<kBins, kLaneSample>(problem, x, length, ranks, outer, column, sample, found);
+    const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
+    // The parts of a shorter row's interval have few elements, even if it has most of the row; but several ranks make
+    // lists of them.
+    if (length <= kFewSampled && wanted <= 3) {
+      sample_in_warp<1>(problem.order, x, length, sample);
+      set_first_tables<32>(kBinBits, 3, problem, length, own_ranks, sample, found);
+    } else {
+      sample_in_warp<kLaneSample>(problem.order, x, length, sample);
+      set_first_tables<32 * kLaneSample>(kBinBits, 3, problem, length, own_ranks, sample, found);
+    }
   } else {
     clear_tables(32);
   }
@@ -262,19 +277,22 @@ __global__ void __maxnreg__(48)
   const auto for_keys = [&](bool raw, auto visit) { count::for_keys(held, packs, order, raw, visit); };
   const uint32_t ends = found.ends;
   uint32_t to_do = 0;  // a bit for each rank that needs more than one step
+  Word highest = 0;    // the thread's largest key
 #pragma unroll 1
   for (bool raw = true;; raw = false) {
     const uint32_t used = found.used;
     if (copies && (used >> lane & 1) && warp == 0)
-      atomicAdd(tables + lane * kBins + part_of(found, lane, Word{sort_key(x[0], problem.order)}), 0u - copies);
-    Word highest = count_all<T>(tables, found, used, raw, ends != 0, for_keys);
+      atomicAdd(tables + lane * kBins + found.parts[lane](Word{sort_key(x[0], problem.order)}), 0u - copies);
+    const Word own = count_all<T>(tables, found, used, raw, ends != 0, for_keys);
     if (raw && ends) {
-      highest = largest_of_lanes(highest);
-      if (lane == 0) atomicMax(&found.largest, highest);
+      highest = own;
+      const Word of_warp = largest_of_lanes(highest);
+      if (lane == 0) atomicMax(&found.largest, of_warp);
     }
     __syncthreads();
+#pragma unroll 1
     for (int r = warp; r < wanted; r += warps)
-      if ((raw ? ~ends : to_do) >> r & 1) find_part<kBins, kSelectFew>(tables, found, r);
+      if ((raw ? ~ends : to_do) >> r & 1) find_part<kSelectFew>(kBinBits, tables, nullptr, found, r);
     __syncthreads();
     to_do = found.more;
     if (to_do == 0) break;
@@ -287,7 +305,8 @@ __global__ void __maxnreg__(48)
     if (threadIdx.x == 0) found.more = 0;
     find_bounds<T>(found, for_keys, least, most);
     __syncthreads();
-    if (warp == 0 && (found.used >> lane & 1)) set_table<kBins>(found, lane, least[lane], most[lane]);
+    if (warp == 0 && (found.used >> lane & 1))
+      found.parts[lane] = Parts<Word>::template between<T>(kBinBits, least[lane], most[lane]);
     __syncthreads();
   }
 
@@ -300,14 +319,19 @@ __global__ void __maxnreg__(48)
     values[to] = x[at];
     indices[to] = at;
   };
-  if (threadIdx.x < wanted) {
-    listed[threadIdx.x] = 0;
-    if (ends >> threadIdx.x & 1) found.first[threadIdx.x] = found.largest, found.last[threadIdx.x] = 0;
+  if (warp == 0) {
+    if (lane < wanted) {
+      listed[lane] = 0;
+      if (ends >> lane & 1) found.first[lane] = found.largest, found.last[lane] = 0;
+    }
+    if (lane == 0) last_of_largest = 0;
+    __syncwarp();
+    choose_lists(found, wanted);
   }
-  if (threadIdx.x == 0) last_of_largest = 0;
   __syncthreads();
-  list_left<T>(found, ends, wanted, length, past, tables, listed, &last_of_largest, for_keys);
+  list_left<T>(found, ends, highest == found.largest, wanted, length, past, tables, listed, &last_of_largest, for_keys);
   __syncthreads();
+#pragma unroll 1
   for (int r = warp; r < wanted; r += warps) {
     if (ends >> r & 1) {
       if (lane == 0) write(r, static_cast<int>(last_of_largest));
@@ -315,12 +339,12 @@ __global__ void __maxnreg__(48)
     }
     const uint32_t size = found.size[r], left = found.left[r];
     if (size > kSelectFew) continue;
-    choose_of_list(tables + r * kBins, size, left, keys, r, write);
+    choose_of_list(tables + found.table[r] * kBins, size, left, keys, r, write);
   }
 
   // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at
   // a time.
-  constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
+  constexpr uint32_t kAhead = 4;
   const uint32_t part = (length + threads - 1) / threads * 32, begin = warp * part, end = min(begin + part, length);
   const auto chosen_at = [&](uint32_t at, auto choose) {
     return __ballot_sync(kEveryLane, at < end && choose(min(at, length - 1)));
@@ -329,9 +353,9 @@ __global__ void __maxnreg__(48)
   // the words at `counts` are in shared memory.
   const auto count_before = [&](uint32_t* counts, auto choose, uint32_t& own) {
     own = 0;
-    for (uint32_t start = begin + lane; start - lane < end; start += kStep)
-#pragma unroll
-      for (uint32_t j = 0; j < kStep; j += 32) own += __popc(chosen_at(start + j, choose));
+#pragma unroll kAhead
+    for (uint32_t at = begin + lane; at < end; at += 32) own += choose(at);
+    own = sum_of_warp(own);
     if (lane == 0) counts[warp] = own;
     __syncthreads();
     return shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
@@ -342,6 +366,7 @@ __global__ void __maxnreg__(48)
     uint32_t own, left = found.left[r];
     left -= count_before(tables + r * kBins, is_equal, own);
     if (left >= own) continue;
+#pragma unroll 1
     for (uint32_t start = begin + lane; start - lane < end; start += 32) {
       const unsigned lanes = chosen_at(start, is_equal);
       if ((lanes >> lane & 1) && __popc(lanes & ((1u << lane) - 1)) == left) write(r, static_cast<int>(start));
@@ -369,6 +394,8 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
     x = workspace;
     rest += outer * plan.turned_bytes;
   }
+  if (plan.algorithm == Selecting::kThread || plan.algorithm == Selecting::kWarp)
+    return launch_select_short(stream, plan, problem, x, ranks, values, indices);
   if (plan.algorithm == Selecting::kLong)
     return launch_select_long(stream, plan, problem, x, ranks, values, indices, rest);
   Launch config;

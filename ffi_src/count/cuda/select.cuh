@@ -18,6 +18,26 @@
 namespace jaxgpuops::count {
 namespace {
 
+// ---- Ranks ----------------------------------------------------------------------------------------------------------
+
+// What IndexMap does, for indices of less than 2^32: divisions of 64 bits take many more instructions.
+__device__ __forceinline__ int64_t offset_of(const IndexMap& map, uint32_t index) {
+  int64_t offset = 0;
+#pragma unroll 1
+  for (int g = 0; g < map.groups; ++g) {
+    uint32_t next = 0;
+    if (g + 1 < map.groups) next = index / static_cast<uint32_t>(map.size[g]);
+    offset += (index - next * static_cast<uint32_t>(map.size[g])) * map.stride[g];
+    index = next;
+  }
+  return offset;
+}
+
+// Where the ranks of a row begin.
+__device__ __forceinline__ int64_t ranks_at(const Broadcast& ranks, uint32_t outer, uint32_t inner) {
+  return offset_of(ranks.outer, outer) + offset_of(ranks.inner, inner);
+}
+
 // ---- The sample -----------------------------------------------------------------------------------------------------
 
 // Sorts upwards the words that a warp has, kOwn in each lane.
@@ -70,16 +90,74 @@ __device__ __forceinline__ uint32_t word_of(T key) {
   return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
 }
 
+// The row is cut into kSample parts, and one element is taken from a pseudorandom place in each. Returns the word of
+// the one in a part.
+template <int kSample, class T>
+__device__ __forceinline__ uint32_t sampled_word(const SortOrder& order, const T* x, uint32_t length, uint32_t part) {
+  const uint32_t share = part * 40503u & 0xffff;
+  return word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], order));
+}
+
+// Stores a sorted sample, of which each lane of the warp that calls this takes kOwn elements.
+template <int kOwn, class T>
+__device__ __forceinline__ void sample_in_warp(const SortOrder& order, const T* x, uint32_t length, uint32_t* sample) {
+  const int lane = threadIdx.x & 31;
+  uint32_t own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = sampled_word<32 * kOwn>(order, x, length, i * 32 + lane);
+  sort_in_warp(own);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) sample[lane * kOwn + i] = own[i];
+  __syncwarp();
+}
+
 // ---- Intervals ------------------------------------------------------------------------------------------------------
+
+// An interval of keys that is cut into parts. The first part has the keys up to `least`, the last one those from `most`
+// on. The parts between have 2^shift keys each, and a key between `least` and `most` is in part (key >> shift) - base.
+template <class Word>
+struct Parts {
+  Word least, most, base;
+  uint32_t shift;
+
+  // Returns 2^bin_bits parts that hold the keys from `low` to `high`.
+  template <class T>
+  static __device__ __forceinline__ Parts between(int bin_bits, Word low, Word high) {
+    constexpr Word kAll = static_cast<T>(~T{0});
+    const Word width = high - low, inner = (Word{1} << bin_bits) - 2;
+    const int bits =
+        sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
+    int shift = max(bits - bin_bits, 0);
+    if ((width >> shift) + 2 > inner) ++shift;
+    const Word first = low >> shift << shift;
+    Parts parts;
+    parts.least = first == 0 ? 0 : first - 1;
+    parts.most = (kAll - first) >> shift < inner ? kAll : first + (inner << shift);
+    parts.shift = shift;
+    parts.base = (first >> shift) - 1;
+    return parts;
+  }
+
+  // The part that a key is in.
+  __device__ __forceinline__ uint32_t operator()(Word key) const {
+    return static_cast<uint32_t>(min(max(key, least), most) >> shift) - static_cast<uint32_t>(base);
+  }
+
+  // The keys of a part are from `first` to `first + last`.
+  template <class T>
+  __device__ __forceinline__ void bounds(int bin_bits, uint32_t part, Word& first, Word& last) const {
+    constexpr Word kAll = static_cast<T>(~T{0});
+    first = part == 0 ? 0 : (base + part) << shift;
+    const Word most_last = part == 0 ? least : part == (1u << bin_bits) - 1 ? kAll : (Word{1} << shift) - 1;
+    last = min(most_last, kAll - first);
+  }
+};
 
 template <class T>
 struct Found {
   using Word = std::conditional_t<sizeof(T) == 8, unsigned long long, uint32_t>;
 
-  // For each table: its first part has the keys up to `least`, its last part those from `most` on. The parts between
-  // have 2^shift keys each, and a key between `least` and `most` is in part (key >> shift) - base.
-  Word least[kMostRanks], most[kMostRanks], base[kMostRanks];
-  uint32_t shift[kMostRanks];
+  Parts<Word> parts[kMostRanks];  // of each table
   // For each rank: the rank itself, and its table, which is that of a lower rank if both have the same interval.
   uint32_t rank[kMostRanks], table[kMostRanks];
   uint32_t used, more;  // a bit for each table in use; a bit for each rank that needs another step
@@ -91,69 +169,51 @@ struct Found {
   Word largest;
 };
 
-// Sets the parts of a table, so that they hold the keys from `low` to `high`.
-template <int kBins, class T, class Word>
-__device__ __forceinline__ void set_table(Found<T>& found, int t, Word low, Word high) {
-  constexpr Word kAll = static_cast<T>(~T{0}), kInner = kBins - 2;
-  const Word width = high - low;
-  constexpr int kBits = kBins == 512 ? 9 : 12;
-  static_assert(kBins == 1 << kBits);
-  const int bits =
-      sizeof(Word) == 8 ? 64 - __clzll(static_cast<long long>(width)) : 32 - __clz(static_cast<int>(width));
-  int shift = max(bits - kBits, 0);
-  if ((width >> shift) + 2 > kInner) ++shift;
-  const Word first = low >> shift << shift;
-  found.least[t] = first == 0 ? 0 : first - 1;
-  found.most[t] = (kAll - first) >> shift < kInner ? kAll : first + (kInner << shift);
-  found.shift[t] = shift;
-  found.base[t] = (first >> shift) - 1;
+// Finds an interval that most likely has the elements of all ranks from `least` to `most` of a row. `sampled`: returns
+// an element of the row's sorted sample of kSample elements. `deviations`: how many standard deviations of the number
+// of sample elements before a rank the interval goes to each side, and a little more.
+template <class T, int kSample, class Sampled, class Word>
+__device__ __forceinline__ void find_interval(uint32_t least, uint32_t most, uint32_t length, float deviations,
+                                              Sampled sampled, Word& low, Word& high) {
+  constexpr Word kAll = static_cast<T>(~T{0});
+  const auto place = [&](uint32_t rank, int sign) {
+    const float share = (rank + 0.5f) / length;
+    return static_cast<int>(share * kSample) +
+           sign * (static_cast<int>(deviations * sqrtf(kSample * share * fmaxf(1 - share, 0.f))) + 2);
+  };
+  const int from = place(least, -1), to = place(most, 1);
+  const uint32_t lowest = sampled(max(from, 0)), highest = sampled(min(to, kSample - 1));
+  const uint32_t all = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
+  // If the wanted element may lie outside the sample, the interval goes on at that end by four times its width.
+  const uint32_t beyond = distance < all / 4 ? 4 * distance : all;
+  low = from < 0 ? lowest - min(beyond, lowest) : lowest;
+  high = to >= kSample ? highest + min(beyond, all - highest) : highest;
+  if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
 }
 
-// Finds the first intervals of all ranks; one warp calls this. A lane takes kOwn elements of the sample; `sample` has
-// room for all of them.
-template <int kBins, int kOwn, class T>
-__device__ __forceinline__ void set_first_tables(const Select& problem, const T* x, uint32_t length,
-                                                 const int32_t* ranks, int64_t outer, int64_t inner, uint32_t* sample,
-                                                 Found<T>& found) {
+// Finds the first intervals of all ranks; one warp calls this. `ranks`: those of the row. `sample`: kSample
+// sorted elements of it. `deviations`: see find_interval().
+template <int kSample, class T>
+__device__ __forceinline__ void set_first_tables(int bin_bits, float deviations, const Select& problem, uint32_t length,
+                                                 const int32_t* ranks, const uint32_t* sample, Found<T>& found) {
   using Word = typename Found<T>::Word;
-  constexpr Word kAll = static_cast<T>(~T{0});
-  constexpr int kSample = 32 * kOwn;
   const int lane = threadIdx.x & 31, wanted = static_cast<int>(problem.count);
-  uint32_t own[kOwn], rank = 0;
+  uint32_t rank = 0;
   if (lane < wanted)
     rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
-                                                  : problem.rank_of(ranks[problem.ranks(outer, lane, inner)]));
-  // The row is cut into kSample parts, and one element is taken from a pseudorandom place in each.
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const uint32_t part = i * 32 + lane, share = part * 40503u & 0xffff;
-    own[i] =
-        word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], problem.order));
-  }
-  sort_in_warp(own);
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) sample[lane * kOwn + i] = own[i];
-  __syncwarp();
+                                                  : problem.rank_of(ranks[lane * problem.ranks.axis_stride]));
   const bool has = lane < wanted && rank < length - 1;
   int middle = 0;
   if (has) {
-    const float share = (rank + 0.5f) / length;
-    middle = static_cast<int>(share * kSample);
-    // three standard deviations of the number of sample elements that come before the rank, and a little more
-    const int to_side = static_cast<int>(3.f * sqrtf(kSample * share * fmaxf(1 - share, 0.f))) + 2;
-    const int from = middle - to_side, to = middle + to_side;
-    const uint32_t lowest = sample[max(from, 0)], highest = sample[min(to, kSample - 1)];
-    const uint32_t most = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
-    // If the wanted element may lie outside the sample, the interval goes on at that end by four times its width.
-    const uint32_t beyond = distance < most / 4 ? 4 * distance : most;
-    Word low = from < 0 ? lowest - min(beyond, lowest) : lowest;
-    Word high = to >= kSample ? highest + min(beyond, most - highest) : highest;
-    if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
-    set_table<kBins>(found, lane, low, high);
+    middle = static_cast<int>((rank + 0.5f) / length * kSample);
+    Word low, high;
+    find_interval<T, kSample>(rank, rank, length, deviations, [&](int i) { return sample[i]; }, low, high);
+    found.parts[lane] = Parts<Word>::template between<T>(bin_bits, low, high);
     found.rank[lane] = rank;
   }
   const uint32_t with_table = __ballot_sync(kEveryLane, has);
   uint32_t table = lane;
+#pragma unroll 1
   for (int q = wanted - 1; q >= 0; --q)
     if (abs(__shfl_sync(kEveryLane, middle, q) - middle) <= 1 && q < lane && (with_table >> q & 1)) table = q;
   const uint32_t used = fold_lanes(has ? 1u << table : 0u, [](uint32_t a, uint32_t b) { return a | b; });
@@ -189,35 +249,50 @@ __device__ __forceinline__ void choose_tables(Found<T>& found) {
   __syncwarp();  // all lanes read the tables next
 }
 
-// The part of a table that a key is in.
-template <class T, class Word>
-__device__ __forceinline__ uint32_t part_of(const Found<T>& found, int t, Word key) {
-  return static_cast<uint32_t>(min(max(key, found.least[t]), found.most[t]) >> found.shift[t]) -
-         static_cast<uint32_t>(found.base[t]);
-}
-
 // Returns 4 * x + y, by one instruction: the compiler would add before it multiplies.
 __device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
   asm("mad.lo.u32 %0, %0, 4, %1;" : "+r"(x) : "r"(y));
   return x;
 }
 
+// Returns the address in shared memory of what counts a key. `counts`: the address of the parts' counts, less four
+// times their base.
+template <class Word>
+__device__ __forceinline__ uint32_t counter_of(const Parts<Word>& parts, uint32_t counts, Word key) {
+  return scaled(static_cast<uint32_t>(min(max(key, parts.least), parts.most) >> parts.shift), counts);
+}
+
+__device__ __forceinline__ void increment(uint32_t counter) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(counter) : "memory");
+}
+
+// Ranks with the same interval left share a list, which becomes the `table` of each: that of the least of them. One
+// warp calls this.
+template <class T>
+__device__ __forceinline__ void choose_lists(Found<T>& found, int wanted) {
+  const int r = threadIdx.x & 31;
+  if (r >= wanted) return;
+  uint32_t table = r;
+#pragma unroll 1
+  for (int q = r - 1; q >= 0; --q)
+    if (!(found.ends >> q & 1) && found.first[q] == found.first[r] && found.last[q] == found.last[r]) table = q;
+  found.table[r] = table;
+}
+
 // Counts vectors of keys in the parts of table `t`. The tables are in shared memory.
-template <int kBins, class T, class Word, int kPacks, int kPack>
-__device__ __forceinline__ void count_keys(uint32_t* tables, const Found<T>& found, int t,
+template <class T, class Word, int kPacks, int kPack>
+__device__ __forceinline__ void count_keys(int bin_bits, uint32_t* tables, const Found<T>& found, int t,
                                            const Word (&key)[kPacks][kPack], const bool (&has)[kPacks]) {
-  const Word low = found.least[t], high = found.most[t];
-  const uint32_t shift = found.shift[t];
-  const uint32_t counts = shared_address(tables) + 4 * (t * kBins - static_cast<uint32_t>(found.base[t]));
+  const Parts<Word> parts = found.parts[t];
+  const uint32_t counts = shared_address(tables) + 4 * ((t << bin_bits) - static_cast<uint32_t>(parts.base));
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     if (!has[i]) continue;
     uint32_t at[kPack];
 #pragma unroll
-    for (int e = 0; e < kPack; ++e)
-      at[e] = scaled(static_cast<uint32_t>(min(max(key[i][e], low), high) >> shift), counts);
+    for (int e = 0; e < kPack; ++e) at[e] = counter_of(parts, counts, key[i][e]);
 #pragma unroll
-    for (int e = 0; e < kPack; ++e) asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at[e]) : "memory");
+    for (int e = 0; e < kPack; ++e) increment(at[e]);
   }
 }
 
@@ -256,47 +331,54 @@ __device__ __forceinline__ SortOrder one_flip(SortOrder order) {
   return order;
 }
 
-// Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables.
-template <int kBins, uint32_t kFew, class T>
-__device__ __forceinline__ void find_part(const uint32_t* counts, Found<T>& found, int r) {
-  using Word = typename Found<T>::Word;
-  constexpr int kChunk = 512, kOwn = kChunk / 32;
-  constexpr Word kAll = static_cast<T>(~T{0});
-  const int lane = threadIdx.x & 31;
-  const uint32_t t = found.table[r], rank = found.rank[r];
-  uint32_t before = 0;
-#pragma unroll 1
-  for (int chunk = 0; chunk < kBins; chunk += kChunk) {
-    uint32_t count[kOwn], own = 0;
+// ---- Ranks among counts ---------------------------------------------------------------------------------------------
+
+constexpr int kChunk = 512, kLaneCounts = kChunk / 32;  // counts that a warp, and a lane, looks at together
+
+// Returns for each lane the sum of its counts of a chunk, and those of lower lanes.
+__device__ __forceinline__ uint32_t sum_counts(const uint32_t* counts) {
+  uint32_t own = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; i += 4) {
-      const uint4 four = reinterpret_cast<const uint4*>(counts + t * kBins + chunk + lane * kOwn)[i / 4];
-      count[i] = four.x, count[i + 1] = four.y, count[i + 2] = four.z, count[i + 3] = four.w;
-      own += four.x + four.y + four.z + four.w;
-    }
-    const uint32_t up_to = before + sum_up_to_lane(own);
-    if (rank < up_to && rank >= up_to - own) {
-      uint32_t left = rank - (up_to - own), size = count[0], part = chunk + lane * kOwn;
-#pragma unroll
-      for (int i = 0, past = 0; i + 1 < kOwn; ++i) {
-        past |= left < count[i];
-        if (past) continue;
-        left -= count[i];
-        size = count[i + 1];
-        ++part;
-      }
-      const int shift = found.shift[t];
-      const Word first = part == 0 ? 0 : (found.base[t] + part) << shift;
-      const Word most = part == 0 ? found.least[t] : part == kBins - 1 ? kAll : (Word{1} << shift) - 1;
-      found.first[r] = first;
-      found.last[r] = min(most, kAll - first);
-      found.size[r] = size;
-      found.left[r] = left;
-      if (size > kFew && found.last[r] != 0) atomicOr(&found.more, 1u << r);
-    }
-    before = shuffle_from(up_to, 31);
-    if (rank < before) return;
+  for (int i = 0; i < kLaneCounts; i += 4) {
+    const uint4 four = *reinterpret_cast<const uint4*>(counts + (threadIdx.x & 31) * kLaneCounts + i);
+    own += four.x + four.y + four.z + four.w;
   }
+  return sum_up_to_lane(own);
+}
+
+// A part of an interval in which a rank falls: which of the chunk's, its count, and the rank among its elements.
+struct PartOfRank {
+  uint32_t part, size, left;
+};
+
+// Finds the part that a rank falls in. `up_to`: what sum_counts() returned; the rank is less than that of the last
+// lane.
+__device__ __forceinline__ PartOfRank find_rank(const uint32_t* counts, uint32_t up_to, uint32_t rank) {
+  const int lane = threadIdx.x & 31, of = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to > rank))) - 1;
+  const uint32_t lower = shuffle_from(up_to, max(of - 1, 0)), own = counts[of * kLaneCounts + lane % kLaneCounts];
+  const uint32_t up_to_own = (of ? lower : 0) + sum_up_to_lane(lane < kLaneCounts ? own : 0);
+  const int in = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to_own > rank))) - 1;
+  const uint32_t size = shuffle_from(own, in);
+  return {static_cast<uint32_t>(of * kLaneCounts + in), size, rank - (shuffle_from(up_to_own, in) - size)};
+}
+
+// Finds the part that rank `r` falls in; one warp calls this. `counts`: the counts of all tables. `chunk_sums`: the
+// sums of their chunks, if a table has more than one.
+template <uint32_t kFew, class T>
+__device__ __forceinline__ void find_part(int bin_bits, const uint32_t* counts, const uint32_t* chunk_sums,
+                                          Found<T>& found, int r) {
+  const uint32_t t = found.table[r];
+  uint32_t rank = found.rank[r], chunk = 0;
+  counts += t << bin_bits;
+  if (1 << bin_bits > kChunk) {
+    for (chunk_sums += (t << bin_bits) / kChunk; rank >= chunk_sums[chunk]; ++chunk) rank -= chunk_sums[chunk];
+    counts += chunk * kChunk;
+  }
+  const PartOfRank at = find_rank(counts, sum_counts(counts), rank);
+  if ((threadIdx.x & 31) > 0) return;
+  found.parts[t].template bounds<T>(bin_bits, chunk * kChunk + at.part, found.first[r], found.last[r]);
+  found.size[r] = at.size, found.left[r] = at.left;
+  if (at.size > kFew && found.last[r] != 0) atomicOr(&found.more, 1u << r);
 }
 
 }  // namespace

@@ -1,0 +1,145 @@
+// searchsorted of many queries of 16 bits in rows along the last axis, of fewer than 2^16 elements. A block makes a
+// table of the places of all keys in shared memory: the last of equal elements marks its key, and a running maximum
+// carries the marks to the keys behind it. Then the places are put where the bits of queries find them, so that each
+// query is one look into the table.
+//
+// Bytes moved: queries are read once and places written once; each block reads its row, of at most 128 KB.
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = 1024, kKeys = 1 << 16;
+constexpr int kPacks = 8;  // vectors of 8 keys that a lane has of the table
+static_assert(kThreads * kPacks * 8 == kKeys);
+constexpr int kTogether = 4;  // vectors of four queries that a thread loads at a time
+
+__device__ __forceinline__ uint32_t largest_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+
+__device__ __forceinline__ uint32_t largest_half(uint32_t pair) { return max(pair & 0xffff, pair >> 16); }
+
+// Replaces the number of each key by the largest of those up to it, and puts it where the bits point to that the key is
+// made of.
+__device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* table) {
+  __shared__ uint32_t largest[kThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // The keys of a warp are neighbours, and so are those of lanes in a vector.
+  uint4* const own = reinterpret_cast<uint4*>(table) + warp * 32 * kPacks + lane;
+  uint4 pack[kPacks];
+  uint32_t most = 0;
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    pack[p] = own[p * 32];
+    most = largest_halves(most,
+                          largest_halves(largest_halves(pack[p].x, pack[p].y), largest_halves(pack[p].z, pack[p].w)));
+  }
+  most = largest_of_warp(largest_half(most));
+  if (lane == 0) largest[warp] = most;
+  __syncthreads();
+  uint32_t before = largest_of_warp(lane < warp ? largest[lane] : 0);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    uint32_t word[4] = {pack[p].x, pack[p].y, pack[p].z, pack[p].w};
+    uint32_t last = 0;  // the largest of the lane's numbers so far
+#pragma unroll
+    for (auto& w : word) {
+      w = largest_halves(w, last);
+      w = largest_halves(w, w << 16);
+      last = w >> 16;
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const uint32_t other = __shfl_up_sync(kEveryLane, last, lanes);
+      if (lane >= lanes) last = max(last, other);
+    }
+    uint32_t earlier = __shfl_up_sync(kEveryLane, last, 1);
+    earlier = max(lane == 0 ? 0 : earlier, before);
+    before = max(before, __shfl_sync(kEveryLane, last, 31));
+#pragma unroll
+    for (auto& w : word) w = largest_halves(w, earlier << 16 | earlier);
+    // The bits of neighbouring keys are neighbours, too, if those of negative floats in the opposite order.
+    const auto key = static_cast<uint16_t>(8 * (warp * 32 * kPacks + p * 32 + lane));
+    const uint16_t bits = decode(key, order), bits_of_last = decode(static_cast<uint16_t>(key + 7), order);
+    if (bits_of_last < bits) {
+      const auto turned = [](uint32_t w) { return w << 16 | w >> 16; };
+      reinterpret_cast<uint4*>(table)[bits_of_last / 8] = {turned(word[3]), turned(word[2]), turned(word[1]),
+                                                           turned(word[0])};
+    } else {
+      reinterpret_cast<uint4*>(table)[bits / 8] = {word[0], word[1], word[2], word[3]};
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    search_table_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
+                        const uint16_t* __restrict__ queries, const uint16_t* __restrict__ sorted,
+                        int32_t* __restrict__ places) {
+  auto* const table = reinterpret_cast<uint16_t*>(dynamic_shared_memory());
+  const int64_t row = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
+  const auto length = static_cast<int>(problem.length);
+  const uint16_t* const own = sorted + problem.sorted(row, 0, 0);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) reinterpret_cast<uint4*>(table)[p * kThreads + threadIdx.x] = {0, 0, 0, 0};
+  __syncthreads();
+  for (int i = threadIdx.x; i < length; i += kThreads) {
+    const uint16_t key = sort_key(own[i], problem.order);
+    if (i + 1 < length && sort_key(own[i + 1], problem.order) == key) continue;
+    const int at = key + !problem.right;  // of the least key that the element comes before
+    if (at < kKeys) table[at] = static_cast<uint16_t>(i + 1);
+  }
+  __syncthreads();
+  carry_marks(problem.order.ascending.order, table);
+  __syncthreads();
+  if (const auto sign = static_cast<uint32_t>(problem.order.ascending.sign)) {
+    // Both zeros are equal, and all NaNs, of which the last one has a place of its own.
+    const uint16_t nan = table[sign - 1], zero = table[0];
+    const auto infinity = static_cast<uint32_t>(problem.order.ascending.nan_above);
+    for (uint32_t i = infinity + 1 + threadIdx.x; i < sign; i += kThreads) table[i] = table[i | sign] = nan;
+    if (threadIdx.x == 0) table[sign] = zero;
+    __syncthreads();
+  }
+
+  const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
+  queries += row * plan.queries + first;
+  places += row * plan.queries + first;
+  const auto place_of = [&](uint16_t query) { return static_cast<int32_t>(table[query]); };
+  // Vectors of four queries begin at a multiple of 8 bytes, if their places begin at one of 16 bytes there.
+  const int64_t head = min(count, static_cast<int64_t>((8 - reinterpret_cast<uintptr_t>(queries) % 8) % 8 / 2));
+  const int64_t vectors = reinterpret_cast<uintptr_t>(places + head) % 16 == 0 ? (count - head) / 4 : 0;
+  const auto* const from = reinterpret_cast<const uint2*>(queries + head);
+  auto* const to = reinterpret_cast<uint4*>(places + head);
+  for (int64_t start = threadIdx.x; start < vectors; start += kTogether * kThreads) {
+    uint2 four[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) four[i] = __ldcs(from + min(start + i * kThreads, vectors - 1));
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const uint4 found = {static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].x))),
+                           static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].x >> 16))),
+                           static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].y))),
+                           static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].y >> 16)))};
+      if (start + i * kThreads < vectors) __stcs(to + start + i * kThreads, found);
+    }
+  }
+  // The others stand before the vectors and behind them.
+  for (int64_t i = threadIdx.x; i < count - 4 * vectors; i += kThreads) {
+    const int64_t at = i < head ? i : i + 4 * vectors;
+    places[at] = place_of(queries[at]);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                                const void* sorted, int32_t* places) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.rows * plan.blocks));
+  config.block = dim3(kThreads);
+  config.shared_bytes = plan.shared_bytes;
+  return launch(stream, config, search_table_kernel, problem, plan, static_cast<const uint16_t*>(queries),
+                static_cast<const uint16_t*>(sorted), places);
+}
+
+}  // namespace jaxgpuops::count

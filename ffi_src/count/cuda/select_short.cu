@@ -1,0 +1,429 @@
+// select for rows of up to 1024 elements. Each is read once, and no block is needed for a row.
+//
+// thread: rows of up to 64 elements of up to 32 bits, along any axis. A block loads the keys of its rows to shared
+// memory, and each thread sorts one row in its registers by a network. Keys of up to 16 bits carry their indices. For
+// others the thread looks for the key that has the rank among those of the row.
+//
+// warp: longer rows. A warp keeps the keys of a row in shared memory, and goes by the steps of select.cuh, but with one
+// interval for all ranks first, from a sample of 32 elements. Ranks whose part of it has more elements than the warp
+// has lanes take further steps, each for itself.
+#include <cuda_runtime.h>
+
+#include "common/cuda/async_copy.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/select.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = kShortSelectThreads, kWarps = kThreads / 32;
+
+// Sorts words upwards. (Batcher's merge exchange.) Minima and maxima run on the pipe that most other instructions need.
+// So two of three comparators take the maximum from the sum, by multiply-adds with `one` and `minus_one`, which run on
+// another pipe.
+struct Network {
+  uint32_t one, minus_one;
+
+  template <int kRoom, int kRun = 1, int kStep = kRun>
+  __device__ __forceinline__ void sort(uint32_t (&v)[kRoom]) const {
+    constexpr int kFrom = kStep == kRun ? 0 : kStep;
+#pragma unroll
+    for (int i = kFrom; i + kStep < kRoom; ++i) {
+      if ((i - kFrom) % (2 * kStep) >= kStep || i / (2 * kRun) != (i + kStep) / (2 * kRun)) continue;
+      uint32_t &a = v[i], &b = v[i + kStep];
+      const uint32_t least = min(a, b);
+      if (i % 3 == 0) {
+        b = max(a, b);
+      } else {
+        asm("mad.lo.u32 %0, %1, %2, %0;" : "+r"(b) : "r"(a), "r"(one));
+        asm("mad.lo.u32 %0, %1, %2, %0;" : "+r"(b) : "r"(least), "r"(minus_one));
+      }
+      a = least;
+    }
+    if constexpr (kStep > 1) {
+      sort<kRoom, kRun, kStep / 2>(v);
+    } else if constexpr (2 * kRun < kRoom) {
+      sort<kRoom, 2 * kRun>(v);
+    }
+  }
+};
+
+struct Args {
+  Select problem;
+  const void* x;
+  const int32_t* ranks;
+  void* values;
+  int32_t* indices;
+  Network network;
+  uint32_t pitch, words_at;  // keys of a row in shared memory; and, for threads, the word where they begin
+};
+
+// Where the elements of a row, its ranks and its results begin.
+struct Place {
+  int64_t x, ranks, to;
+
+  __device__ __forceinline__ Place(const Select& problem, uint32_t row) {
+    const auto inner = static_cast<uint32_t>(problem.rows.inner);
+    const uint32_t outer = row / inner, column = row - outer * inner;
+    x = outer * problem.rows.length * inner + column;
+    ranks = ranks_at(problem.ranks, outer, column);
+    to = outer * problem.count * inner + column;
+  }
+};
+
+// Returns the rank number j of a row.
+__device__ __forceinline__ uint32_t rank_at(const Args& a, const Place& place, int j) {
+  return static_cast<uint32_t>(a.problem.rank_of(a.ranks[place.ranks + j * a.problem.ranks.axis_stride]));
+}
+
+// ---- A thread for each row ------------------------------------------------------------------------------------------
+
+// Loads the elements of a block's rows to shared memory, and stores their keys as words of the thread, those of up to
+// 16 bits with their indices. `first`, `step`: where the thread's elements begin, and from one to the next.
+template <class T>
+__device__ __forceinline__ void load_words(const Args& a, const Place& place, uint32_t rows, uint32_t first,
+                                           uint32_t step, uint32_t* words) {
+  constexpr uint32_t kInWord = 4 / sizeof(T);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  T* const tile = reinterpret_cast<T*>(dynamic_shared_memory());
+  const T* const x = static_cast<const T*>(a.x);
+  uint32_t at = 0;
+  if (step == 1) {
+    copy_tile_async<kThreads>(tile, x + int64_t{blockIdx.x} * kThreads * length, rows * length);
+    // Threads whose rows begin in the same bank of shared memory begin at different elements.
+    if (length % kInWord == 0) {
+      const uint32_t stride = length / kInWord | 32, meet = stride & (0u - stride);
+      at = (threadIdx.x & 31) * meet / 32 * kInWord;
+    }
+  } else {
+    const T* from = x + place.x;
+#pragma unroll 4
+    for (uint32_t i = 0; i < length; ++i, from += a.problem.rows.inner) tile[first + i * step] = *from;
+  }
+  commit_async_copies();
+  wait_for_async_copies<0>();
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t i = 0; i < length; ++i) {
+    const uint32_t key = sort_key(tile[first + at * step], a.problem.order);
+    words[at] = sizeof(T) <= 2 ? key << 16 | at : key;
+    at = at + 1 < length ? at + 1 : 0;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void copy_element(void* to, int64_t at, const void* from, int64_t from_at) {
+  static_cast<T*>(to)[at] = static_cast<const T*>(from)[from_at];
+}
+
+template <int kRoom>
+__global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_constant__ Args a) {
+  const auto all_rows = static_cast<uint32_t>(a.problem.rows.count()),
+             rows = min(all_rows - blockIdx.x * kThreads, kThreads);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  const bool has = threadIdx.x < rows;
+  const Place place(a.problem, blockIdx.x * kThreads + (has ? threadIdx.x : 0));
+  const uint32_t step = a.problem.rows.inner == 1 ? 1 : kThreads,
+                 first = step == 1 ? threadIdx.x * length : threadIdx.x;
+  uint32_t* sorted = reinterpret_cast<uint32_t*>(dynamic_shared_memory()) + threadIdx.x * a.pitch;
+  uint32_t* const words = sorted + a.words_at;
+  const int bits = a.problem.bits;
+  if (bits == 8) load_words<uint8_t>(a, place, rows, first, step, words);
+  if (bits == 16) load_words<uint16_t>(a, place, rows, first, step, words);
+  if (bits == 32) load_words<uint32_t>(a, place, rows, first, step, words);
+  uint32_t v[kRoom];
+#pragma unroll
+  for (int i = 0; i < kRoom; ++i) v[i] = i < length ? words[i] : ~0u;
+  a.network.sort(v);
+  if (bits == 32) {
+    __syncthreads();  // the sorted words replace the elements
+  } else {
+    sorted = words;
+  }
+#pragma unroll
+  for (int i = 0; i < kRoom; ++i)
+    if (i < length) sorted[i] = v[i];
+  if (!has) return;
+#pragma unroll 1
+  for (int j = 0; j < a.problem.count; ++j) {
+    const uint32_t rank = rank_at(a, place, j), found = sorted[rank];
+    const int64_t to = place.to + j * a.problem.rows.inner;
+    uint32_t at = found & 0xffff;
+    if (bits == 32) {
+      uint32_t before = 0;  // how many equal elements come before it
+#pragma unroll 1
+      while (before < rank && sorted[rank - 1 - before] == found) ++before;
+      if (before) {
+#pragma unroll 1
+        for (at = 0; words[at] != found || before-- > 0;) ++at;
+      } else {
+#pragma unroll 4
+        for (uint32_t i = length; i-- > 0;) at = words[i] == found ? i : at;
+      }
+      copy_element<uint32_t>(a.values, to, a.x, place.x + at * a.problem.rows.inner);
+    } else if (bits == 16) {
+      copy_element<uint16_t>(a.values, to, dynamic_shared_memory(), first + at * step);
+    } else {
+      copy_element<uint8_t>(a.values, to, dynamic_shared_memory(), first + at * step);
+    }
+    a.indices[to] = static_cast<int32_t>(at);
+  }
+}
+
+// ---- A warp for each row --------------------------------------------------------------------------------------------
+
+constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
+constexpr int kStep = kWarpSelectStep;  // elements that a warp takes at a time
+static_assert(kBins == kChunk);
+
+// `Word`: of 32 or 64 bits. Smaller keys are words, too.
+template <class Word>
+struct WarpRow {
+  static constexpr Word kAll = ~Word{0};
+
+  // A part of an interval, with keys from `first` to `first + last`: the wanted element is number `left` of the `size`
+  // elements in it.
+  struct Part {
+    Word first, last;
+    uint32_t size, left;
+  };
+
+  // The keys of the row, and behind it, up to a whole step, the largest words: these rank after all elements.
+  Word* keys;
+  uint32_t* counts;
+  uint32_t* list;
+  uint32_t length;
+
+  // Calls `visit(key, at)` for the keys that a lane has.
+  template <class Visit>
+  __device__ __forceinline__ void each(Visit visit) const {
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (uint32_t start = 0; start < length; start += kStep) {
+      Word key[kStep / 32];
+#pragma unroll
+      for (int i = 0; i < kStep / 32; ++i) key[i] = keys[start + i * 32 + lane];
+#pragma unroll
+      for (int i = 0; i < kStep / 32; ++i) visit(key[i], start + i * 32 + lane);
+    }
+    __syncwarp();
+  }
+
+  // Loads the keys of the row, and returns the lane's largest. `sampled`: the word of the lane's element of a sample.
+  template <class T>
+  __device__ __forceinline__ Word load(const void* all_x, int64_t at, const SortOrder& order, uint32_t& sampled) const {
+    const T* const x = static_cast<const T*>(all_x) + at;
+    const uint32_t lane = threadIdx.x & 31;
+    sampled = sampled_word<32>(order, x, length, lane);
+    Word highest = 0;
+#pragma unroll 1
+    for (uint32_t start = 0; start < length; start += 2 * kStep) {
+      constexpr int kAhead = 2 * kStep / 32;
+      T element[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) element[i] = x[min(start + i * 32 + lane, length - 1)];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (i == kAhead / 2 && start + kStep >= length) break;
+        const uint32_t at = start + i * 32 + lane;
+        const Word key = sort_key(element[i], order);
+        highest = max(highest, key);
+        keys[at] = at < length ? key : kAll;
+      }
+    }
+    __syncwarp();
+    return highest;
+  }
+
+  // Counts keys in parts of an interval. Returns what
+  // sum_counts() does.
+  __device__ __forceinline__ uint32_t count(const Parts<Word>& parts) const {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int b = 0; b < kBins; b += 128) *reinterpret_cast<uint4*>(counts + b + 4 * lane) = uint4{0, 0, 0, 0};
+    __syncwarp();
+    const uint32_t to = shared_address(counts) - 4 * static_cast<uint32_t>(parts.base);
+    each([&](Word key, uint32_t) { increment(counter_of(parts, to, key)); });
+    return sum_counts(counts);
+  }
+
+  // Finds the part that a rank falls in. `up_to`: what count() returned.
+  __device__ __forceinline__ Part find(const Parts<Word>& parts, uint32_t up_to, uint32_t rank) const {
+    const PartOfRank at = find_rank(counts, up_to, rank);
+    Part part;
+    part.size = at.size, part.left = at.left;
+    parts.template bounds<Word>(kBinBits, at.part, part.first, part.last);
+    __syncwarp();  // all lanes have read the counts
+    return part;
+  }
+
+  static __device__ __forceinline__ Word largest_key(Word key) {
+    return largest_of_warp(static_cast<std::conditional_t<sizeof(Word) == 8, uint64_t, uint32_t>>(key));
+  }
+
+  // Narrows a part of an interval until the elements in it are as few as lanes, or all equal.
+  __device__ __forceinline__ void narrow(Part& part, uint32_t rank) const {
+    while (part.size > 32 && part.last != 0) {
+      Word least = kAll, most = 0;
+      each([&](Word key, uint32_t) {
+        if (key - part.first > part.last) return;
+        least = min(least, key);
+        most = max(most, key);
+      });
+      least = kAll - largest_key(kAll - least), most = largest_key(most);
+      if (least == most) {
+        part.first = least, part.last = 0;
+        return;
+      }
+      const auto parts = Parts<Word>::template between<Word>(kBinBits, least, most);
+      const uint32_t up_to = count(parts);
+      part = find(parts, up_to, rank);
+    }
+  }
+
+  // Returns the index of the wanted element, if all in the part are equal: they stand in order of appearance.
+  __device__ __forceinline__ uint32_t choose_equal(const Part& part) const {
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t left = part.left, found = 0;
+    each([&](Word key, uint32_t at) {
+      const unsigned equal = __ballot_sync(kEveryLane, key == part.first);
+      if ((equal >> lane & 1) && __popc(equal & ((1u << lane) - 1)) == left) found = at;
+      left -= __popc(equal);
+    });
+    return largest_of_warp(found);
+  }
+
+  // Lists the few elements of a part. A lane gets the index of one, and how many of them come before it; other lanes
+  // get as many as there are lanes.
+  __device__ __forceinline__ void rank_few(const Part& part, uint32_t& at, uint32_t& before) const {
+    const uint32_t lane = threadIdx.x & 31;
+    uint64_t mine = 0;  // a bit for each key that is in the part
+    each([&](Word key, uint32_t at) { mine |= static_cast<uint64_t>(key - part.first <= part.last) << at / 32; });
+    uint32_t size = 0;
+#pragma unroll 1
+    while (const unsigned lanes = __ballot_sync(kEveryLane, mine != 0)) {
+      if (mine)
+        list[size + __popc(lanes & ((1u << lane) - 1))] = (__ffsll(static_cast<long long>(mine)) - 1) * 32 + lane;
+      mine &= mine - 1;
+      size += __popc(lanes);
+    }
+    __syncwarp();
+    at = list[lane < size ? lane : 0];
+    __syncwarp();
+    const Word own = keys[at];
+    before = lane < size ? 0 : 32;
+#pragma unroll 1
+    for (uint32_t j = 0; j < size; ++j) {
+      const Word its = shuffle_from(own, j);
+      const uint32_t its_at = shuffle_from(at, j);
+      before += its < own || (its == own && its_at < at);
+    }
+  }
+};
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_constant__ Args a) {
+  __shared__ __align__(16) uint32_t counts[kWarps][kBins];
+  __shared__ uint32_t lists[kWarps][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, wanted = static_cast<int>(a.problem.count);
+  const uint32_t row = blockIdx.x * kWarps + warp;
+  if (row >= a.problem.rows.count()) return;
+  const Place place(a.problem, row);
+  WarpRow<Word> r;
+  r.length = static_cast<uint32_t>(a.problem.rows.length);
+  r.keys = reinterpret_cast<Word*>(dynamic_shared_memory()) + warp * a.pitch;
+  r.counts = counts[warp];
+  r.list = lists[warp];
+  // A lane has a rank, and an element of a sample.
+  const uint32_t last = r.length - 1, own_rank = lane < wanted ? rank_at(a, place, lane) : last;
+  const bool has = lane < wanted;
+  const int bits = a.problem.bits;
+  const int64_t x = int64_t{row} * r.length;  // columns have been turned
+  uint32_t sample[1];
+  Word highest = 0;
+  if constexpr (sizeof(Word) == 8) {
+    highest = r.template load<uint64_t>(a.x, x, a.problem.order, sample[0]);
+  } else {
+    if (bits == 8) highest = r.template load<uint8_t>(a.x, x, a.problem.order, sample[0]);
+    if (bits == 16) highest = r.template load<uint16_t>(a.x, x, a.problem.order, sample[0]);
+    if (bits == 32) highest = r.template load<uint32_t>(a.x, x, one_flip<uint32_t>(a.problem.order), sample[0]);
+  }
+
+  uint32_t end = 0;  // the last of the largest elements, which has the last rank
+  if (__any_sync(kEveryLane, has && own_rank == last)) {
+    highest = r.largest_key(highest);
+    r.each([&](Word key, uint32_t at) { end = key == highest && at <= last ? at : end; });
+    end = largest_of_warp(end);
+  }
+  const uint32_t least = ~largest_of_warp(own_rank != last ? ~own_rank : 0u);
+  const uint32_t most = largest_of_warp(own_rank != last ? own_rank : 0u);
+  Parts<Word> parts;
+  uint32_t up_to = 0;
+  bool counted = false;  // whether the counts are those of the interval of all ranks
+  if (least != ~0u) {
+    sort_in_warp(sample);
+    Word low, high;
+    find_interval<Word, 32>(least, most, r.length, 3, [&](int i) { return shuffle_from(sample[0], i); }, low, high);
+    parts = Parts<Word>::template between<Word>(kBinBits, low, high);
+  }
+  typename WarpRow<Word>::Part part = {};
+  uint32_t begin = last, at = end, in_part = 0, before = 0;  // the first rank of the part, and what rank_few() returned
+#pragma unroll 1
+  for (int j = 0; j < wanted; ++j) {
+    const uint32_t rank = shuffle_from(own_rank, j);
+    if (rank == last) {
+      at = end;
+    } else {
+      if (rank < begin || rank - begin >= part.size) {
+        if (!counted) up_to = r.count(parts);
+        part = r.find(parts, up_to, rank);
+        counted = part.size <= 32;
+        r.narrow(part, rank);
+        begin = rank - part.left;
+        if (part.size <= 32) r.rank_few(part, in_part, before);
+      }
+      part.left = rank - begin;
+      at = part.size > 32
+               ? r.choose_equal(part)
+               : shuffle_from(in_part, __ffs(static_cast<int>(__ballot_sync(kEveryLane, before == part.left))) - 1);
+    }
+    if (lane == 0) {
+      const int64_t to = place.to + j * a.problem.rows.inner;
+      if constexpr (sizeof(Word) == 8) {
+        copy_element<uint64_t>(a.values, to, a.x, x + at);
+      } else {
+        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at);
+        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at);
+        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at);
+      }
+      a.indices[to] = static_cast<int32_t>(at);
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                                const int32_t* ranks, void* values, int32_t* indices) {
+  const int64_t length = problem.rows.length, of_block = plan.algorithm == Selecting::kThread ? kThreads : kWarps;
+  const Args args{problem,
+                  x,
+                  ranks,
+                  values,
+                  indices,
+                  {1, ~0u},
+                  static_cast<uint32_t>(plan.pitch),
+                  static_cast<uint32_t>(plan.table_at / 4)};
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((problem.rows.count() + of_block - 1) / of_block));
+  config.block = dim3(kThreads);
+  config.shared_bytes = plan.shared_bytes;
+  if (plan.algorithm == Selecting::kWarp)
+    return problem.bits == 64 ? launch(stream, config, select_warp_kernel<unsigned long long>, args)
+                              : launch(stream, config, select_warp_kernel<uint32_t>, args);
+  if (length <= 16) return launch(stream, config, select_thread_kernel<16>, args);
+  return length <= 40 ? launch(stream, config, select_thread_kernel<40>, args)
+                      : launch(stream, config, select_thread_kernel<64>, args);
+}
+
+}  // namespace jaxgpuops::count
