@@ -71,6 +71,7 @@ def plan_sort(
     indices: bool,
     compute_capability: int,
     kth: int = -1,
+    workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_bincount(
     outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int

@@ -121,7 +121,7 @@ KERNELS = {
     }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
     | {"buckets": "buckets_kernel", "radix": "histogram_kernel", "sort": "sort_kernel"}
-    | {"block": "block_kernel", "sweep": "pass_kernel"},
+    | {"short": "short_columns_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
     "sort": {
         "short": "short_(tiles|columns)_kernel",
         "team": "sort_kernel",
@@ -131,6 +131,7 @@ KERNELS = {
     },
     "scan": {
         "small": "scan_small",
+        "pieces": "scan_pieces",
         "short": "scan_short",
         "packs": "scan_packs",
         "rows": "scan_rows",
@@ -150,9 +151,10 @@ KERNELS = {
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
-    | {"atomics": "segment_atomics_kernel"}
+    | {"atomics": "segment_(atomics|cells)_kernel"}
     | {"recount": "choose_kernel", "look_back": "choose_kernel"}
-    | {"block": "select_kernel", "long": "select_step_kernel"}
+    | {"thread": "select_thread_kernel", "warp": "select_warp_kernel"}
+    | {"block": "select_kernel", "long": "select_long_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
     | {"warp": "route_warp_kernel"},
@@ -183,7 +185,7 @@ CALLS = [
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
     ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096)]),
-    ("count", lambda x: jaxgpuops.kth_value(x, 7), [(64, 4096), (3, 70_001)]),
+    ("count", lambda x: jaxgpuops.kth_value(x, 7), [(4096, 30), (64, 700), (64, 4096), (3, 70_001)]),
     ("count", lambda x: jaxgpuops.kth_value(x, 7, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),

@@ -30,7 +30,7 @@ ALGORITHMS = {
     "buckets",
     "radix",
 }
-ALGORITHMS |= {"block", "sweep"}  # kernels of the sort family, which sort whole rows
+ALGORITHMS |= {"short", "block", "sweep"}  # kernels of the sort family, which sort whole rows
 # KB of shared memory that a block may have, from the table of compute capabilities in the CUDA programming guide.
 SHARED_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CAPABILITIES = tuple(SHARED_LIMIT)
@@ -134,8 +134,8 @@ def test_only_clusters_are_missing_on_older_gpus():
             assert new["algorithm"] in ("stream", "grid"), call
             assert old["algorithm"] in ("stream", "grid", "radix"), call
         else:
-            assert new["algorithm"] == "stream" and new["slices"] > 1, call
-            assert old["algorithm"] == "grid", call
+            assert new["algorithm"] == "stream", call  # a block has fewer threads where two share a multiprocessor
+            assert old["algorithm"] == ("grid" if new["slices"] > 1 else "stream"), call
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -241,14 +241,20 @@ SCAN_POINTS = [
     ((1, 65536, 1024), "float32", "column_look_ahead"),
     ((16, 128256, 1), "float32", "resident"),
     ((4096, 128, 1), "float32", "rows"),
-    ((1, 1000, 3), "float32", "spans"),
+    ((1, 1000, 3), "float32", "pieces"),
+    ((600, 1000, 3), "float32", "spans"),
+    ((1, 512, 301), "float16", "pieces"),
+    ((1, 2048, 88), "bfloat16", "pieces"),
+    ((1, 4096, 40), "float32", "column_look_ahead"),
     ((1, 100_000, 3), "float32", "span_look_ahead"),
     ((1, 100_000, 34), "float32", "column_look_ahead"),
     ((1, 100_000, 35), "bfloat16", "span_look_ahead"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "short"),
-    ((1, 3000, 5), "int32", "small"),
+    ((1 << 17, 8, 1), "float32", "packs"),
+    ((1, 1000, 5), "int32", "small"),
+    ((1, 3000, 5), "int32", "pieces"),
     ((100, 2, 1 << 20), "float32", "short"),
 ]
 
@@ -274,8 +280,8 @@ def scan_calls():
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
-    "across": ({"small", "columns"}, {"column_look_ahead"}),
-    "spans": ({"small", "short", "packs", "spans"}, {"span_look_ahead"}),
+    "across": ({"small", "pieces", "columns"}, {"column_look_ahead"}),
+    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_look_ahead"}),
 }
 
 
@@ -295,7 +301,7 @@ def test_scan_forms(capability):
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
         assert plan["algorithm"] in alone | shared, (call, plan)
-        most = 1024 if plan["algorithm"] == "small" else 512 if plan["layout"] == "across" else 256
+        most = 1024 if plan["algorithm"] in ("small", "pieces") else 512 if plan["layout"] == "across" else 256
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
         assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:
@@ -311,6 +317,31 @@ def test_scans_of_rows_in_packs():
     assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
     assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
     assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
+    for dtype, length, packs in (("float32", 8, 1), ("float32", 12, 0), ("float16", 32, 1), ("float32", 32, 0)):
+        call = 1 << 17, length, 1, dtype, False, 1, 90
+        assert plan_scan("linear_scan_vjp", *call)["algorithm"] == ("packs" if packs else "short")
+        assert plan_scan("cumprod_jvp", *call)["algorithm"] == "short"
+
+
+def test_scans_in_pieces():
+    """Columns of few elements have blocks of their own, for operations of one operand; the order of folding stays."""
+    for op, dtype, rows, most in (
+        ("cumsum", "float32", (5000, 3), 1 << 20),
+        ("cumprod", "float64", (900, 7), 1 << 20),
+        ("cummax", "int16", (9000, 1), 1 << 20),
+        ("cummax", "float32", (2000, 3), 1 << 19),
+        ("cumsum", "bfloat16", (200, 100), 1 << 18),
+    ):
+        outer = most // (rows[0] * rows[1])
+        plans = [plan_scan(op, many, *rows, dtype, False, 1, 90) for many in (1, outer, outer + 1)]
+        assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
+        assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
+        assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
+    for op in ("cumlogsumexp", "linear_scan", "cummax_jvp"):
+        assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
+    assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
+    for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
+        assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
 
 
 def test_scan_tiles_do_not_depend_on_the_batch():
@@ -428,6 +459,41 @@ def test_columns_of_short_axes(dtype):
                 assert planner(5000, *shape, 90)["algorithm"] == algorithm, (op, shape)
 
 
+def test_tiles_of_short_rows():
+    """Rows that are not whole vectors, and large arrays of rows of a vector less than a team of lanes has, go through
+    shared memory; of rows without results those for which that is faster."""
+    for op, dtype, length, least in (
+        ("softmax", "float32", 5, 3),
+        ("softmax", "float32", 33, 3),
+        ("softmax", "float32", 12, 8),
+        ("log_softmax", "float32", 28, 16),
+        ("softmax", "float32", 60, 32),
+        ("softmax", "bfloat16", 24, 8),
+        ("softmax", "bfloat16", 49, 3),
+        ("softmax", "float64", 6, 8),
+        ("softmax_jvp", "float32", 33, 3),
+        ("logsumexp", "float32", 33, 10),
+        ("logsumexp", "bfloat16", 12, 10),
+        ("sum", "float32", 33, 10),
+        ("sum", "bfloat16", 201, 10),
+    ):
+        planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
+        outer = -(-(least << 20) // (length * np.dtype(dtype if dtype != "bfloat16" else "int16").itemsize))
+        found = [planner(rows, length, 1, 90)["algorithm"] for rows in (outer - 1, outer)]
+        assert found == ["rows", "rows_tiles"], (op, dtype, length, found)
+    for op, dtype, length in (
+        ("softmax", "float32", 20),
+        ("softmax", "float32", 124),
+        ("softmax_jvp", "float32", 12),
+        ("logsumexp", "float32", 12),
+        ("logsumexp", "bfloat16", 33),
+        ("max", "float32", 33),
+        ("dot", "float32", 33),
+    ):
+        planner = (reduce_planner if op in ("max", "dot") else softmax_planner)(op, dtype, False)
+        assert planner(10_000_000, length, 1, 90)["algorithm"] == "rows", (op, dtype, length)
+
+
 def test_long_rows_of_float64():
     """Results are left to a third kernel where blocks that hold a row would be too large, however many rows there are."""
     for op, outer in itertools.product(("softmax", "cross_entropy_grad", "softmax_jvp"), (1, 100, 10_000)):
@@ -514,7 +580,7 @@ def test_few_elements():
             assert small(scan_planner(op, "float32", False), length, inner, most) == few, (op, length, inner)
             assert small(scan_planner(op, "float32", True), length, inner) == none  # calls with segments
         for length, inner in ((33, 3), (1024, 3), (1025, 3), (4096, 3), (4097, 3), (33, 1), (1025, 33)):
-            takes = few if exact and inner > 1 and (length <= 1024 or (length <= 4096 and inner <= 32)) else none
+            takes = few if exact and inner > 1 and length <= 1024 else none
             assert small(scan_planner(op, "float32", False), length, inner, 1 << 16) == takes, (op, length, inner)
     for op, dtype in (("cumprod", "int32"), ("cummax", "int16"), ("cumsum", "uint8")):  # rows have no other kernels
         for length, inner in ((64, 3), (457, 1)):
@@ -621,8 +687,32 @@ def test_plans_of_selections(capability):
     cpu = jaxgpuops._native.modules["cpu"]
     plan = lambda *args: cpu.plan_select(*args, capability)
     assert plan(0, 5, 1, 3, 32)["algorithm"] == plan(3, 5000, 1, 0, 32)["algorithm"] == "empty"
-    for rows in ((3, 1024, 1, 3, 32), (3, 1024, 2, 3, 32), (3, 4096, 1, 10, 32)):
+    for rows in (
+        (3, 4096, 1, 10, 32),
+        (3, 8, 1, 3, 32),
+        (10**6, 100, 1, 3, 16),
+        (9, 512, 1, 4, 32),
+        (9, 600, 1, 4, 16),
+    ):
         assert plan(*rows)["algorithm"] == "none"
+    for length, inner, bits in itertools.product((9, 16, 17, 33, 64), (1, 5), (8, 16, 32, 64)):
+        few, many = plan(3, length, inner, 3, bits), plan(100_000, length, inner, 9, bits)
+        if (length, bits, capability) == (64, 32, 75):  # the tables do not fit
+            assert few["algorithm"] == many["algorithm"] == "none"
+            continue
+        assert few["algorithm"] == ("thread" if bits < 64 and (length <= 16 or inner > 1) else "warp")
+        assert many["algorithm"] == ("none" if bits == 64 else "thread")
+        assert not many["turns"] and many["shared_bytes"] <= min(67, SHARED_LIMIT[capability]) << 10
+    # A part of a batch has a kernel if the batch has, and makes do with its part of the workspace.
+    for length, count, inner, bits in itertools.product((9, 20, 64, 65, 128, 129, 700), (3, 4), (1, 5), (8, 32, 64)):
+        parts = [plan(outer, length, inner, count, bits) for outer in (1 << 20, 4000, 1500, 300, 1)]
+        for whole, part in itertools.pairwise(parts):
+            if whole["algorithm"] != "none":
+                assert part["algorithm"] != "none" and part["workspace_bytes"] <= whole["workspace_bytes"]
+    for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
+        found = plan(30_000, length, inner, 3, bits)
+        assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
+        assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
     for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (20_000, 16))):
         found = plan(3, length, inner, 9, bits)
         assert found["algorithm"] == "block" and found["threads"] in (64, 128, 1024)
@@ -636,11 +726,10 @@ def test_plans_of_selections(capability):
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 9), (8, 64)
     ):
         found = plan(outer, length, inner, count, bits)
-        if SHARED_LIMIT[capability] < 163 and count == 9:
-            assert found["algorithm"] == "none"
-            continue
-        assert found["algorithm"] == "long" and found["shared_bytes"] == count << 14
-        assert 1 <= found["slices"] <= 528 and found["workspace_bytes"] >= inner * count * (1 << 14)
+        table = (4096 if SHARED_LIMIT[capability] >= 163 else 2048) if count == 1 else 1024
+        assert found["algorithm"] == "long"
+        assert found["shared_bytes"] == max(4 * count * table, 4096 * (4 + bits // 8)) < SHARED_LIMIT[capability] << 10
+        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (table + 4096)
         assert cpu.plan_sort(outer, length, inner, bits, True, False, capability, 7)["algorithm"] == "sweep"
 
 
@@ -711,8 +800,16 @@ def test_plans_of_segments(capability):
         ("segment_min", "int8", 10**7, 0.5), ("segment_sum", "int32", 10**7, 0),
     ]:  # fmt: skip
         one, many = (plan(op, outer, 10**6, 3, segments, dtype, False) for outer in (1, 1000))
-        assert one == many and one["algorithm"] == "atomics"
+        # Whether a block has a table depends on the batch: exact sums do not.
+        assert {**one, "shared_bytes": 0} == {**many, "shared_bytes": 0} and one["algorithm"] == "atomics"
         assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
+    for length, segments, dtype, words in [
+        (1 << 24, 3000, "float32", 4), (1 << 22, 3000, "float16", 2), (1 << 23, 5000, "bfloat16", 4),
+        (1 << 22, 5000, "bfloat16", 2), (1 << 20, 3000, "float32", 0),
+    ]:  # fmt: skip
+        found = plan("segment_sum", 1, length, 1, segments, dtype, False)
+        if SHARED_LIMIT[capability] == 227:
+            assert (found["algorithm"], found["shared_bytes"]) == ("atomics", 4 * words * segments)
     for op, dtype in [("segment_max", "float64"), ("segment_min", "int8"), ("segment_sum", "int32")]:
         assert plan(op, 1, 10**6, 64, 10**6, dtype, False)["algorithm"] == "atomics"
         assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"

@@ -27,6 +27,7 @@ TOPK = [
     ((37, 61), 1, 5),
     ((9, 301), 1, 17),
     ((5, 4093), 1, 64),
+    ((7, 5, 60), 1, 3),
     ((37, 21), 1, 1),  # few elements
     ((3, 1001), 1, 1),
     ((3, 31, 7), 1, 1),
@@ -47,6 +48,7 @@ TOPK = [
     ((44, 100_001), 1, 300),
     ((1, 500_001), 1, 50),
     ((1, 100_001), 1, 5000),
+    ((2, 40_001, 3), 1, 300),
     ((3, 5001), 1, 5001),
     ((2, 40_001), 1, 30_001),
     ((1, 33_001, 3), 1, 33_000),
@@ -74,9 +76,11 @@ def run_topk(rng):
                     np.testing.assert_array_equal(np.asarray(take), values)
                     put = put_along_axis(take, jnp.asarray(indices), axis, shape[axis])
                     assert np.count_nonzero(np.asarray(put)) == np.count_nonzero(values)
-                    params = {"axis": axis, "length": shape[axis] // 2, "along": None, "permutes": False, "drops": True}
-                    [part] = put_along_axis_p(take, jnp.asarray(indices) - 7, **params)
-                    np.testing.assert_array_equal(part, np.take(put, range(7, 7 + shape[axis] // 2), axis))
+                    half = shape[axis] // 2
+                    first = min(7, half)
+                    params = {"axis": axis, "length": half, "along": None, "permutes": False, "drops": True}
+                    [part] = put_along_axis_p(take, jnp.asarray(indices) - first, **params)
+                    np.testing.assert_array_equal(part, np.take(put, range(first, first + half), axis))
         largest = jaxgpuops.lax.argmax(x, axis, np.int32)
         np.testing.assert_array_equal(largest, np.argmax(np.asarray(x), axis))
     return kernels
@@ -87,11 +91,14 @@ SORTS = [  # (shape, axis)
     ((301, 7), 1),
     ((3, 5, 70), 1),
     ((37, 61), 1),
-    ((3, 1001), 1),
+    ((3, 1001), 1),  # few
+    ((400, 1001), 1),
+    ((1401, 633), 1),  # many
     ((2, 301, 67), 1),
     ((3, 4001), 1),
     ((3, 8001), 1),
-    ((2, 16_001), 1),
+    ((2, 16_001), 1),  # few
+    ((50, 9001), 1),
     ((2, 3001, 17), 1),
     ((3, 50_001), 1),
     ((1, 33_001, 5), 1),
@@ -358,6 +365,7 @@ SCANS = [  # along axis 1
     ((30_001, 9), "float32"),  # short axes, by shared memory
     ((30_001, 5), "float32"),  # the same without shared memory
     ((60_001, 2), "float32"),  # as packs
+    ((60_001, 8), "float32"),  # as packs, whose lanes take turns
     ((3001, 2, 50), "int8"),
     ((3, 457), "int16"),  # rare elements, that are few
     ((37, 61), "float32"),  # a tile holds the row
@@ -369,8 +377,9 @@ SCANS = [  # along axis 1
     ((268, 270, 32), "float32"),  # columns in vectors
     ((2, 1001, 16), "float32"),
     ((1, 135_001, 16), "float32"),
-    ((304, 301, 7), "float32"),  # columns one by one
-    ((2, 3001, 3), "float32"),
+    ((704, 301, 7), "float32"),  # columns one by one
+    ((2, 3001, 3), "float32"),  # few elements
+    ((2, 601, 66), "bfloat16"),
     ((1, 265_001, 3), "float32"),
     *(((5, 5001), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64")),
     *(((3, 501, 32), dtype) for dtype in ("bfloat16", "float64", "int16", "complex64")),
@@ -509,6 +518,7 @@ SEGMENTS = [
     ((9001, 40), 30),
     ((9001,), 3001),
     ((40_001,), 3001),
+    ((1_100_001,), 2001),  # by atomics, with tables of blocks
     ((12_001, 3), 3001),
     ((9001, 2), 101),
     ((9001, 3), 101),
@@ -529,7 +539,8 @@ def run_counts(rng):
             expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
             np.testing.assert_array_equal(fn(x), expected)
     for (rows, n, m), dtype in itertools.product(
-        [(3, 1, 37), (3, 301, 1001), (140, 1030, 1030)], ("int8", "bfloat16", "float32", "int64")
+        [(3, 1, 37), (3, 301, 1001), (140, 1030, 1030), (2, 50_001, 1_700_000)],
+        ("int8", "bfloat16", "float32", "int64"),
     ):
         with jax.enable_x64(dtype == "int64"):
             table, queries = np.sort(rng.integers(-9, 9, (rows, n)), 1), rng.integers(-12, 12, (rows, m))
@@ -547,7 +558,8 @@ def run_counts(rng):
                 places = np.flatnonzero(row)[:size]
                 np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
     for (n, m), dtype in itertools.product(
-        [(3, 1025), (2, 9001), (2, 17_001), (2, 240_001)], ("int8", "bfloat16", "float32", "int64")
+        [(6000, 30), (3, 700), (3, 1025), (2, 9001), (2, 17_001), (2, 240_001)],
+        ("int8", "bfloat16", "float32", "int64"),
     ):
         with jax.enable_x64(dtype == "int64"):
             x = jnp.asarray(rng.integers(-99, 99, (n, m)), dtype).at[0].set(5)  # one row of equal elements
