@@ -94,8 +94,10 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   if (rows.length == kMostThreadSelect && problem.bits == 32 && gpu.shared_bytes <= 64 << 10) return Selecting::kNone;
   const bool few = rows.count() <= 2048;
   if (problem.bits <= 32 && rows.length <= kMostThreadSelect) {
-    // A thread takes longer for a row than a warp does, so there must be many. A warp needs workspace for columns.
-    const bool by_warp = rows.length > 16 && rows.inner == 1 && few && rows.count() < 64 * rows.length;
+    // A thread takes longer for a row than a warp does, so there must be many, or many ranks, which a warp finds one
+    // after another. A warp needs workspace for columns.
+    const bool by_warp =
+        rows.length > (problem.count > 3 ? 32 : 16) && rows.inner == 1 && few && rows.count() < 64 * rows.length;
     return by_warp ? Selecting::kWarp : Selecting::kThread;
   }
   if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
