@@ -40,7 +40,8 @@ def build(family, sources):
         failed |= process.wait() != 0
     if failed:
         sys.exit("failed")
-    subprocess.run(["nvcc", "-shared", "-cudart", "static", "-o", str(target), *objects], cwd=ROOT, check=True)
+    link = ["nvcc", "-shared", "-cudart", "static", "-Xlinker=-z,defs"]  # a symbol that no object has is an error here
+    subprocess.run([*link, "-o", str(target), *objects], cwd=ROOT, check=True)
 
 
 class Host:

@@ -12,7 +12,7 @@ from machine import ROOT, Sweep, build, kernels, library, log_uniform, random_ro
 SOURCES = [
     *kernels("topk"),
     *kernels("sort"),
-    *("ffi_src/sort/plan.cc", "ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
+    *("ffi_src/count/plan.cc", "ffi_src/sort/plan.cc", "ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
 ]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 
