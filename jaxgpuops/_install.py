@@ -56,7 +56,7 @@ def _cumulative_params(*, axis, reverse):
 
 
 def _sort_params(*, dimension, is_stable, num_keys):
-    return {"axis": dimension, "descending": False, "values": True, "indices": True}
+    return {"axis": dimension, "descending": False, "values": True, "indices": True, "kth": -1}
 
 
 def _sort_call(avals, *, dimension, is_stable, num_keys):

@@ -16,7 +16,8 @@ import jaxgpuops
 
 
 @pytest.fixture(autouse=True)
-def restore():
+def restore(kernels):
+    """Routes to the kernels where XLA's own are faster, too."""
     yield
     jaxgpuops.uninstall()
 
@@ -80,7 +81,7 @@ def stays(fn, *args):
     return {call.op: call.why for call in jaxgpuops.explain(fn, *args, platform="cuda")}
 
 
-def test_default_routes_what_pays(monkeypatch, kernels):
+def test_default_routes_what_pays(monkeypatch):
     monkeypatch.setattr(jaxgpuops._native, "missing", lambda platform, target="": "")  # as on a GPU
     program = lambda x: (jax.lax.top_k(x, 3, axis=1), jnp.argmax(x, 1), jnp.cumsum(x, 1))
     large = jax.ShapeDtypeStruct((4096, 4096), np.float32)
@@ -96,6 +97,15 @@ def test_default_routes_what_pays(monkeypatch, kernels):
         jaxgpuops.install("cumsum")
         assert stays(program, small)["cumsum"] == ""
     assert stays(program, small) == {}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_routes_are_planned_for_gpus(monkeypatch, name):
+    monkeypatch.setattr(jaxgpuops._native, "missing", lambda platform, target="": "")  # as on a GPU
+    target, fn = FUNCTIONS[name]
+    with jaxgpuops.install(name):
+        [call] = jaxgpuops.explain(fn, jax.ShapeDtypeStruct((4096, 4096), np.float32), platform="cuda")
+    assert call.kernel == target and call.plan["algorithm"]
 
 
 def test_compiled_functions_follow():
