@@ -190,6 +190,12 @@ def places(shape, axis, dtype, *, op="searchsorted", size, **kwargs) -> Problem:
     """Places of queries in sorted rows of so many elements; of what a mask chooses; different elements. The last two of
     all elements as one row."""
     n, item = math.prod(shape), jnp.dtype(dtype).itemsize
+
+    def searchsorted_of_torch(x, y):
+        import torch
+
+        return torch.searchsorted(y, x, out_int32=True)
+
     if op == "searchsorted":
         return Problem(
             "places",
@@ -200,7 +206,7 @@ def places(shape, axis, dtype, *, op="searchsorted", size, **kwargs) -> Problem:
             n * (item + 4) + shape[0] * size * item,
             ours=lambda x, y: jaxgpuops.searchsorted(y, x),
             jax=jax.vmap(lambda x, y: jnp.searchsorted(y, x)),
-            torch=lambda x, y: y.searchsorted(x),
+            torch=searchsorted_of_torch,
             right=lambda operands, results: _are_places(*operands, *results, 1),
             others=(("sorted", (shape[0], size), dtype),),
             **kwargs,
