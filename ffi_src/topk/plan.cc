@@ -6,6 +6,7 @@
 #include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
+#include "topk/cuda/compare_shape.h"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/radix_shape.h"
 #include "topk/cuda/rows_shape.h"
@@ -54,6 +55,11 @@ bool sorts(Rows rows, int64_t k, int key_bytes) {
   return rows.length <= 128 || (rows.outer > 1024 && 2 * rows.inner <= beside);
 }
 
+// Whether comparing all elements of each row with each other takes less time than to select some.
+bool compares(Rows rows, int64_t k, int key_bytes) {
+  return rows.length <= kMaxCompareLength && rows.elements() * rows.length <= int64_t{1} << 24;
+}
+
 // Compares two estimates in nanoseconds, fitted to the times of some hundred problems on an H200: one of the columns
 // kernel, and one of the streaming kernel with a block for each column.
 bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
@@ -89,6 +95,20 @@ Plan plan_sort(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.blocks = plan.sort.blocks;
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(plan.sort.shared_bytes);
+  return plan;
+}
+
+Plan plan_compare(Rows rows, int key_bytes, bool sorted, const Gpu& gpu) {
+  Plan plan;
+  plan.compare = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
+  if (!sorted && plan.compare.slices > 1 && gpu.max_cluster < kCompareSlices) return plan;
+  plan.algorithm = Algorithm::kCompare;
+  plan.lanes = plan.compare.lanes;
+  plan.threads = kCompareThreads;
+  plan.slices = static_cast<int>(plan.compare.slices);
+  plan.blocks = plan.compare.blocks;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = static_cast<int64_t>(plan.compare.shared_bytes);
   return plan;
 }
 
@@ -318,6 +338,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kShort: return "short";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
+    case Algorithm::kCompare: return "compare";
   }
   return "?";
 }
@@ -398,6 +419,11 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (may(Algorithm::kShort) && sorted && rows.length <= sort::kMaxShortLength &&
       rows.inner >= sort::kLeastShortColumns) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
+  }
+  if (may(Algorithm::kCompare) && rows.length <= kMaxCompareLength &&
+      (forced >= 0 || compares(rows, k, key_bytes))) {
+    const Plan plan = plan_compare(rows, key_bytes, sorted, gpu);
+    if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
   // For such rows, sorting networks take longer than the radix sort.
   if (forced < 0 && sorted && rows.inner == 1 && key_bytes <= 4 && rows.length > kMaxSortLength / 2 &&

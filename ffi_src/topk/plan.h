@@ -8,6 +8,7 @@
 #include "common/gpu.h"
 #include "common/rows.h"
 #include "sort/plan.h"
+#include "topk/cuda/compare_shape.h"
 #include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::topk {
@@ -28,6 +29,7 @@ enum class Algorithm {
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
+  kCompare,  // few elements in all: each is compared with all others of its row
 };
 
 const char* name(Algorithm algorithm);
@@ -44,6 +46,7 @@ struct Plan {
   SortShape sort;               // used by kSort
   sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
+  CompareShape compare;         // used by kCompare
 };
 
 // The caller has a workspace of `workspace_bytes`, and the plan needs no more. (A sharded call is planned for the whole

@@ -99,9 +99,8 @@ struct Row {
 
 // Sorts neighbours whose words have the same key bits by their whole keys. Returns whether all elements are in order
 // then.
-template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const SortTeam<kEach, kBlock>& team,
-                                     uint32_t (&index)[kEach]) {
+template <class Key, int kEach, class Team>
+__device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const Team& team, uint32_t (&index)[kEach]) {
   const uint32_t first = team.t * kEach;
   Key key[kEach];
 #pragma unroll
@@ -133,9 +132,10 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
 
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
-template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
-                                              uint32_t count, bool given, bool live) {
+template <class Key, int kEach, bool kBlock, bool kFirst>
+__device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row,
+                                              const SortTeam<kEach, kBlock, kFirst>& team, uint32_t count, bool given,
+                                              bool live) {
   constexpr bool kWide = sizeof(Key) > 2;
   const uint32_t first = team.t * kEach;
   const int digit_bits = 32 - row.index_bits;
@@ -305,7 +305,9 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
       row.low = static_cast<Key>(row.low + least - 1);
       row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
     }
-    sort_elements(a, row, SortTeam<kSortFew, kBlock>{team.size, team.t, team.buffer}, count, true, live);
+    const SortTeam<kSortFew, kBlock, kBlock> few{kBlock ? a.most / kSortFew : team.size, team.t, team.buffer};
+    if (!kBlock || team.t < few.size) sort_elements(a, row, few, count, true, live);
+    if (kBlock) __syncthreads();
   } else {
     sort_elements(a, row, team, row.n, false, live);
   }
