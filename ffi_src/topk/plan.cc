@@ -104,7 +104,7 @@ Plan plan_compare(Rows rows, int key_bytes, bool sorted, const Gpu& gpu) {
   if (!sorted && plan.compare.slices > 1 && gpu.max_cluster < kCompareSlices) return plan;
   plan.algorithm = Algorithm::kCompare;
   plan.lanes = plan.compare.lanes;
-  plan.threads = kCompareThreads;
+  plan.threads = plan.compare.threads;
   plan.slices = static_cast<int>(plan.compare.slices);
   plan.blocks = plan.compare.blocks;
   plan.shared_limit = gpu.shared_bytes;
@@ -225,8 +225,9 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
 Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
-  const int64_t most = whole ? 1 : rows.length * key_bytes / kSieveLeast;
-  if (most == 0 || rows.length < 16 * k) return plan;
+  const int64_t bytes = rows.length * key_bytes, most = whole ? 1 : std::max<int64_t>(bytes / kSieveLeast, 1);
+  // The streams of a row of few steps may be of different length. A sample tells less then.
+  if (bytes < 2 * kSieveStep && !whole || rows.length < (bytes < kSieveLeast && !whole ? 24 : 16) * k) return plan;
   int64_t slices = std::clamp<int64_t>(gpu.multiprocessors / rows.count(), 1, most);
   if (workspace_bytes >= 0)
     while (slices > 1 && sieve_exchange_bytes(slices) > workspace_bytes) --slices;

@@ -10,7 +10,7 @@
 // Bytes moved: the input once for each slice of a tile, mostly from the L2 cache, and k results (value and index).
 #include "common/cuda/intrinsics.cuh"
 #include "topk/cuda/compare_shape.h"
-#include "topk/cuda/composite.cuh"
+#include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
 
 namespace jaxgpuops::topk {
@@ -18,7 +18,7 @@ namespace {
 
 struct Args : Call {
   int64_t outer;
-  uint32_t rows, chunks, own, slices, pitch, tiles;  // see CompareShape; tiles of an outer index
+  uint32_t rows, chunks, own, slices, pitch;  // see CompareShape
   uint32_t lane_bits, part_bits;                     // logarithms of lanes and parts
   // Element e of a tile, in the order of memory, is `stride` * q + r elements behind the first one, where e = `run` * q
   // + r: of a row each, q is the row, and r the index; of columns, the reverse.
@@ -35,31 +35,18 @@ struct alignas(16) Four {
   W word[4];
 };
 
-// count += other > own, or other >= own. The sum is that of floats, in another pipe than comparisons.
-__device__ __forceinline__ void count_above(float& count, uint32_t other, uint32_t own) {
-  asm("{\n.reg .pred p;\nsetp.gt.u32 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "r"(other), "r"(own));
-}
-__device__ __forceinline__ void count_above(float& count, uint64_t other, uint64_t own) {
-  asm("{\n.reg .pred p;\nsetp.gt.u64 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "l"(other), "l"(own));
-}
-__device__ __forceinline__ void count_reaching(float& count, uint32_t other, uint32_t own) {
-  asm("{\n.reg .pred p;\nsetp.ge.u32 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "r"(other), "r"(own));
-}
-__device__ __forceinline__ void count_reaching(float& count, uint64_t other, uint64_t own) {
-  asm("{\n.reg .pred p;\nsetp.ge.u64 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "l"(other), "l"(own));
-}
-
 __device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t divisor, uint32_t reciprocal) {
   return divisor == 1 ? a : __umulhi(a, reciprocal);
 }
 
 template <class Key>
-__global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __grid_constant__ Args a) {
   using W = Word<Key>;
   constexpr bool kNarrow = sizeof(Key) <= 2;
   constexpr uint32_t kEachBits = kCompareEach / 2;
   static_assert(kCompareEach == 1 << kEachBits);
-  constexpr uint32_t kBatch = 8;  // loads of a thread before the first is waited for
+  constexpr uint32_t kBatch = 4;  // loads of a thread before the first is waited for
+  constexpr int kDeep = sizeof(Key) == 8 ? 2 : 4;  // the same, of vectors in shared memory
   const uint32_t lanes = 1u << a.lane_bits, chunk_bits = a.lane_bits + kEachBits, chunk = 1u << chunk_bits;
   const uint32_t own_elements = a.own << chunk_bits;
   const uint32_t bit_words = ((a.rows * a.chunks << chunk_bits) + 31) / 32;
@@ -67,23 +54,23 @@ __global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __gri
   uint32_t* const counts = reinterpret_cast<uint32_t*>(words + a.rows * a.pitch);  // of the slice's elements
   uint32_t* const bits = counts + own_elements;  // a bit for each element of the tile that is selected
   uint32_t* const before = bits + bit_words;     // how many are selected before each word of these
-  const uint32_t slice = blockIdx.x % a.slices, tile = blockIdx.x / a.slices;
+  const uint32_t slice = blockIdx.x;
   const bool shares = !a.sorted && a.slices > 1;
   if (shares) arrive_at_cluster_start();
 
   // The tile's rows, and where they begin.
-  const int64_t outer = a.inner == 1 ? int64_t{tile} * a.rows : tile / a.tiles;
-  const uint32_t inner = a.inner == 1 ? 0 : tile % a.tiles * a.rows;
+  const int64_t outer = a.inner == 1 ? blockIdx.y * a.rows : blockIdx.z;
+  const uint32_t inner = a.inner == 1 ? 0 : blockIdx.y * a.rows;
   const auto there = static_cast<uint32_t>(min(int64_t{a.rows}, a.inner == 1 ? a.outer - outer : a.inner - inner));
   const Key* const from = static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner;
   const bool columns = a.inner > 1;
   const uint32_t loads = (columns ? a.rows : there) * a.length, last = columns ? there : a.length;
-  for (uint32_t start = threadIdx.x; start < loads; start += kBatch * kCompareThreads) {
+  for (uint32_t start = threadIdx.x; start < loads; start += kBatch * blockDim.x) {
     Key raw[kBatch];
     uint32_t q[kBatch], r[kBatch];
 #pragma unroll
     for (uint32_t b = 0; b < kBatch; ++b) {
-      const uint32_t e = start + b * kCompareThreads;
+      const uint32_t e = start + b * blockDim.x;
       q[b] = quotient(e, a.run, a.per_run), r[b] = e < loads ? e - q[b] * a.run : last;
       raw[b] = __ldg(from + (r[b] < last ? q[b] * a.stride + r[b] : 0));
     }
@@ -97,11 +84,11 @@ __global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __gri
   }
   // Elements that do not exist stand behind all others.
 #pragma unroll 1
-  for (uint32_t e = threadIdx.x; e < 4 * there; e += kCompareThreads)
+  for (uint32_t e = threadIdx.x; e < 4 * there; e += blockDim.x)
     if (a.length + e % 4 < a.pitch) words[e / 4 * a.pitch + a.length + e % 4] = 0;
   if (a.part_bits) {
 #pragma unroll 1
-    for (uint32_t e = threadIdx.x; e < own_elements; e += kCompareThreads) counts[e] = 0;
+    for (uint32_t e = threadIdx.x; e < own_elements; e += blockDim.x) counts[e] = 0;
   }
   __syncthreads();
 
@@ -109,7 +96,7 @@ __global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __gri
   const uint32_t lane = threadIdx.x & (lanes - 1), parts = 1u << a.part_bits;
   const uint32_t share = (a.length + 4 * parts - 1) >> (a.part_bits + 2) << 2;  // of a row, that a team compares with
 #pragma unroll 1
-  for (uint32_t unit = threadIdx.x >> a.lane_bits;; unit += kCompareThreads >> a.lane_bits) {
+  for (uint32_t unit = threadIdx.x >> a.lane_bits;; unit += blockDim.x >> a.lane_bits) {
     const uint32_t c = (unit >> a.part_bits) + first;
     if (c >= end) break;
     const uint32_t row = quotient(c, a.chunks, a.per_chunks), start = (c - row * a.chunks) << chunk_bits;
@@ -120,7 +107,7 @@ __global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __gri
     for (uint32_t q = 0; q < kCompareEach; ++q) own[q] = all[min(start + q * lanes + lane, a.length - 1)];
     const uint32_t low = (unit & (parts - 1)) * share, high = min(low + share, a.length);
     const auto compare = [&](uint32_t from, uint32_t to, auto add) {
-#pragma unroll 2
+#pragma unroll kDeep
       for (uint32_t j = from; j < to; j += 4) {
         const auto four = *reinterpret_cast<const Four<W>*>(all + j);
 #pragma unroll
@@ -135,7 +122,7 @@ __global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __gri
     } else {
       compare(low, min(high, start), [](float& n, W other, W own, uint32_t, uint32_t) { count_reaching(n, other, own); });
       compare(max(low, start), min(high, start + chunk), [&](float& n, W other, W own, uint32_t j, uint32_t q) {
-        if (other > own || (other == own && j < start + q * lanes + lane)) n += 1;
+        count_before(n, other, j, own, start + q * lanes + lane);
       });
       compare(max(low, start + chunk), high, above);
     }
@@ -154,7 +141,7 @@ __global__ void __launch_bounds__(kCompareThreads, 4) compare_kernel(const __gri
 
   const auto each = [&](auto f) {  // f(place in the slice, row, index, whether it is selected)
 #pragma unroll 1
-    for (uint32_t start = 0; start < own_elements; start += kCompareThreads) {
+    for (uint32_t start = 0; start < own_elements; start += blockDim.x) {
       const uint32_t e = start + threadIdx.x, c = first + (e >> chunk_bits);
       const uint32_t row = quotient(c, a.chunks, a.per_chunks);
       const uint32_t index = ((c - row * a.chunks) << chunk_bits) + (e & (chunk - 1));
@@ -216,7 +203,6 @@ cudaError_t launch_compare(cudaStream_t stream, const Plan& plan, const Problem&
   a.own = static_cast<uint32_t>(shape.own);
   a.slices = static_cast<uint32_t>(shape.slices);
   a.pitch = static_cast<uint32_t>(shape.pitch);
-  a.tiles = static_cast<uint32_t>((a.inner + shape.rows - 1) / shape.rows);
   while (shape.lanes >> a.lane_bits > 1) ++a.lane_bits;
   while (shape.parts >> a.part_bits > 1) ++a.part_bits;
   a.stride = a.inner == 1 ? a.length : static_cast<uint32_t>(a.inner);
@@ -224,8 +210,9 @@ cudaError_t launch_compare(cudaStream_t stream, const Plan& plan, const Problem&
   a.per_run = reciprocal(a.run);
   a.per_chunks = reciprocal(a.chunks);
   Launch config;
-  config.grid = dim3(static_cast<unsigned>(plan.blocks));
-  config.block = dim3(kCompareThreads);
+  const int64_t outers = a.inner == 1 ? 1 : a.outer;
+  config.grid = dim3(a.slices, static_cast<unsigned>(plan.blocks / shape.slices / outers), static_cast<unsigned>(outers));
+  config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   if (!problem.sorted) config.cluster = static_cast<int>(shape.slices);
   return dispatch_key(problem.key_bits, [&](auto key) { return launch(stream, config, compare_kernel<decltype(key)>, a); });

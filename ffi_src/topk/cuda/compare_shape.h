@@ -10,16 +10,17 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxCompareLength = 8192;
-constexpr int kCompareThreads = 256;
+constexpr int kCompareThreads = 512;  // the most threads of a block
 constexpr int kCompareEach = 2;     // elements that a lane ranks at a time
 constexpr int kCompareSlices = 8;   // the most blocks of a cluster
-constexpr int kCompareParts = 8;    // the most teams that share the comparisons of the same elements
+constexpr int kCompareParts = 16;   // the most teams that share the comparisons of the same elements
 constexpr int kCompareLeast = 32;   // elements that each of them compares with, at least
 
 // A tile is a few rows, or columns side by side, that a block loads. Its rows are cut into chunks, each of which a team
 // of lanes ranks: kCompareEach elements a lane. If the chunks of a tile are too many for a block, several blocks load
 // it, and each ranks a slice of its chunks.
 struct CompareShape {
+  int threads = 256;    // of a block
   int lanes = 32;       // lanes of a team, a power of two
   int64_t chunks = 1;   // of a row
   int64_t rows = 1;     // of a tile
@@ -45,7 +46,8 @@ inline CompareShape compare_shape(Rows rows, int key_bytes, bool sorted, int64_t
   while (shape.parts < kCompareParts && 2 * shape.parts * all * shape.lanes <= kCompareThreads * multiprocessors &&
          2 * shape.parts * kCompareLeast <= rows.length)
     shape.parts *= 2;
-  shape.own = kCompareThreads / shape.lanes / shape.parts;
+  if (shape.parts == kCompareParts) shape.threads = kCompareThreads;
+  shape.own = shape.threads / shape.lanes / shape.parts;
   // The elements of a slice are whole words of a bitmap.
   shape.own = std::max<int64_t>(shape.own, 32 / shape.chunk());
   const int64_t beside = rows.inner == 1 ? rows.outer : rows.inner;

@@ -16,6 +16,7 @@
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
+#include "topk/cuda/delegates.cuh"
 #include "topk/cuda/sort_rows.h"
 #include "topk/cuda/sort_team.cuh"
 
@@ -236,10 +237,10 @@ struct Selection {
 #pragma unroll 1
       while (team.agree(reached > room && low < high)) {
         const uint32_t middle = high - (high - low) / 2;
-        uint32_t count = 0;
+        float counts[2] = {};
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) count += words[j] >= middle;
-        count = team.sum(count, sums++);
+        for (int j = 0; j < kEach; ++j) count_reaching(counts[j % 2], words[j], middle);
+        const uint32_t count = team.sum(static_cast<uint32_t>(counts[0] + counts[1]), sums++);
         if (reached <= room) continue;
         if (count >= need) {
           low = middle, reached = count;
