@@ -91,8 +91,8 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   const int64_t places = rows.count() * shape.chunks * shape.chunk();  // lanes without an element take as long
   const int64_t pairs = places * std::max<int64_t>(rows.length, 64);
   const bool selects = key_bytes <= 4 && k <= kMaxRowsK && !sorts(rows, k, key_bytes, gpu);
-  // For results in the order of indices, few blocks share a row: those of a cluster.
-  if (!sorted && rows.length > 1024) return false;
+  // For results in the order of indices, few blocks share a row: those of a cluster. All of a row is only copied.
+  if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
   if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 24);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
@@ -100,7 +100,8 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
   if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;
-  if (key_bytes == 4) return pairs <= (k <= 128 && rows.length >= 2048 ? 3 << 22 : rows.length < 4096 ? 1 << 25 : 1 << 26);
+  if (key_bytes == 4 && rows.length > kMaxSortLength / 2) return k > 512 && pairs <= 1 << 26;
+  if (key_bytes == 4) return pairs <= (k <= 128 && rows.length >= 2048 ? 3 << 22 : 1 << 25);
   if (k <= 32) return pairs <= 1 << 23;
   return pairs <= (rows.length <= 4096 ? 1 << 25 : 1 << 26);
 }
@@ -373,6 +374,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kArgmax: return "argmax";
     case Algorithm::kRows: return "rows";
     case Algorithm::kSort: return "sort";
+    case Algorithm::kCompare: return "compare";
     case Algorithm::kHeld: return "held";
     case Algorithm::kStream: return "stream";
     case Algorithm::kGrid: return "grid";
@@ -384,7 +386,6 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kShort: return "short";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
-    case Algorithm::kCompare: return "compare";
   }
   return "?";
 }

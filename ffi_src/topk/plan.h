@@ -18,6 +18,7 @@ enum class Algorithm {
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows, each in the registers of some lanes or of a block
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
+  kCompare,  // few elements in all: each is compared with all others of its row
   kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
   kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
@@ -29,7 +30,6 @@ enum class Algorithm {
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
-  kCompare,  // few elements in all: each is compared with all others of its row
 };
 
 const char* name(Algorithm algorithm);
@@ -44,9 +44,9 @@ struct Plan {
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
+  CompareShape compare;         // used by kCompare
   sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
-  CompareShape compare;         // used by kCompare
 };
 
 // The caller has a workspace of `workspace_bytes`, and the plan needs no more. (A sharded call is planned for the whole
