@@ -83,8 +83,8 @@ bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return whole || (rows.length > kMaxSortLength / 2 && 4 * k >= rows.length);
 }
 
-// Whether comparing all elements of each row with each other takes less time than other kernels do. The limits are where
-// it took about as long on an H200.
+// Whether comparing all elements of each row with each other takes less time than other kernels do. The limits are
+// where it took about as long on an H200.
 bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (rows.length > kMaxCompareLength) return false;
   const CompareShape shape = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
@@ -148,6 +148,7 @@ Plan plan_compare(Rows rows, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.compare = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
   if (!sorted && plan.compare.slices > 1 && gpu.max_cluster < kCompareSlices) return plan;
+  if (rows.elements() > kMaxCompared || plan.compare.blocks > kMaxCompareBlocks) return plan;
   plan.algorithm = Algorithm::kCompare;
   plan.lanes = plan.compare.lanes;
   plan.threads = plan.compare.threads;

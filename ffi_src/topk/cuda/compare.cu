@@ -19,7 +19,7 @@ namespace {
 struct Args : Call {
   int64_t outer;
   uint32_t rows, chunks, own, slices, pitch;  // see CompareShape
-  uint32_t lane_bits, part_bits;                     // logarithms of lanes and parts
+  uint32_t lane_bits, part_bits;              // logarithms of lanes and parts
   // Element e of a tile, in the order of memory, is `stride` * q + r elements behind the first one, where e = `run` * q
   // + r: of a row each, q is the row, and r the index; of columns, the reverse.
   uint32_t stride, run;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
   constexpr bool kNarrow = sizeof(Key) <= 2;
   constexpr uint32_t kEachBits = kCompareEach / 2;
   static_assert(kCompareEach == 1 << kEachBits);
-  constexpr uint32_t kBatch = 4;  // loads of a thread before the first is waited for
+  constexpr uint32_t kBatch = 4;                   // loads of a thread before the first is waited for
   constexpr int kDeep = sizeof(Key) == 8 ? 2 : 4;  // the same, of vectors in shared memory
   const uint32_t lanes = 1u << a.lane_bits, chunk_bits = a.lane_bits + kEachBits, chunk = 1u << chunk_bits;
   const uint32_t own_elements = a.own << chunk_bits;
@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
     if constexpr (kNarrow) {
       compare(low, high, above);
     } else {
-      compare(low, min(high, start), [](float& n, W other, W own, uint32_t, uint32_t) { count_reaching(n, other, own); });
+      compare(low, min(high, start),
+              [](float& n, W other, W own, uint32_t, uint32_t) { count_reaching(n, other, own); });
       compare(max(low, start), min(high, start + chunk), [&](float& n, W other, W own, uint32_t j, uint32_t q) {
         count_before(n, other, j, own, start + q * lanes + lane);
       });
@@ -211,11 +212,13 @@ cudaError_t launch_compare(cudaStream_t stream, const Plan& plan, const Problem&
   a.per_chunks = reciprocal(a.chunks);
   Launch config;
   const int64_t outers = a.inner == 1 ? 1 : a.outer;
-  config.grid = dim3(a.slices, static_cast<unsigned>(plan.blocks / shape.slices / outers), static_cast<unsigned>(outers));
+  config.grid =
+      dim3(a.slices, static_cast<unsigned>(plan.blocks / shape.slices / outers), static_cast<unsigned>(outers));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   if (!problem.sorted) config.cluster = static_cast<int>(shape.slices);
-  return dispatch_key(problem.key_bits, [&](auto key) { return launch(stream, config, compare_kernel<decltype(key)>, a); });
+  return dispatch_key(problem.key_bits,
+                      [&](auto key) { return launch(stream, config, compare_kernel<decltype(key)>, a); });
 }
 
 }  // namespace jaxgpuops::topk

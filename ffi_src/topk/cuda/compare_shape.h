@@ -10,24 +10,26 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxCompareLength = 8192;
-constexpr int kCompareThreads = 512;  // the most threads of a block
-constexpr int kCompareEach = 2;     // elements that a lane ranks at a time
-constexpr int kCompareSlices = 8;   // the most blocks of a cluster
-constexpr int kCompareParts = 16;   // the most teams that share the comparisons of the same elements
-constexpr int kCompareLeast = 32;   // elements that each of them compares with, at least
+constexpr int64_t kMaxCompared = 1 << 26;             // elements in all: their offsets have 32 bits
+constexpr int64_t kMaxCompareBlocks = (1 << 16) - 1;  // of a grid of three dimensions
+constexpr int kCompareThreads = 512;                  // the most threads of a block
+constexpr int kCompareEach = 2;                       // elements that a lane ranks at a time
+constexpr int kCompareSlices = 8;                     // the most blocks of a cluster
+constexpr int kCompareParts = 16;                     // the most teams that share the comparisons of the same elements
+constexpr int kCompareLeast = 32;                     // elements that each of them compares with, at least
 
 // A tile is a few rows, or columns side by side, that a block loads. Its rows are cut into chunks, each of which a team
 // of lanes ranks: kCompareEach elements a lane. If the chunks of a tile are too many for a block, several blocks load
 // it, and each ranks a slice of its chunks.
 struct CompareShape {
-  int threads = 256;    // of a block
-  int lanes = 32;       // lanes of a team, a power of two
-  int64_t chunks = 1;   // of a row
-  int64_t rows = 1;     // of a tile
-  int64_t own = 1;      // chunks of a slice
-  int64_t slices = 1;   // of a tile
-  int parts = 1;        // teams that share a chunk, a power of two: each compares it with a part of the row
-  int64_t pitch = 0;    // words from one row to the next in shared memory
+  int threads = 256;   // of a block
+  int lanes = 32;      // lanes of a team, a power of two
+  int64_t chunks = 1;  // of a row
+  int64_t rows = 1;    // of a tile
+  int64_t own = 1;     // chunks of a slice
+  int64_t slices = 1;  // of a tile
+  int parts = 1;       // teams that share a chunk, a power of two: each compares it with a part of the row
+  int64_t pitch = 0;   // words from one row to the next in shared memory
   int64_t blocks = 0;
   size_t shared_bytes = 0;
 

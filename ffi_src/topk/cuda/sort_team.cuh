@@ -54,11 +54,10 @@ __device__ __forceinline__ void sync_first(uint32_t threads) {
 }
 __device__ __forceinline__ bool any_of_first(uint32_t threads, bool b) {
   uint32_t any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbarrier.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(static_cast<uint32_t>(b)), "r"(threads)
-      : "memory");
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbarrier.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, 0, q;\n}"
+               : "=r"(any)
+               : "r"(static_cast<uint32_t>(b)), "r"(threads)
+               : "memory");
   return any;
 }
 
