@@ -66,7 +66,7 @@ REGIMES = {
     "sort, a block": ((300, 5003), 1, 3000),
     "sort, few of many": ((700, 2003), 1, 100),
     "sort, columns": ((5, 290, 70), 1, 290),
-    "sort, few columns": ((300, 100, 3), 1, 70),
+    "sort, few columns": ((3000, 100, 3), 1, 70),
     "short": ((300, 5, 1000), 1, 3),
     "compare": ((9, 300), 1, 90),
     "compare, a row of many blocks": ((1, 3001), 1, 1000),

@@ -24,6 +24,7 @@ struct Args : Call {
   // + r: of a row each, q is the row, and r the index; of columns, the reverse.
   uint32_t stride, run;
   uint32_t per_run, per_chunks;  // reciprocals: the high word of i * per_run is i / run
+  bool bytes;                    // elements have 8 bits, which become the upper ones of 16
 };
 
 template <class Key>
@@ -42,7 +43,7 @@ __device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t divisor, uint3
 template <class Key>
 __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __grid_constant__ Args a) {
   using W = Word<Key>;
-  constexpr bool kNarrow = sizeof(Key) <= 2;
+  constexpr bool kNarrow = sizeof(Key) == 2;
   constexpr uint32_t kEachBits = kCompareEach / 2;
   static_assert(kCompareEach == 1 << kEachBits);
   constexpr uint32_t kBatch = 4;                   // loads of a thread before the first is waited for
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
   const int64_t outer = a.inner == 1 ? blockIdx.y * a.rows : blockIdx.z;
   const uint32_t inner = a.inner == 1 ? 0 : blockIdx.y * a.rows;
   const auto there = static_cast<uint32_t>(min(int64_t{a.rows}, a.inner == 1 ? a.outer - outer : a.inner - inner));
-  const Key* const from = static_cast<const Key*>(a.x) + outer * a.length * a.inner + inner;
+  const int64_t from = outer * a.length * a.inner + inner;
   const bool columns = a.inner > 1;
   const uint32_t loads = (columns ? a.rows : there) * a.length, last = columns ? there : a.length;
   for (uint32_t start = threadIdx.x; start < loads; start += kBatch * blockDim.x) {
@@ -72,7 +73,12 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
     for (uint32_t b = 0; b < kBatch; ++b) {
       const uint32_t e = start + b * blockDim.x;
       q[b] = quotient(e, a.run, a.per_run), r[b] = e < loads ? e - q[b] * a.run : last;
-      raw[b] = __ldg(from + (r[b] < last ? q[b] * a.stride + r[b] : 0));
+      const int64_t at = from + (r[b] < last ? q[b] * a.stride + r[b] : 0);
+      if (sizeof(Key) == 2 && a.bytes) {
+        raw[b] = static_cast<Key>(__ldg(static_cast<const uint8_t*>(a.x) + at) << 8);
+      } else {
+        raw[b] = __ldg(static_cast<const Key*>(a.x) + at);
+      }
     }
 #pragma unroll
     for (uint32_t b = 0; b < kBatch; ++b) {
@@ -186,7 +192,12 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
     }
     const int64_t to = a.inner == 1 ? (outer + row) * a.k + at : (outer * a.k + at) * a.inner + inner + row;
     const W word = words[row * a.pitch + index];
-    if (a.values) static_cast<Key*>(a.values)[to] = decode(static_cast<Key>(kNarrow ? word >> 16 : word), a.order);
+    const Key raw = decode(static_cast<Key>(kNarrow ? word >> 16 : word), a.order);
+    if (sizeof(Key) == 2 && a.bytes) {
+      static_cast<uint8_t*>(a.values)[to] = static_cast<uint8_t>(raw >> 8);
+    } else {
+      static_cast<Key*>(a.values)[to] = raw;
+    }
     a.indices[to] = static_cast<int32_t>(index);
   });
 }
@@ -217,8 +228,12 @@ cudaError_t launch_compare(cudaStream_t stream, const Plan& plan, const Problem&
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   if (!problem.sorted) config.cluster = static_cast<int>(shape.slices);
-  return dispatch_key(problem.key_bits,
-                      [&](auto key) { return launch(stream, config, compare_kernel<decltype(key)>, a); });
+  a.bytes = problem.key_bits == 8;
+  if (a.bytes) a.order = {a.order.magnitude << 8, a.order.flip << 8};
+  return dispatch_key(problem.key_bits, [&](auto key) {
+    using Key = std::conditional_t<sizeof(key) == 1, uint16_t, decltype(key)>;
+    return launch(stream, config, compare_kernel<Key>, a);
+  });
 }
 
 }  // namespace jaxgpuops::topk
