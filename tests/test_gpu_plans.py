@@ -120,7 +120,7 @@ KERNELS = {
         "grid": "merge_kernel",
     }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
-    | {"buckets": "buckets_kernel", "radix": "histogram_kernel", "sort": "sort_kernel"}
+    | {"buckets": "buckets_kernel", "radix": "histogram_kernel", "sort": "sort_kernel", "compare": "compare_kernel"}
     | {"short": "short_columns_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
     "sort": {
         "short": "short_(tiles|columns)_kernel",

@@ -66,8 +66,12 @@ REGIMES = {
     "sort, a block": ((300, 5003), 1, 3000),
     "sort, few of many": ((700, 2003), 1, 100),
     "sort, columns": ((5, 290, 70), 1, 290),
-    "sort, few columns": ((300, 100, 3), 1, 70),
+    "sort, few columns": ((3000, 100, 3), 1, 70),
     "short": ((300, 5, 1000), 1, 3),
+    "compare": ((9, 300), 1, 90),
+    "compare, a row of many blocks": ((1, 3001), 1, 1000),
+    "compare, short rows": ((70, 19), 1, 18),
+    "compare, columns": ((3, 70, 50), 1, 40),
     "held, a block a row": ((256, 32_000), 1, 10),
     "held, cluster": ((64, 128_256), 1, 50),
     "held, eight blocks": ((8, 100_003), 1, 64),
@@ -83,6 +87,7 @@ REGIMES = {
     "wave, no few candidates": ((1, 262_144), 1, 128),
     "sieve": ((100, 66_003), 1, 2048),
     "sieve, rows of 16 bits whole": ((100, 50_003), 1, 2048),
+    "sieve, rows of few steps": ((100, 17_003), 1, 700),
     "sieve, shared rows": ((3, 2_000_003), 1, 300),
     "sieve, an odd number of blocks": ((44, 100_003), 1, 300),
     "sieve, one row": ((1, 5_000_003), 1, 2048),
@@ -110,7 +115,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "sort", "held", "stream", "grid", "wave", "sieve", "columns"} | {
+    assert found == {"argmax", "rows", "sort", "compare", "held", "stream", "grid", "wave", "sieve", "columns"} | {
         "buckets",
         "radix",
         "short",

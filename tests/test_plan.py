@@ -21,6 +21,7 @@ ALGORITHMS = {
     "argmax",
     "rows",
     "sort",
+    "compare",
     "held",
     "stream",
     "grid",
@@ -122,12 +123,14 @@ def test_forms(capability):
 def test_only_clusters_are_missing_on_older_gpus():
     """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit elements."""
     for call in calls():
-        _, _, _, k, bits, _ = call
+        _, _, _, k, bits, sorted = call
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
         if new["algorithm"] in ("held", "sieve"):
             assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("buckets", "radix", "sweep")), call
+        elif new["algorithm"] == "compare":
+            assert not sorted and 1 < new["slices"] <= 8, call
         elif new["algorithm"] == "argmax":
             assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:
@@ -198,6 +201,25 @@ FASTEST = [
     ((106, 3853, 1), 13, "float64", "stream"),
     ((502, 3161, 1), 123, "float64", "sort"),
     ((518, 378, 1), 4, "float64", "sort"),
+    ((1, 512, 1), 170, "float32", "compare"),
+    ((64, 512, 1), 170, "float32", "compare"),
+    ((256, 512, 1), 170, "float32", "sort"),
+    ((8, 2048, 1), 682, "float32", "compare"),
+    ((1, 8192, 1), 1024, "float64", "compare"),
+    ((16, 512, 1), 32, "bfloat16", "compare"),
+    ((16, 512, 1), 2, "bfloat16", "rows"),
+    ((1, 2048, 1), 32, "float32", "rows"),
+    ((5, 49, 651), 32, "bfloat16", "compare"),
+    ((4, 128, 256), 2, "float32", "columns"),
+    ((132, 4096, 1), 200, "bfloat16", "block"),
+    ((2000, 4096, 1), 200, "bfloat16", "sort"),
+    ((2000, 3000, 1), 900, "float32", "block"),
+    ((528, 4096, 1), 66, "float32", "stream"),
+    ((1056, 2048, 1), 100, "float32", "sort"),
+    ((100_000, 97, 1), 12, "float16", "sort"),
+    ((100_000, 96, 1), 10, "float16", "rows"),
+    ((132, 20_000, 1), 600, "float32", "sieve"),
+    ((600, 16_384, 1), 1000, "bfloat16", "sieve"),
 ]
 
 

@@ -6,6 +6,7 @@
 #include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
+#include "topk/cuda/compare_shape.h"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/radix_shape.h"
 #include "topk/cuda/rows_shape.h"
@@ -35,16 +36,30 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // Up to so many rows run all at once. Then the time is that of a single row, which is shortest in the rows kernel.
 constexpr int64_t kFewRows = 4096;
 
+// Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
+// them above a threshold. With few rows, a block of it has more threads, and so a threshold for larger k.
+bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
+  if (rows.length > kMaxSortLength / 2) return k <= 512;
+  if (rows.inner > 1 || rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
+  const bool whole = rows.length == kMaxSortLength / 2;
+  if (k <= 72) return whole || rows.count() <= 2 * gpu.multiprocessors;
+  return k <= 128 && rows.count() <= (whole ? 4 : 1) * gpu.multiprocessors / 2;
+}
+
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
 // all candidates with each other, and use at least four lanes for a row, or a block for up to 64 columns.
-bool sorts(Rows rows, int64_t k, int key_bytes) {
+bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.length > kMaxSortLength) return false;
-  if (rows.length > kMaxSortLength / 2 && key_bytes >= 4 && k <= (key_bytes == 8 ? kMaxStreamK : 512)) return false;
+  if (key_bytes == 8 && rows.length > kMaxSortLength / 2 && k <= kMaxStreamK) return false;
+  if (key_bytes == 4 && streams_short(rows, k, gpu)) return false;
   if (key_bytes == 8) return k > 32 || rows.length < 1536;
   if (k > kMaxRowsK) return true;
   if (rows.inner == 1) {
     if (rows.count() <= kFewRows && (key_bytes == 4 || (key_bytes == 2 && k <= 8))) return false;
-    return rows.length <= 16 || (k > 8 && rows.length <= (key_bytes < 4 ? 5 : 3) * k);
+    // The rows kernel reads narrow elements one by one if rows are not whole vectors.
+    const bool odd = rows.length * key_bytes % 16 != 0;
+    return rows.length <= 16 ||
+           (k > 8 && rows.length <= (key_bytes == 4 ? 3 * k : std::max<int64_t>(5 * k, odd ? 128 : 64)));
   }
   if (rows.length <= 24 || rows.length <= 4 * k || (rows.inner <= 16 && rows.length <= 128)) return true;
   if (rows.inner >= 8 || rows.length > 512) return false;
@@ -52,6 +67,43 @@ bool sorts(Rows rows, int64_t k, int key_bytes) {
   // there are many rows.
   const int64_t beside = kColumnWarps * 32 / column_lanes(rows.count(), rows.length, k);
   return rows.length <= 128 || (rows.outer > 1024 && 2 * rows.inner <= beside);
+}
+
+// Whether the radix sort of rows by blocks takes less time than networks, which the sort kernel has. Those of words
+// with a part of a row take less, if it is small.
+bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (rows.inner > 1 || k <= kMaxRowsK || key_bytes > 4) return false;
+  if (rows.length <= kMaxSortLength / 8 || rows.length > kMaxSortLength) return false;
+  int64_t places = kMaxSortLength / 4;  // of the network for a whole row
+  while (places < rows.length) places *= 2;
+  const bool whole = 5 * k > places, few = rows.count() <= 2 * gpu.multiprocessors;
+  if (key_bytes == 1) return whole || few || rows.length > kMaxSortLength / 4;
+  if (rows.length <= kMaxSortLength / 4) return key_bytes == 2 && (whole || few);
+  if (key_bytes == 2) return 10 * k > places || (few && rows.length <= kMaxSortLength / 2);
+  return whole || (rows.length > kMaxSortLength / 2 && 4 * k >= rows.length);
+}
+
+// Whether comparing all elements of each row with each other takes less time than other kernels do. The limits are
+// where it took about as long on an H200.
+bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  if (rows.length > kMaxCompareLength) return false;
+  const CompareShape shape = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
+  const int64_t places = rows.count() * shape.chunks * shape.chunk();  // lanes without an element take as long
+  const int64_t pairs = places * std::max<int64_t>(rows.length, 64);
+  const bool selects = key_bytes <= 4 && k <= kMaxRowsK && !sorts(rows, k, key_bytes, gpu);
+  // For results in the order of indices, few blocks share a row: those of a cluster. All of a row is only copied.
+  if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
+  if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 24);
+  if (selects)
+    return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
+  if (places > (k == rows.length ? 1 << 14 : 1 << 15)) return false;
+  if (rows.length <= 1024) return true;
+  if (key_bytes == 1) return false;  // digits are few
+  if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;
+  if (key_bytes == 4 && rows.length > kMaxSortLength / 2) return k > 512 && pairs <= 1 << 26;
+  if (key_bytes == 4) return pairs <= (k <= 128 && rows.length >= 2048 ? 3 << 22 : 1 << 25);
+  if (k <= 32) return pairs <= 1 << 23;
+  return pairs <= (rows.length <= 4096 ? 1 << 25 : 1 << 26);
 }
 
 // Compares two estimates in nanoseconds, fitted to the times of some hundred problems on an H200: one of the columns
@@ -89,6 +141,21 @@ Plan plan_sort(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.blocks = plan.sort.blocks;
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(plan.sort.shared_bytes);
+  return plan;
+}
+
+Plan plan_compare(Rows rows, int key_bytes, bool sorted, const Gpu& gpu) {
+  Plan plan;
+  plan.compare = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
+  if (!sorted && plan.compare.slices > 1 && gpu.max_cluster < kCompareSlices) return plan;
+  if (rows.elements() > kMaxCompared || plan.compare.blocks > kMaxCompareBlocks) return plan;
+  plan.algorithm = Algorithm::kCompare;
+  plan.lanes = plan.compare.lanes;
+  plan.threads = plan.compare.threads;
+  plan.slices = static_cast<int>(plan.compare.slices);
+  plan.blocks = plan.compare.blocks;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = static_cast<int64_t>(plan.compare.shared_bytes);
   return plan;
 }
 
@@ -205,8 +272,9 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
 Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
-  const int64_t most = whole ? 1 : rows.length * key_bytes / kSieveLeast;
-  if (most == 0 || rows.length < 16 * k) return plan;
+  const int64_t bytes = rows.length * key_bytes, most = whole ? 1 : std::max<int64_t>(bytes / kSieveLeast, 1);
+  // The streams of a row of few steps may be of different length. A sample tells less then.
+  if ((bytes < 2 * kSieveStep && !whole) || rows.length < (bytes < kSieveLeast && !whole ? 24 : 16) * k) return plan;
   int64_t slices = std::clamp<int64_t>(gpu.multiprocessors / rows.count(), 1, most);
   if (workspace_bytes >= 0)
     while (slices > 1 && sieve_exchange_bytes(slices) > workspace_bytes) --slices;
@@ -307,6 +375,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kArgmax: return "argmax";
     case Algorithm::kRows: return "rows";
     case Algorithm::kSort: return "sort";
+    case Algorithm::kCompare: return "compare";
     case Algorithm::kHeld: return "held";
     case Algorithm::kStream: return "stream";
     case Algorithm::kGrid: return "grid";
@@ -399,12 +468,15 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       rows.inner >= sort::kLeastShortColumns) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
-  // For such rows, sorting networks take longer than the radix sort.
-  if (forced < 0 && sorted && rows.inner == 1 && key_bytes <= 4 && rows.length > kMaxSortLength / 2 &&
-      rows.length <= kMaxSortLength && 4 * k >= rows.length) {
+  if (may(Algorithm::kCompare) &&
+      (forced < 0 ? compares(rows, k, key_bytes, sorted, gpu) : rows.length <= kMaxCompareLength)) {
+    const Plan plan = plan_compare(rows, key_bytes, sorted, gpu);
+    if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
+  }
+  if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
-  if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes) : rows.length <= kMaxSortLength)) {
+  if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, gpu); fits(plan)) return plan;
   }
   const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&

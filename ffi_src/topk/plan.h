@@ -8,6 +8,7 @@
 #include "common/gpu.h"
 #include "common/rows.h"
 #include "sort/plan.h"
+#include "topk/cuda/compare_shape.h"
 #include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::topk {
@@ -17,6 +18,7 @@ enum class Algorithm {
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows, each in the registers of some lanes or of a block
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
+  kCompare,  // few elements in all: each is compared with all others of its row
   kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
   kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
@@ -42,6 +44,7 @@ struct Plan {
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
+  CompareShape compare;         // used by kCompare
   sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };

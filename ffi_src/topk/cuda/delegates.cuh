@@ -21,6 +21,35 @@ __device__ __forceinline__ void count_before(uint32_t& count, uint32_t own, uint
       : "r"(index), "r"(~other_index), "r"(~own), "r"(other));
 }
 
+// count += a > b, or a >= b. The number is a float, so that the sum is that of another pipe than comparisons: compilers
+// take three instructions of theirs for a number that is an integer.
+__device__ __forceinline__ void count_above(float& count, uint32_t a, uint32_t b) {
+  asm("{\n.reg .pred p;\nsetp.gt.u32 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "r"(a), "r"(b));
+}
+__device__ __forceinline__ void count_above(float& count, uint64_t a, uint64_t b) {
+  asm("{\n.reg .pred p;\nsetp.gt.u64 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void count_reaching(float& count, uint32_t a, uint32_t b) {
+  asm("{\n.reg .pred p;\nsetp.ge.u32 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "r"(a), "r"(b));
+}
+__device__ __forceinline__ void count_reaching(float& count, uint64_t a, uint64_t b) {
+  asm("{\n.reg .pred p;\nsetp.ge.u64 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "l"(a), "l"(b));
+}
+
+// count += a comes before b: it is larger, or equal with a lower index.
+__device__ __forceinline__ void count_before(float& count, uint32_t a, uint32_t a_index, uint32_t b, uint32_t b_index) {
+  asm("{\n.reg .pred p;\nsetp.lt.u32 p, %2, %4;\nsetp.eq.and.u32 p, %1, %3, p;\nsetp.gt.or.u32 p, %1, %3, p;\n"
+      "@p add.f32 %0, %0, 0f3F800000;\n}"
+      : "+f"(count)
+      : "r"(a), "r"(a_index), "r"(b), "r"(b_index));
+}
+__device__ __forceinline__ void count_before(float& count, uint64_t a, uint32_t a_index, uint64_t b, uint32_t b_index) {
+  asm("{\n.reg .pred p;\nsetp.lt.u32 p, %2, %4;\nsetp.eq.and.u64 p, %1, %3, p;\nsetp.gt.or.u64 p, %1, %3, p;\n"
+      "@p add.f32 %0, %0, 0f3F800000;\n}"
+      : "+f"(count)
+      : "l"(a), "r"(a_index), "l"(b), "r"(b_index));
+}
+
 // bits = 2 * bits + (above < word), in two instructions: by the carry of word + ~above.
 __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint32_t above) {
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));

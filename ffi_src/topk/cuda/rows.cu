@@ -59,9 +59,9 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
   best_of_lanes<T::kSize>(network, best);
 }
 
-template <int kTeam, int kElements, class Key>
+template <int kTeam, int kElements, class Key, bool kVectors>
 constexpr int kResident =  // blocks per multiprocessor, by the registers that the elements and the rest take
-    (kElements * sizeof(Key) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
+    (kElements * (kVectors ? sizeof(Key) : 4) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
 
 // Where the results of a row are written. For floats, a word is the element itself.
 template <class Order, class Key, bool kFloats>
@@ -242,7 +242,7 @@ __device__ __forceinline__ void select_by_network(const T& team, const Key* row,
 }
 
 template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork>
-__global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key>)
+__global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key, kVectors>)
     rows_kernel(const __grid_constant__ Args a) {
   using T = Team<Key, kTeam, kElements, kVectors, kFloat>;
   using Order = typename T::Order;

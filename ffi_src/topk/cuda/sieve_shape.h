@@ -38,7 +38,7 @@ static_assert(kSieveRoom * 4 + (kMaxSieveK + 2 * kSieveCrowd + 2 * kSieveSample)
 
 // Rows of 16-bit keys that one block holds whole: a key and an index are one word. Shared memory has bins and counters,
 // the row (in whole vectors of 16 bytes), the numbers of survivors, and two lists.
-constexpr int64_t kMinWholeLength = 1 << 15, kMaxWholeLength = 1 << 16;
+constexpr int64_t kMinWholeLength = 1 << 14, kMaxWholeLength = 1 << 16;
 constexpr uint32_t kWholeRoom = 16384;  // the most survivors of a row
 constexpr uint32_t kWholeCrowd = 64;    // survivors in one bin that make another way the better choice
 constexpr uint32_t kWholeSort = 4608;   // the most elements that the exact selection sorts

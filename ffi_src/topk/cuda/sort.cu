@@ -16,6 +16,7 @@
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
+#include "topk/cuda/delegates.cuh"
 #include "topk/cuda/sort_rows.h"
 #include "topk/cuda/sort_team.cuh"
 
@@ -99,9 +100,8 @@ struct Row {
 
 // Sorts neighbours whose words have the same key bits by their whole keys. Returns whether all elements are in order
 // then.
-template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const SortTeam<kEach, kBlock>& team,
-                                     uint32_t (&index)[kEach]) {
+template <class Key, int kEach, class Team>
+__device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const Team& team, uint32_t (&index)[kEach]) {
   const uint32_t first = team.t * kEach;
   Key key[kEach];
 #pragma unroll
@@ -133,9 +133,10 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
 
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
-template <class Key, int kEach, bool kBlock>
-__device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row, const SortTeam<kEach, kBlock>& team,
-                                              uint32_t count, bool given, bool live) {
+template <class Key, int kEach, bool kBlock, bool kFirst>
+__device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row,
+                                              const SortTeam<kEach, kBlock, kFirst>& team, uint32_t count, bool given,
+                                              bool live) {
   constexpr bool kWide = sizeof(Key) > 2;
   const uint32_t first = team.t * kEach;
   const int digit_bits = 32 - row.index_bits;
@@ -236,10 +237,10 @@ struct Selection {
 #pragma unroll 1
       while (team.agree(reached > room && low < high)) {
         const uint32_t middle = high - (high - low) / 2;
-        uint32_t count = 0;
+        float counts[2] = {};
 #pragma unroll
-        for (int j = 0; j < kEach; ++j) count += words[j] >= middle;
-        count = team.sum(count, sums++);
+        for (int j = 0; j < kEach; ++j) count_reaching(counts[j % 2], words[j], middle);
+        const uint32_t count = team.sum(static_cast<uint32_t>(counts[0] + counts[1]), sums++);
         if (reached <= room) continue;
         if (count >= need) {
           low = middle, reached = count;
@@ -305,7 +306,9 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
       row.low = static_cast<Key>(row.low + least - 1);
       row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
     }
-    sort_elements(a, row, SortTeam<kSortFew, kBlock>{team.size, team.t, team.buffer}, count, true, live);
+    const SortTeam<kSortFew, kBlock, kBlock> few{kBlock ? a.most / kSortFew : team.size, team.t, team.buffer};
+    if (!kBlock || team.t < few.size) sort_elements(a, row, few, count, true, live);
+    if (kBlock) __syncthreads();
   } else {
     sort_elements(a, row, team, row.n, false, live);
   }

@@ -41,9 +41,11 @@ constexpr int64_t sort_tile_bytes(int64_t elements, int64_t key_bytes, int64_t i
   return (elements * key_bytes + (inner == 1 ? 15 : 0) + 15) / 16 * 16;
 }
 
-// The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole.
+// The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole. They are sorted by
+// the team, or by as many warps of a block as they need.
 inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k) {
-  const int64_t few = kSortFew * shape.team;
+  int64_t few = kSortFew * std::min(shape.team, 32);
+  while (few < kSortFew * shape.team && 5 * k > 4 * few) few *= 2;
   return shape.each == 16 && 5 * k <= 4 * few && length > 128 && length >= 2 * few ? few : 0;
 }
 

@@ -47,21 +47,42 @@ struct MergingNetwork {  // for a sequence that rises and then falls, or the rev
   static constexpr Comparators<kEach> kAll = make();
 };
 
+// As __syncthreads() and __syncthreads_or(), for the first `threads` threads of the block, which are whole warps. The
+// others do not take part.
+__device__ __forceinline__ void sync_first(uint32_t threads) {
+  asm volatile("barrier.sync 1, %0;" ::"r"(threads) : "memory");
+}
+__device__ __forceinline__ bool any_of_first(uint32_t threads, bool b) {
+  uint32_t any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbarrier.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, 0, q;\n}"
+               : "=r"(any)
+               : "r"(static_cast<uint32_t>(b)), "r"(threads)
+               : "memory");
+  return any;
+}
+
 // A team, which is a part of a warp or a block. All threads of the warp (or of the block) call its functions together.
-template <int kEach, bool kBlock>
+// If kFirst, a team of kBlock is the first threads of a block only.
+template <int kEach, bool kBlock, bool kFirst = false>
 struct SortTeam {
   uint32_t size, t;  // threads of the team, and the number of this one
   uint4* buffer;     // used by a block: kEach words for each thread
 
   __device__ __forceinline__ void sync() const {
-    if constexpr (kBlock) {
-      __syncthreads();
-    } else {
+    if constexpr (!kBlock) {
       __syncwarp();
+    } else if constexpr (kFirst) {
+      sync_first(size);
+    } else {
+      __syncthreads();
     }
   }
-  // Whether a condition holds for any thread of the block, or of the warp.
-  __device__ __forceinline__ bool any(bool b) const { return kBlock ? __syncthreads_or(b) : __any_sync(kEveryLane, b); }
+  // Whether a condition holds for any thread of the team of kBlock, or of the warp.
+  __device__ __forceinline__ bool any(bool b) const {
+    if constexpr (!kBlock) return __any_sync(kEveryLane, b);
+    if constexpr (kFirst) return any_of_first(size, b);
+    return __syncthreads_or(b);
+  }
   // The same for a condition that all threads of a team have in common.
   __device__ __forceinline__ bool agree(bool b) const { return kBlock ? b : __any_sync(kEveryLane, b); }
   // The sum of the values of the team. `turn` alternates from call to call: a block needs one barrier then.
@@ -74,7 +95,7 @@ struct SortTeam {
       uint32_t* const warps = reinterpret_cast<uint32_t*>(buffer) + 64 + turn % 2 * 32;
       value = sum_of_warp(value);
       if (t % 32 == 0) warps[t / 32] = value;
-      __syncthreads();
+      sync();
       return sum_of_warp(t % 32 < size / 32 ? warps[t % 32] : 0);
     }
   }
@@ -84,10 +105,10 @@ struct SortTeam {
     if constexpr (!kBlock) return value;
     T* const warps = reinterpret_cast<T*>(buffer);
     if (t % 32 == 0) warps[t / 32] = value;
-    __syncthreads();
+    sync();
     value = warps[0];
     for (uint32_t w = 1; w < size / 32; ++w) value = combine(value, warps[w]);
-    __syncthreads();
+    sync();
     return value;
   }
   // The sum of the values of the threads before this one.
@@ -101,9 +122,9 @@ struct SortTeam {
     if constexpr (!kBlock) return inclusive - value;
     uint32_t* const warps = reinterpret_cast<uint32_t*>(buffer);
     if (t % 32 == 31) warps[t / 32] = inclusive;
-    __syncthreads();
+    sync();
     for (uint32_t w = 0; w < t / 32; ++w) inclusive += warps[w];
-    __syncthreads();
+    sync();
     return inclusive - value;
   }
   // The value of the next thread of the team, or of the one before.
@@ -112,9 +133,9 @@ struct SortTeam {
     if constexpr (!kBlock) return __shfl_sync(kEveryLane, value, (threadIdx.x & 31) + offset);
     T* const all = reinterpret_cast<T*>(buffer);
     all[t] = value;
-    __syncthreads();
+    sync();
     value = all[(t + offset) & (size - 1)];
-    __syncthreads();
+    sync();
     return value;
   }
 
@@ -142,11 +163,11 @@ struct SortTeam {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) other[i] = __shfl_xor_sync(kEveryLane, v[kBackwards ? kEach - 1 - i : i], lanes);
     } else {
-      __syncthreads();
+      sync();
 #pragma unroll
       for (int q = 0; q < kEach / 4; ++q)
         buffer[q * size + t] = make_uint4(v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
-      __syncthreads();
+      sync();
 #pragma unroll
       for (int q = 0; q < kEach / 4; ++q) {
         const uint4 four = buffer[q * size + (t ^ lanes)];
@@ -166,7 +187,7 @@ struct SortTeam {
       for (uint32_t lanes = merged / 4; lanes; lanes /= 2) exchange<false>(v, lanes, !(t & lanes));
       run<MergingNetwork<kEach>>(v);
     }
-    if constexpr (kBlock) __syncthreads();  // all have read the last exchange, so the buffer is free
+    if constexpr (kBlock) sync();  // all have read the last exchange, so the buffer is free
   }
 };
 
