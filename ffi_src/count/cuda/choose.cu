@@ -2,8 +2,8 @@
 //
 // A block makes bits of a tile of a row, one word for each thread. It counts them, learns how many come before the
 // tile, and writes the places of its own. The results behind them are divided into parts; the first are filled by the
-// block that has the last tile of the row. Blocks learn what comes before them by decoupled look-back, while they
-// already load their next tile; if there is little to read, each counts it for itself.
+// block that has the last tile of the row, others by blocks that have no tile. Blocks learn what comes before them by
+// decoupled look-back, while they already load their next tile; if there is little to read, each counts it for itself.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>
@@ -23,10 +23,9 @@ struct ChooseArgs {
   const int32_t* fill;
   int32_t* places;
   char* workspace;
-  int64_t workspace_bytes;  // of a row; at the front of the first one is the ticket
+  int64_t workspace_bytes;  // of a row; at the front of the first one is the ticket, and from kStatusAt on tiles' words
   int64_t length, size;
   uint32_t outer, tiles, parts;
-  bool recounts;
   IndexMap fill_at;
   uint32_t bytes;            // of an element
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
@@ -49,12 +48,19 @@ class Mask {
 
   __device__ int past() const { return static_cast<int>(past_); }
 
-  // Returns word number `at`, which is the thread's number plus a number that all threads of the warp have.
-  __device__ __forceinline__ uint32_t word(uint32_t at) const {
+  // Loads what word number `at` is made of: the thread's number plus a number that all threads of the warp have.
+  struct Loaded {
+    uint4 first, second;
+  };
+  __device__ __forceinline__ Loaded load(uint32_t at) const {
+    const uint32_t first = first_of(at);
+    return {whole(first), whole(first + 32)};
+  }
+
+  __device__ __forceinline__ uint32_t word(const Loaded& loaded, uint32_t at) const {
     // Neighbouring lanes load neighbouring vectors; then each gets the two halves of its word.
-    const uint32_t lane = threadIdx.x % 32, first = 2 * at - lane, second = first + 32;
-    const uint4 a = whole(first), b = whole(second);
-    uint32_t halves = bits_of(a) | bits_of(b) << 16;
+    const uint32_t lane = threadIdx.x % 32, first = first_of(at), second = first + 32;
+    uint32_t halves = bits_of(loaded.first) | bits_of(loaded.second) << 16;
     if (is_part(first)) halves |= bits_of_part(first);
     if (is_part(second)) halves |= bits_of_part(second) << 16;
     const uint32_t low = shuffle_from(halves, 2 * lane % 32), high = shuffle_from(halves, (2 * lane + 1) % 32);
@@ -84,6 +90,7 @@ class Mask {
     return nibble(four.x) | nibble(four.y) << 4 | nibble(four.z) << 8 | nibble(four.w) << 12;
   }
 
+  static __device__ __forceinline__ uint32_t first_of(uint32_t at) { return 2 * at - threadIdx.x % 32; }
   __device__ __forceinline__ const uint4* vector(uint32_t v) const {
     return reinterpret_cast<const uint4*>(bytes_) + v;
   }
@@ -125,7 +132,15 @@ class Starts {
   static constexpr bool kCounts = false;
   __device__ uint32_t count(uint32_t) const { return 0; }
 
-  __device__ __forceinline__ uint32_t word(uint32_t at) const {
+  // A word is made of too many elements to load them before.
+  struct Loaded {
+    uint32_t word;
+  };
+  __device__ __forceinline__ Loaded load(uint32_t at) const { return {make(at)}; }
+  __device__ __forceinline__ uint32_t word(const Loaded& loaded, uint32_t) const { return loaded.word; }
+
+ private:
+  __device__ __forceinline__ uint32_t make(uint32_t at) const {
     const uint32_t lane = threadIdx.x % 32, first = (at - lane) * 32 + lane;
     uint32_t own = 0;
     if (first - lane >= length_) return own;
@@ -148,7 +163,6 @@ class Starts {
     return own;
   }
 
- private:
   static constexpr uint32_t kLoads = 64 / sizeof(Word);
   template <int kCount>
   struct Words {
@@ -186,105 +200,186 @@ class Starts {
   uint32_t length_;
 };
 
-// ---- What comes before ----------------------------------------------------------------------------------------------
+// ---- Results --------------------------------------------------------------------------------------------------------
+
+// Lists the places of bits, within their tile, from chosen[at] on: those of each thread's word, which follow those of
+// the threads before.
+__device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t* chosen) {
+  const uint32_t own = __popc(word), lane = threadIdx.x % 32;
+  constexpr uint32_t kDense = 640;  // of the 1024 bits of a warp
+  if (sum_of_warp(own) < kDense) {
+    for (; word; word &= word - 1)
+      chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(word)) - 1);
+    return;
+  }
+  // Lanes with many bits would wait for each other at the banks, so all of them list one word after the other.
+  uint32_t next = shuffle_from(at, 0);
+#pragma unroll 8
+  for (uint32_t i = 0; i < 32; ++i) {
+    const uint32_t other = shuffle_from(word, static_cast<int>(i));
+    if (other >> lane & 1)
+      chosen[next + __popc(other & ((1u << lane) - 1))] = static_cast<uint16_t>((threadIdx.x - lane + i) * 32 + lane);
+    next += __popc(other);
+  }
+}
+
+// Fills results from `begin` on and before `end`.
+__device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32_t end, int32_t fill) {
+  const uint32_t head = min(end - begin, static_cast<uint32_t>((16 - reinterpret_cast<uintptr_t>(to + begin) % 16) / 4 % 4));
+  const uint32_t vectors = (end - begin - head) / 4;
+  auto* const whole = reinterpret_cast<int4*>(to + begin + head);
+  for (uint32_t i = threadIdx.x; i < vectors; i += blockDim.x) whole[i] = {fill, fill, fill, fill};
+  for (uint32_t i = threadIdx.x; i < end - begin - 4 * vectors; i += blockDim.x)
+    to[begin + (i < head ? i : i + 4 * vectors)] = fill;
+}
+
+// Writes the results of a tile, or of a block that has none. `before` are chosen before the tile, and `count` in it,
+// which `chosen` lists.
+__device__ __forceinline__ void write_results(const ChooseArgs& a, uint32_t row, uint32_t tile, uint32_t part,
+                                              int past, uint32_t before, uint32_t count, const uint16_t* chosen,
+                                              int32_t fill) {
+  const bool is_tile = tile < a.tiles;
+  int32_t* const to = a.places + row * a.size;
+  if (is_tile) {
+    const auto first = static_cast<int32_t>(tile * blockDim.x * 32) - past;
+    const auto wanted = static_cast<uint32_t>(max(min(int64_t{count}, a.size - before), int64_t{0}));
+    for (uint32_t i = threadIdx.x; i < wanted; i += blockDim.x) to[before + i] = first + chosen[i];
+  }
+  if (tile + 1 < a.tiles) return;
+  // The last tile fills the part in which its places end.
+  const uint32_t total = before + count;
+  if (is_tile) part = total / kChooseFill;
+  const uint32_t begin = is_tile ? total : part * kChooseFill;
+  if (begin < total + !is_tile) return;
+  const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
+  if (begin < end) fill_results(to, begin, end, fill);
+}
+
+// ---- Few elements ---------------------------------------------------------------------------------------------------
+
+template <class Bits>
+__global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(const __grid_constant__ ChooseArgs a) {
+  __shared__ uint32_t sums[kMostChooseThreads / 32];
+  auto* const chosen = reinterpret_cast<uint16_t*>(dynamic_shared_memory());  // places in a tile
+  const uint32_t threads = blockDim.x, all_tiles = a.outer * a.tiles;
+  const auto warps = static_cast<int>(threads / 32);
+  const bool is_tile = blockIdx.x < all_tiles;
+  const uint32_t row = is_tile ? blockIdx.x / a.tiles : (blockIdx.x - all_tiles) / (a.parts - 1);
+  const uint32_t tile = is_tile ? blockIdx.x - row * a.tiles : a.tiles;
+  const int32_t fill = a.fill[a.fill_at(row)];
+  const Bits bits(a, row);
+  uint32_t word = 0, earlier = bits.count(tile * threads);
+  for (uint32_t t = Bits::kCounts ? tile : 0; t <= tile; ++t) {
+    earlier += __popc(word);
+    const uint32_t own = t * threads + threadIdx.x;
+    word = t < a.tiles ? bits.word(bits.load(own), own) : 0;
+  }
+  uint32_t count = 0, before = 0, at = 0;
+  if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
+  if (tile > 0) sum_before(earlier, sums, warps, before);
+  if (is_tile && before < a.size) list_places(word, at, chosen);
+  __syncthreads();
+  const uint32_t part = is_tile ? 0 : 1 + (blockIdx.x - all_tiles) - row * (a.parts - 1);
+  write_results(a, row, tile, part, bits.past(), before, count, chosen, fill);
+}
+
+// ---- Many elements --------------------------------------------------------------------------------------------------
 
 // A status word says what a tile has published: 0 means nothing yet; with the bit kSum it is the count of this tile and
 // all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
+constexpr int kStatusAt = 4;  // words of the workspace before the first status word, so that vectors of them are aligned
+constexpr int kLooks = 8;     // status words that a lane looks at together
 
-// Returns how many are chosen before the tile. A whole warp must call it.
+// Returns how many are chosen before the tile. A whole warp must call it. There may be as many tiles that have not
+// published a sum as there are blocks, so each lane looks at several at a time.
 __device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t tile) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
   uint32_t before = 0;
-  for (int t = static_cast<int>(tile - 1 - threadIdx.x % 32);; t -= 32) {
-    uint32_t word;
+  for (int end = static_cast<int>((tile + kLooks - 1) / kLooks * kLooks);; end -= 32 * kLooks) {
+    const int first = end - (lane + 1) * kLooks;  // of the lane's tiles, which follow each other
+    uint32_t sums, own;
+    bool lacks;
     do {
-      word = t < 0 ? kSum : load_relaxed(status + t);
-    } while (__any_sync(kEveryLane, word == 0));
-    const uint32_t sums = __ballot_sync(kEveryLane, word & kSum);
-    const bool is_sum = word & kSum, counts = static_cast<int>(threadIdx.x % 32) < __ffs(static_cast<int>(sums));
-    before += sum_of_warp(sums && !counts ? 0 : is_sum ? word & ~kSum : word - 1);
+      bool has_sum = first < 0;
+      own = 0;
+      lacks = false;
+      if (!has_sum) {
+        uint4 words[kLooks / 4];
+#pragma unroll
+        for (int i = 0; i < kLooks / 4; ++i) words[i] = load_relaxed(reinterpret_cast<const uint4*>(status + first) + i);
+#pragma unroll
+        for (int i = kLooks - 1; i >= 0; --i) {
+          const uint4& four = words[i / 4];
+          const uint32_t word = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+          const bool counts = first + i < static_cast<int>(tile) && !has_sum;
+          lacks |= counts && word == 0;
+          own += !counts ? 0 : word & kSum ? word & ~kSum : word - 1;
+          has_sum |= counts && word & kSum;
+        }
+      }
+      sums = __ballot_sync(kEveryLane, has_sum);
+      // Lanes count up to the first that has a sum.
+      if (lane >= __ffs(static_cast<int>(sums)) && sums) own = 0, lacks = false;
+    } while (__any_sync(kEveryLane, lacks));
+    before += sum_of_warp(own);
     if (sums) return before;
   }
 }
 
-// ---- The kernel -----------------------------------------------------------------------------------------------------
-
 template <class Bits>
 __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
-    choose_kernel(const __grid_constant__ ChooseArgs a) {
+    choose_look_back_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
-  __shared__ uint32_t before_tile, ticket;
+  __shared__ uint32_t before_tile, tickets[2];
   auto* const chosen = reinterpret_cast<uint16_t*>(dynamic_shared_memory());  // places in a tile
   const uint32_t threads = blockDim.x;
   const auto warps = static_cast<int>(threads / 32);
   const uint32_t all_tiles = a.outer * a.tiles, turns = all_tiles + a.outer * (a.parts - 1);
-  const auto take_turn = [&] {
-    if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(a.workspace), 1u);
-    __syncthreads();
-    return ticket;
-  };
   const auto row_of = [&](uint32_t turn) {
     return turn < all_tiles ? turn / a.tiles : (turn - all_tiles) / max(a.parts - 1, 1u);
   };
   const auto tile_of = [&](uint32_t turn, uint32_t row) { return turn < all_tiles ? turn - row * a.tiles : a.tiles; };
-  // Each turn but the first begins with the word that was loaded in the turn before.
-  uint32_t turn = turns, word = 0, earlier = 0;
+  // Each turn but the first begins with what was loaded for it in the turn before.
+  uint32_t turn = turns;
+  typename Bits::Loaded loaded = {};
   int32_t fill = 0;
-  for (bool starts = true;; starts = false) {
+  for (uint32_t number = 0;; ++number) {
     const bool is_tile = turn < all_tiles;
     const uint32_t row = row_of(turn), tile = tile_of(turn, row);
-    auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
-    uint32_t count = 0, at = 0, before = 0;
-    if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
-    if (is_tile && !a.recounts && threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
-    const uint32_t next = !a.recounts ? take_turn() : starts ? blockIdx.x : turns;
-    uint32_t next_word = 0;
+    auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + kStatusAt;
+    uint32_t count = 0, at = 0, word = 0;
+    if (is_tile) {
+      word = Bits(a, row).word(loaded, tile * threads + threadIdx.x);
+      at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
+      if (threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
+    }
+    uint32_t& ticket = tickets[number % 2];  // the other one may still be read
+    if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(a.workspace), 1u);
+    __syncthreads();
+    const uint32_t next = ticket;
+    typename Bits::Loaded next_loaded = {};
     int32_t next_fill = 0;
     if (next < turns) {
       const uint32_t next_row = row_of(next), next_tile = tile_of(next, next_row);
       if (next_tile + 1 >= a.tiles) next_fill = a.fill[a.fill_at(next_row)];
-      const Bits bits(a, next_row);
-      if (a.recounts) earlier = bits.count(next_tile * threads);
-      for (uint32_t t = a.recounts && !Bits::kCounts ? 0 : next_tile; t <= next_tile; ++t) {
-        earlier += __popc(next_word);
-        next_word = t < a.tiles ? bits.word(t * threads + threadIdx.x) : 0;
+      if (next_tile < a.tiles) next_loaded = Bits(a, next_row).load(next_tile * threads + threadIdx.x);
+    }
+    if (number > 0) {
+      if (turn >= turns) return;
+      if (threadIdx.x < 32) {
+        const uint32_t before = look_back(status, tile);
+        if (threadIdx.x == 0) {
+          if (is_tile) store_relaxed(status + tile, kSum | (before + count));
+          before_tile = before;
+        }
       }
+      if (is_tile) list_places(word, at, chosen);
+      __syncthreads();
+      const uint32_t part = is_tile ? 0 : 1 + (turn - all_tiles) - row * (a.parts - 1);
+      write_results(a, row, tile, part, is_tile ? Bits(a, row).past() : 0, before_tile, count, chosen, fill);
     }
-    if (starts) {
-      turn = next, word = next_word, fill = next_fill;
-      continue;
-    }
-    if (turn >= turns) return;
-    if (a.recounts) {
-      if (tile > 0) sum_before(earlier, sums, warps, before);
-    } else if (threadIdx.x < 32) {
-      before = look_back(status, tile);
-      if (threadIdx.x == 0) {
-        if (is_tile) store_relaxed(status + tile, kSum | (before + count));
-        before_tile = before;
-      }
-    }
-    for (uint32_t left = word; left; left &= left - 1)
-      chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(left)) - 1);
-    __syncthreads();
-    if (!a.recounts) before = before_tile;
-    int32_t* const to = a.places + row * a.size;
-    if (is_tile) {
-      const auto first = static_cast<int32_t>(tile * threads * 32 - Bits(a, row).past());
-      const auto wanted = static_cast<uint32_t>(max(min(int64_t{count}, a.size - before), int64_t{0}));
-      for (uint32_t i = threadIdx.x; i < wanted; i += threads) to[before + i] = first + chosen[i];
-    }
-    if (tile + 1 >= a.tiles) {
-      // The last tile fills the part in which its places end, and blocks that have no tile those behind it.
-      const uint32_t total = before + count;
-      const uint32_t part = is_tile ? total / kChooseFill : 1 + (turn - all_tiles) - row * (a.parts - 1);
-      const uint32_t begin = is_tile ? total : part * kChooseFill;
-      if (begin >= total + !is_tile) {
-        const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
-        for (uint32_t i = begin + threadIdx.x; i < end; i += threads) to[i] = fill;
-      }
-    }
-    turn = next, word = next_word, fill = next_fill;
+    turn = next, loaded = next_loaded, fill = next_fill;
   }
 }
 
@@ -304,23 +399,27 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.outer = static_cast<uint32_t>(problem.rows.outer);
   a.tiles = static_cast<uint32_t>(plan.tiles);
   a.parts = static_cast<uint32_t>(plan.parts);
-  a.recounts = plan.algorithm == Choosing::kRecount;
   a.fill_at = problem.fill;
   a.bytes = problem.bits / 8;
   const int raised = std::max(32 - problem.bits, 0);
   a.sign = problem.order.ascending.sign << raised;
   a.nan_above = (problem.order.ascending.nan_above + 1 << raised) - 1;
-  if (!a.recounts) {
-    const cudaError_t error = cudaMemsetAsync(workspace, 0, a.outer * a.workspace_bytes, stream);
-    if (error != cudaSuccess) return error;
-  }
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.threads * 32 * sizeof(uint16_t);
-  if (!problem.starts) return launch(stream, config, choose_kernel<Mask>, a);
-  if (problem.bits <= 32) return launch(stream, config, choose_kernel<Starts<uint32_t>>, a);
-  return launch(stream, config, choose_kernel<Starts<uint64_t>>, a);
+  const bool recounts = plan.algorithm == Choosing::kRecount;
+  if (!recounts) {
+    const cudaError_t error = cudaMemsetAsync(workspace, 0, a.outer * a.workspace_bytes, stream);
+    if (error != cudaSuccess) return error;
+  }
+  const auto run = [&](auto bits) {
+    using Bits = typename decltype(bits)::type;
+    return launch(stream, config, recounts ? choose_recount_kernel<Bits> : choose_look_back_kernel<Bits>, a);
+  };
+  if (!problem.starts) return run(std::common_type<Mask>{});
+  if (problem.bits <= 32) return run(std::common_type<Starts<uint32_t>>{});
+  return run(std::common_type<Starts<uint64_t>>{});
 }
 
 }  // namespace jaxgpuops::count

@@ -2,6 +2,11 @@
 // shared memory: its elements, or the last of each group of 2^group_bits neighbours. They form a search tree that
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
+//
+// A warp takes 256 queries at a time, and goes down the tree with the least and the largest of them as far as both go
+// the same way. So queries that lie close to each other, as those of a sorted array do, take few steps each. For
+// queries that lie apart, what counts is how many sectors of 32 bytes come from L2, and a group of 32 elements is
+// searched by sectors: two for each query, where a binary search would read three.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
@@ -9,7 +14,62 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kOwn = 4;  // queries that a thread searches for at a time
+constexpr int kOwn = kTreeTurn / 32;  // queries that a thread searches for at a time
+constexpr int kBatch = 8;             // splitters that it loads at a time
+constexpr int kPair = 2;              // and in sectors
+constexpr int kVector = 8;            // elements of 32 bits in a sector
+
+template <class T>
+struct SortedRow {
+  const T* elements;
+  uint32_t length;
+  const SortOrder& order;
+
+  __device__ __forceinline__ T key(uint32_t at) const { return sort_key(elements[at], order); }
+};
+
+// Searches groups of up to 32 elements for kPair queries, a sector at a time. The elements before place[i] come before
+// query i, and those behind the group do not. A round looks at the sector in the middle of those that are left.
+__device__ __forceinline__ void search_sectors(const SortedRow<uint32_t>& row, int bits, const uint32_t* bound,
+                                               uint32_t* place) {
+  uint32_t left[kPair];  // sectors; place[i] is the first element of the first of them
+#pragma unroll
+  for (int i = 0; i < kPair; ++i) left[i] = 1u << (bits - 3);
+  for (int round = 3; round <= bits; ++round) {
+    uint4 half[kPair][2];
+    uint32_t at[kPair];
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      at[i] = place[i] + (left[i] - 1) / 2 * kVector;
+      if (left[i] == 0 || at[i] + kVector > row.length) continue;
+      half[i][0] = *reinterpret_cast<const uint4*>(row.elements + at[i]);
+      half[i][1] = *reinterpret_cast<const uint4*>(row.elements + at[i] + kVector / 2);
+    }
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      if (left[i] == 0) continue;
+      const auto below = [&](uint32_t element) { return sort_key(element, row.order) < bound[i]; };
+      uint32_t found = 0;
+      if (at[i] + kVector <= row.length) {
+        const bool upper = below(half[i][0].w), pair = below(upper ? half[i][1].y : half[i][0].y);
+        const uint32_t single = pair ? (upper ? half[i][1].z : half[i][0].z) : (upper ? half[i][1].x : half[i][0].x);
+        found = 4 * upper + 2 * pair + below(single);
+        if (found == kVector - 1) found += below(half[i][1].w);
+      } else {
+        while (at[i] + found < row.length && row.key(at[i] + found) < bound[i]) ++found;
+      }
+      if (found == kVector) {
+        place[i] = at[i] + kVector;
+        left[i] /= 2;
+      } else if (found > 0) {
+        place[i] = at[i] + found;
+        left[i] = 0;
+      } else {
+        left[i] = (left[i] - 1) / 2;
+      }
+    }
+  }
+}
 
 template <class T>
 __global__ void __launch_bounds__(1024)
@@ -17,52 +77,102 @@ __global__ void __launch_bounds__(1024)
                        const T* __restrict__ queries, const T* __restrict__ sorted, int32_t* __restrict__ places) {
   constexpr T kAll = static_cast<T>(~T{0});
   T* const tree = reinterpret_cast<T*>(dynamic_shared_memory());
-  const int64_t row = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
-  const int threads = blockDim.x, levels = plan.levels, bits = plan.group_bits;
-  const auto length = static_cast<int>(problem.length);
-  const T* const own = sorted + problem.sorted(row, 0, 0);
+  const int64_t row_at = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
+  const int levels = plan.levels, bits = plan.group_bits;
+  const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
+                            problem.order};
   // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out.
-  for (uint32_t node = threadIdx.x; node < 1u << levels; node += threads) {
-    const int level = node ? 31 - __clz(static_cast<int>(node)) : 0;
-    const int64_t splitter = (2 * int64_t{node - (1u << level)} + 1) << (levels - 1 - level);  // the first one is 1
-    const int64_t at = (splitter << bits) - 1;
-    tree[node] = node && at < length ? sort_key(own[at], problem.order) : kAll;
+  const uint32_t nodes = 1u << levels;
+  for (uint32_t start = threadIdx.x; start < nodes; start += kBatch * blockDim.x) {
+    T element[kBatch];
+    bool exists[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t node = min(start + i * blockDim.x, nodes - 1);
+      const int level = node ? 31 - __clz(static_cast<int>(node)) : 0;
+      const uint32_t splitter = (2 * (node - (1u << level)) + 1) << (levels - 1 - level);  // the first one is 1
+      const uint32_t at = (splitter << bits) - 1;
+      exists[i] = node && at < row.length;
+      element[i] = row.elements[exists[i] ? at : 0];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (start + i * blockDim.x < nodes)
+        tree[start + i * blockDim.x] = exists[i] ? sort_key(element[i], problem.order) : kAll;
   }
   __syncthreads();
 
-  const int64_t first_query = part * plan.chunk, count = min(plan.chunk, plan.queries - first_query);
-  queries += row * plan.queries + first_query;
-  places += row * plan.queries + first_query;
-  for (int64_t start = threadIdx.x; start < count; start += kOwn * threads) {
-    T bound[kOwn];  // elements below it come before the query
-    bool all[kOwn];
-    uint32_t node[kOwn];
-    T query[kOwn];
+  const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
+  const bool aligned = reinterpret_cast<uintptr_t>(row.elements) % 16 == 0, right = problem.right;
+  const uint32_t lane = threadIdx.x % 32;
+  queries += row_at * plan.queries + first;
+  places += row_at * plan.queries + first;
+  // Whole warps enter the loop; queries past the end are the last one.
+  for (int64_t start = threadIdx.x / 32 * kTreeTurn; start < count; start += int64_t{kOwn} * blockDim.x) {
+    T bound[kOwn];  // elements below it come before the query; if there can be no such bound, all do
+    uint32_t all = 0, low = kAll, high = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) query[i] = queries[min(start + i * threads, count - 1)];
+    for (int i = 0; i < kOwn; ++i) bound[i] = queries[min(start + lane + i * 32, count - 1)];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const T key = sort_key(query[i], problem.order);
-      all[i] = problem.right && key == kAll;
-      bound[i] = static_cast<T>(key + (problem.right && !all[i]));
-      node[i] = 1;
+      const T key = sort_key(bound[i], problem.order);
+      const bool is_last = right && key == kAll;
+      all |= uint32_t{is_last} << i;
+      bound[i] = static_cast<T>(key + (right && !is_last));
+      low = min(low, uint32_t{bound[i]});
+      high = max(high, uint32_t{bound[i]});
     }
-    for (int level = 0; level < levels; ++level)
+    low = ~largest_of_warp(~low);
+    high = largest_of_warp(high);
+    uint32_t top = 1;  // the node under which all of the warp's queries are
+    int level = 0;
+    for (; level < levels; ++level) {
+      const uint32_t splitter = tree[top];
+      const bool upper = splitter < low;
+      if (!upper && splitter < high) break;
+      top = 2 * top + upper;
+    }
+    uint32_t place[kOwn];
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) node[i] = 2 * node[i] + (tree[node[i]] < bound[i]);
-    int place[kOwn];
+    for (int i = 0; i < kOwn; ++i) place[i] = top;
+    const bool apart = level + 4 < levels;
+    for (; level < levels; ++level) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) place[i] = static_cast<int>((node[i] - (1u << levels)) << bits);
-    const auto step = [&](int i, int at, int size) {
-      if (at < length && sort_key(own[at], problem.order) < bound[i]) place[i] += size;
+      for (int i = 0; i < kOwn; ++i) place[i] = 2 * place[i] + (tree[place[i]] < bound[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) place[i] = (place[i] - (1u << levels)) << bits;
+    bool sectors = false;
+    if (sizeof(T) == 4 && bits >= 3 && apart && aligned) {  // and neighbours, too: else they would share sectors in L1
+      const uint32_t other = __shfl_xor_sync(kEveryLane, place[0], 1);
+      const uint32_t distance = max(place[0], other) - min(place[0], other);
+      sectors = __popc(__ballot_sync(kEveryLane, distance > 2u << bits)) > 8;
+    }
+    // Steps over `size` elements, all queries together, where those up to the last of them come before the query.
+    const auto step = [&](uint32_t size) {
+      T element[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) element[i] = row.elements[min(place[i] + size, row.length) - 1];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        if (place[i] + size <= row.length && sort_key(element[i], problem.order) < bound[i]) place[i] += size;
     };
-    for (int size = 1 << bits >> 1; size; size /= 2)
+    for (uint32_t size = 1u << bits >> 1; size >= (sectors ? 4 * kVector : 1); size /= 2) step(size);
+    if constexpr (sizeof(T) == 4) {
+      if (sectors) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) step(i, place[i] + size - 1, size);
+        for (int i = 0; i < kOwn; i += kPair) search_sectors(row, min(bits, 5), bound + i, place + i);
+      }
+    }
+    // The last element may be no splitter, and no step so far was for it.
+    bool ends = false;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) ends |= place[i] + 1 == row.length;
+    if (!sectors && ends) step(1);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (place[i] == length - 1) step(i, length - 1, 1);  // it may be no splitter, and no step is for it
-      if (start + i * threads < count) places[start + i * threads] = all[i] ? length : place[i];
+      const int64_t at = start + lane + i * 32;
+      if (at < count) places[at] = static_cast<int32_t>(all >> i & 1 ? row.length : place[i]);
     }
   }
 }
