@@ -59,14 +59,6 @@ __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
   return word;
 }
-__device__ __forceinline__ uint4 load_relaxed(const uint4* from) {  // each of the four words by itself
-  uint4 four;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
-               : "l"(from)
-               : "memory");
-  return four;
-}
 __device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }

@@ -291,6 +291,15 @@ constexpr uint32_t kSum = 1u << 31;
 constexpr int kStatusAt = 4;  // words of the workspace before the first status word, so that vectors of them are aligned
 constexpr int kLooks = 8;     // status words that a lane looks at together
 
+__device__ __forceinline__ uint4 load_relaxed(const uint4* from) {  // each of the words by itself
+  uint4 four;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "l"(from)
+               : "memory");
+  return four;
+}
+
 // Returns how many are chosen before the tile. A whole warp must call it. There may be as many tiles that have not
 // published a sum as there are blocks, so each lane looks at several at a time.
 __device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t tile) {
