@@ -178,7 +178,7 @@ void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   plan.group_rows = static_cast<int>(std::clamp<int64_t>(
       std::min(wanted / plan.queries, kMostSearchRows / std::max<int64_t>(bytes, 1)), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
-  plan.shared_bytes = plan.group_rows * bytes;
+  plan.shared_bytes = (plan.group_rows + 1) * bytes;  // a last query may be followed by others of the row behind
   if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), kLeast, 256, plan);
   plan.chunk = plan.group_rows * plan.queries;
   plan.blocks = 1;
@@ -199,11 +199,12 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
-  const bool is_short = whole && bytes <= kMostSearchRow && bytes <= 16 * plan.queries;
-  if (problem.bits == 8 && plan.queries >= (is_short ? 4096 : 512)) {
+  const bool is_short = whole && bytes <= kMostSearchRow && plan.queries >= 8 && problem.length <= 3 * plan.queries;
+  const int64_t least = plan.rows * plan.queries < 64 << 10 ? 4096 : is_short ? 1024 : 512;
+  if (problem.bits == 8 && plan.queries >= least) {
     plan.algorithm = Searching::kTable;
     plan.threads = 256;
-    cut_rows(std::max<int64_t>(1, most_blocks / plan.rows), 1024, 256, plan);
+    cut_rows(std::max<int64_t>(std::max<int64_t>(1, most_blocks / plan.rows), plan.queries >> 14), 1024, 256, plan);
     return plan;
   }
   const int64_t few = std::max<int64_t>(1, gpu.multiprocessors / plan.rows);  // blocks of a row
@@ -216,22 +217,26 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     cut_rows(few, 1, 256, plan);
     return plan;
   }
-  if (is_short) {
+  const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
+  if (is_short && (!trees || bytes <= kMostSearchRow / 2 || problem.bits == 16)) {
     plan_search_rows(problem, most_blocks, plan);
     return plan;
   }
   // The tree's kernel is compiled for 16 and 32 bits only, to keep the binary small. Blocks read a tree of 2^levels
   // words each, for at least half as many queries.
-  if ((problem.bits != 16 && problem.bits != 32) || plan.queries < 1024 * few || problem.length < 32) return plan;
-  const int64_t most = std::min<int64_t>(gpu.shared_bytes, 128 << 10) * 8 / problem.bits;
+  if (!trees) return plan;
+  constexpr int kMostThreads = 1024;
+  const int64_t word = problem.bits / 8, most_near = (kMostThreads / 32 * word) << kNearBits;
+  const int64_t most = std::min<int64_t>(gpu.shared_bytes - most_near, 128 << 10) / word;
   while ((2 << plan.levels) <= std::min(most, 2 * plan.queries / few) && int64_t{1} << plan.levels < problem.length)
     ++plan.levels;
-  plan.shared_bytes = (int64_t{1} << plan.levels) * problem.bits / 8;
   // The last group needs no splitter.
   while (ceil_div(problem.length, int64_t{1} << plan.group_bits) > int64_t{1} << plan.levels) ++plan.group_bits;
   plan.algorithm = Searching::kTree;
-  plan.threads = plan.shared_bytes > gpu.multiprocessor_shared / 2 - 1024 ? 1024 : 512;
-  cut_rows(plan.threads == 1024 ? few : 2 * few, 1, kTreeTurn, plan);
+  const int64_t tree = word << plan.levels, near = plan.group_bits ? most_near : 0;
+  plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
+  plan.shared_bytes = tree + near * plan.threads / kMostThreads;
+  cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
   return plan;
 }
 
@@ -255,8 +260,7 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
   plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
   // A part of a batch, with the same workspace, may be small enough for the other algorithm.
-  // A ticket, and a word for each tile, of which some are read together.
-  if (plan.tiles > 1) plan.workspace_bytes = aligned(16 + 4 * (plan.tiles + 7));
+  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * (1 + plan.tiles));
   const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
   if (plan.algorithm == Choosing::kLookBack) plan.blocks = std::min(plan.blocks, kChooseBlocks * gpu.multiprocessors);

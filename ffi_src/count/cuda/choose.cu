@@ -23,7 +23,7 @@ struct ChooseArgs {
   const int32_t* fill;
   int32_t* places;
   char* workspace;
-  int64_t workspace_bytes;  // of a row; at the front of the first one is the ticket, and from kStatusAt on tiles' words
+  int64_t workspace_bytes;  // of a row; at the front of the first one is the ticket
   int64_t length, size;
   uint32_t outer, tiles, parts;
   IndexMap fill_at;
@@ -206,13 +206,13 @@ class Starts {
 // the threads before.
 __device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t* chosen) {
   const uint32_t own = __popc(word), lane = threadIdx.x % 32;
-  constexpr uint32_t kDense = 640;  // of the 1024 bits of a warp
+  constexpr uint32_t kDense = 1008;  // of the 1024 bits of a warp
   if (sum_of_warp(own) < kDense) {
     for (; word; word &= word - 1)
       chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(word)) - 1);
     return;
   }
-  // Lanes with many bits would wait for each other at the banks, so all of them list one word after the other.
+  // Lanes with all bits would write to the same banks, so all of them list one word after the other.
   uint32_t next = shuffle_from(at, 0);
 #pragma unroll 8
   for (uint32_t i = 0; i < 32; ++i) {
@@ -288,50 +288,18 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
 // A status word says what a tile has published: 0 means nothing yet; with the bit kSum it is the count of this tile and
 // all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
-constexpr int kStatusAt = 4;  // words of the workspace before the first status word, so that vectors of them are aligned
-constexpr int kLooks = 8;     // status words that a lane looks at together
 
-__device__ __forceinline__ uint4 load_relaxed(const uint4* from) {  // each of the words by itself
-  uint4 four;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
-               : "l"(from)
-               : "memory");
-  return four;
-}
-
-// Returns how many are chosen before the tile. A whole warp must call it. There may be as many tiles that have not
-// published a sum as there are blocks, so each lane looks at several at a time.
+// Returns how many are chosen before the tile. A whole warp must call it.
 __device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t tile) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
   uint32_t before = 0;
-  for (int end = static_cast<int>((tile + kLooks - 1) / kLooks * kLooks);; end -= 32 * kLooks) {
-    const int first = end - (lane + 1) * kLooks;  // of the lane's tiles, which follow each other
-    uint32_t sums, own;
-    bool lacks;
+  for (int t = static_cast<int>(tile - 1 - threadIdx.x % 32);; t -= 32) {
+    uint32_t word;
     do {
-      bool has_sum = first < 0;
-      own = 0;
-      lacks = false;
-      if (!has_sum) {
-        uint4 words[kLooks / 4];
-#pragma unroll
-        for (int i = 0; i < kLooks / 4; ++i) words[i] = load_relaxed(reinterpret_cast<const uint4*>(status + first) + i);
-#pragma unroll
-        for (int i = kLooks - 1; i >= 0; --i) {
-          const uint4& four = words[i / 4];
-          const uint32_t word = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-          const bool counts = first + i < static_cast<int>(tile) && !has_sum;
-          lacks |= counts && word == 0;
-          own += !counts ? 0 : word & kSum ? word & ~kSum : word - 1;
-          has_sum |= counts && word & kSum;
-        }
-      }
-      sums = __ballot_sync(kEveryLane, has_sum);
-      // Lanes count up to the first that has a sum.
-      if (lane >= __ffs(static_cast<int>(sums)) && sums) own = 0, lacks = false;
-    } while (__any_sync(kEveryLane, lacks));
-    before += sum_of_warp(own);
+      word = t < 0 ? kSum : load_relaxed(status + t);
+    } while (__any_sync(kEveryLane, word == 0));
+    const uint32_t sums = __ballot_sync(kEveryLane, word & kSum);
+    const bool is_sum = word & kSum, counts = static_cast<int>(threadIdx.x % 32) < __ffs(static_cast<int>(sums));
+    before += sum_of_warp(sums && !counts ? 0 : is_sum ? word & ~kSum : word - 1);
     if (sums) return before;
   }
 }
@@ -356,7 +324,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   for (uint32_t number = 0;; ++number) {
     const bool is_tile = turn < all_tiles;
     const uint32_t row = row_of(turn), tile = tile_of(turn, row);
-    auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + kStatusAt;
+    auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
     uint32_t count = 0, at = 0, word = 0;
     if (is_tile) {
       word = Bits(a, row).word(loaded, tile * threads + threadIdx.x);

@@ -78,10 +78,9 @@ __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* tab
 // Finds the places of queries in a table of those of all bits.
 template <class T, class Place>
 __device__ __forceinline__ void look_up(const Place* table, const T* queries, int32_t* places, int64_t count) {
-  find_places<4>(queries, places, count, [&](auto& query, int64_t, auto& place) {
+  find_places<4>(queries, places, count, [&](const T(&query)[4], int64_t, int32_t(&place)[4]) {
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(query)>>); ++i)
-      place[i] = static_cast<int32_t>(table[query[i]]);
+    for (int i = 0; i < 4; ++i) place[i] = static_cast<int32_t>(table[query[i]]);
   });
 }
 

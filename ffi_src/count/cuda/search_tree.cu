@@ -18,6 +18,7 @@ constexpr int kOwn = kTreeTurn / 32;  // queries that a thread searches for at a
 constexpr int kBatch = 8;             // splitters that it loads at a time
 constexpr int kPair = 2;              // and in sectors
 constexpr int kVector = 8;            // elements of 32 bits in a sector
+constexpr int kApartBits = 14;        // and of so many, all sectors that are looked at may be in L1
 
 template <class T>
 struct SortedRow {
@@ -81,30 +82,30 @@ __global__ void __launch_bounds__(1024)
   const int levels = plan.levels, bits = plan.group_bits;
   const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
                             problem.order};
-  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out.
-  const uint32_t nodes = 1u << levels;
-  for (uint32_t start = threadIdx.x; start < nodes; start += kBatch * blockDim.x) {
+  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the first
+  // splitter is number 1.
+  const uint32_t splitters = 1u << levels;
+  for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
     T element[kBatch];
-    bool exists[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t node = min(start + i * blockDim.x, nodes - 1);
-      const int level = node ? 31 - __clz(static_cast<int>(node)) : 0;
-      const uint32_t splitter = (2 * (node - (1u << level)) + 1) << (levels - 1 - level);  // the first one is 1
-      const uint32_t at = (splitter << bits) - 1;
-      exists[i] = node && at < row.length;
-      element[i] = row.elements[exists[i] ? at : 0];
-    }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
-      if (start + i * blockDim.x < nodes)
-        tree[start + i * blockDim.x] = exists[i] ? sort_key(element[i], problem.order) : kAll;
+      element[i] = row.elements[min(((start + i * blockDim.x) << bits) - 1, row.length - 1)];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t splitter = start + i * blockDim.x;
+      if (splitter == 0 || splitter >= splitters) continue;
+      const bool exists = (splitter << bits) - 1 < row.length;
+      tree[(splitters + splitter) >> __ffs(static_cast<int>(splitter))] =
+          exists ? sort_key(element[i], problem.order) : kAll;
+    }
   }
   __syncthreads();
 
   const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
   const bool aligned = reinterpret_cast<uintptr_t>(row.elements) % 16 == 0, right = problem.right;
   const uint32_t lane = threadIdx.x % 32;
+  T* const near = tree + splitters + ((threadIdx.x / 32) << kNearBits);  // of the warp
+  int patience = 0;  // how many turns the warp does not look whether its queries lie close to each other
   queries += row_at * plan.queries + first;
   places += row_at * plan.queries + first;
   // Whole warps enter the loop; queries past the end are the last one.
@@ -122,28 +123,50 @@ __global__ void __launch_bounds__(1024)
       low = min(low, uint32_t{bound[i]});
       high = max(high, uint32_t{bound[i]});
     }
-    low = ~largest_of_warp(~low);
-    high = largest_of_warp(high);
     uint32_t top = 1;  // the node under which all of the warp's queries are
     int level = 0;
-    for (; level < levels; ++level) {
-      const uint32_t splitter = tree[top];
-      const bool upper = splitter < low;
-      if (!upper && splitter < high) break;
-      top = 2 * top + upper;
+    if (patience == 0) {
+      low = ~largest_of_warp(~low);
+      high = largest_of_warp(high);
+      for (; level < levels; ++level) {
+        const uint32_t splitter = tree[top];
+        const bool upper = splitter < low;
+        if (!upper && splitter < high) break;
+        top = 2 * top + upper;
+      }
+      if (level < 4) patience = 8;
+    } else {
+      --patience;
     }
+    const int rest = levels - level + bits;  // the node has 2^rest elements
     uint32_t place[kOwn];
+    bool sectors = false, done = false;
+    if (bits > 0 && rest <= kNearBits) {
+      const uint32_t first_near = (top - (1u << level)) << rest;
+      for (uint32_t i = lane; i < 1u << rest; i += 32) near[i] = first_near + i < row.length ? row.key(first_near + i) : kAll;
+      __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) place[i] = top;
-    const bool apart = level + 4 < levels;
-    for (; level < levels; ++level) {
+      for (int i = 0; i < kOwn; ++i) place[i] = 0;
+      for (uint32_t size = 1u << rest >> 1; size; size /= 2) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) place[i] = 2 * place[i] + (tree[place[i]] < bound[i]);
+        for (int i = 0; i < kOwn; ++i)
+          if (near[place[i] + size - 1] < bound[i]) place[i] += size;
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] += first_near;
+      __syncwarp();
+      done = true;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] = top;
+      for (; level < levels; ++level) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) place[i] = 2 * place[i] + (tree[place[i]] < bound[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] = (place[i] - (1u << levels)) << bits;
     }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) place[i] = (place[i] - (1u << levels)) << bits;
-    bool sectors = false;
-    if (sizeof(T) == 4 && bits >= 3 && apart && aligned) {  // and neighbours, too: else they would share sectors in L1
+    if (sizeof(T) == 4 && bits >= 3 && rest > kApartBits && aligned) {  // and neighbours, too: else they would share sectors in L1
       const uint32_t other = __shfl_xor_sync(kEveryLane, place[0], 1);
       const uint32_t distance = max(place[0], other) - min(place[0], other);
       sectors = __popc(__ballot_sync(kEveryLane, distance > 2u << bits)) > 8;
@@ -157,7 +180,7 @@ __global__ void __launch_bounds__(1024)
       for (int i = 0; i < kOwn; ++i)
         if (place[i] + size <= row.length && sort_key(element[i], problem.order) < bound[i]) place[i] += size;
     };
-    for (uint32_t size = 1u << bits >> 1; size >= (sectors ? 4 * kVector : 1); size /= 2) step(size);
+    for (uint32_t size = done ? 0 : 1u << bits >> 1; size >= (sectors ? 4 * kVector : 1); size /= 2) step(size);
     if constexpr (sizeof(T) == 4) {
       if (sectors) {
 #pragma unroll
