@@ -178,7 +178,7 @@ void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   plan.group_rows = static_cast<int>(std::clamp<int64_t>(
       std::min(wanted / plan.queries, kMostSearchRows / std::max<int64_t>(bytes, 1)), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
-  plan.shared_bytes = (plan.group_rows + 1) * bytes;  // a last query may be followed by others of the row behind
+  plan.shared_bytes = plan.group_rows * bytes;
   if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), kLeast, 256, plan);
   plan.chunk = plan.group_rows * plan.queries;
   plan.blocks = 1;
@@ -200,7 +200,9 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
   const bool is_short = whole && bytes <= kMostSearchRow && plan.queries >= 8 && problem.length <= 3 * plan.queries;
-  const int64_t least = plan.rows * plan.queries < 64 << 10 ? 4096 : is_short ? 1024 : 512;
+  const int64_t all = plan.rows * plan.queries;
+  if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
+  const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {
     plan.algorithm = Searching::kTable;
     plan.threads = 256;
@@ -218,7 +220,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     return plan;
   }
   const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
-  if (is_short && (!trees || bytes <= kMostSearchRow / 2 || problem.bits == 16)) {
+  if (is_short && (!trees || bytes <= kMostSearchRow - 64)) {  // in longer rows, lanes read the same banks
     plan_search_rows(problem, most_blocks, plan);
     return plan;
   }

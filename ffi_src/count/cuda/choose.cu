@@ -48,19 +48,12 @@ class Mask {
 
   __device__ int past() const { return static_cast<int>(past_); }
 
-  // Loads what word number `at` is made of: the thread's number plus a number that all threads of the warp have.
-  struct Loaded {
-    uint4 first, second;
-  };
-  __device__ __forceinline__ Loaded load(uint32_t at) const {
-    const uint32_t first = first_of(at);
-    return {whole(first), whole(first + 32)};
-  }
-
-  __device__ __forceinline__ uint32_t word(const Loaded& loaded, uint32_t at) const {
+  // Returns word number `at`, which is the thread's number plus a number that all threads of the warp have.
+  __device__ __forceinline__ uint32_t word(uint32_t at) const {
     // Neighbouring lanes load neighbouring vectors; then each gets the two halves of its word.
-    const uint32_t lane = threadIdx.x % 32, first = first_of(at), second = first + 32;
-    uint32_t halves = bits_of(loaded.first) | bits_of(loaded.second) << 16;
+    const uint32_t lane = threadIdx.x % 32, first = 2 * at - lane, second = first + 32;
+    const uint4 a = whole(first), b = whole(second);
+    uint32_t halves = bits_of(a) | bits_of(b) << 16;
     if (is_part(first)) halves |= bits_of_part(first);
     if (is_part(second)) halves |= bits_of_part(second) << 16;
     const uint32_t low = shuffle_from(halves, 2 * lane % 32), high = shuffle_from(halves, (2 * lane + 1) % 32);
@@ -90,7 +83,6 @@ class Mask {
     return nibble(four.x) | nibble(four.y) << 4 | nibble(four.z) << 8 | nibble(four.w) << 12;
   }
 
-  static __device__ __forceinline__ uint32_t first_of(uint32_t at) { return 2 * at - threadIdx.x % 32; }
   __device__ __forceinline__ const uint4* vector(uint32_t v) const {
     return reinterpret_cast<const uint4*>(bytes_) + v;
   }
@@ -132,15 +124,7 @@ class Starts {
   static constexpr bool kCounts = false;
   __device__ uint32_t count(uint32_t) const { return 0; }
 
-  // A word is made of too many elements to load them before.
-  struct Loaded {
-    uint32_t word;
-  };
-  __device__ __forceinline__ Loaded load(uint32_t at) const { return {make(at)}; }
-  __device__ __forceinline__ uint32_t word(const Loaded& loaded, uint32_t) const { return loaded.word; }
-
- private:
-  __device__ __forceinline__ uint32_t make(uint32_t at) const {
+  __device__ __forceinline__ uint32_t word(uint32_t at) const {
     const uint32_t lane = threadIdx.x % 32, first = (at - lane) * 32 + lane;
     uint32_t own = 0;
     if (first - lane >= length_) return own;
@@ -163,6 +147,7 @@ class Starts {
     return own;
   }
 
+ private:
   static constexpr uint32_t kLoads = 64 / sizeof(Word);
   template <int kCount>
   struct Words {
@@ -214,7 +199,7 @@ __device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t
   }
   // Lanes with all bits would write to the same banks, so all of them list one word after the other.
   uint32_t next = shuffle_from(at, 0);
-#pragma unroll 8
+#pragma unroll 2
   for (uint32_t i = 0; i < 32; ++i) {
     const uint32_t other = shuffle_from(word, static_cast<int>(i));
     if (other >> lane & 1)
@@ -228,7 +213,9 @@ __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32
   const uint32_t head = min(end - begin, static_cast<uint32_t>((16 - reinterpret_cast<uintptr_t>(to + begin) % 16) / 4 % 4));
   const uint32_t vectors = (end - begin - head) / 4;
   auto* const whole = reinterpret_cast<int4*>(to + begin + head);
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < vectors; i += blockDim.x) whole[i] = {fill, fill, fill, fill};
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < end - begin - 4 * vectors; i += blockDim.x)
     to[begin + (i < head ? i : i + 4 * vectors)] = fill;
 }
@@ -272,7 +259,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
   for (uint32_t t = Bits::kCounts ? tile : 0; t <= tile; ++t) {
     earlier += __popc(word);
     const uint32_t own = t * threads + threadIdx.x;
-    word = t < a.tiles ? bits.word(bits.load(own), own) : 0;
+    word = t < a.tiles ? bits.word(own) : 0;
   }
   uint32_t count = 0, before = 0, at = 0;
   if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
@@ -317,17 +304,15 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     return turn < all_tiles ? turn / a.tiles : (turn - all_tiles) / max(a.parts - 1, 1u);
   };
   const auto tile_of = [&](uint32_t turn, uint32_t row) { return turn < all_tiles ? turn - row * a.tiles : a.tiles; };
-  // Each turn but the first begins with what was loaded for it in the turn before.
-  uint32_t turn = turns;
-  typename Bits::Loaded loaded = {};
+  // Each turn but the first begins with the word that was loaded in the turn before.
+  uint32_t turn = turns, word = 0;
   int32_t fill = 0;
   for (uint32_t number = 0;; ++number) {
     const bool is_tile = turn < all_tiles;
     const uint32_t row = row_of(turn), tile = tile_of(turn, row);
     auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
-    uint32_t count = 0, at = 0, word = 0;
+    uint32_t count = 0, at = 0;
     if (is_tile) {
-      word = Bits(a, row).word(loaded, tile * threads + threadIdx.x);
       at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
       if (threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
     }
@@ -335,12 +320,12 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(a.workspace), 1u);
     __syncthreads();
     const uint32_t next = ticket;
-    typename Bits::Loaded next_loaded = {};
+    uint32_t next_word = 0;
     int32_t next_fill = 0;
     if (next < turns) {
       const uint32_t next_row = row_of(next), next_tile = tile_of(next, next_row);
       if (next_tile + 1 >= a.tiles) next_fill = a.fill[a.fill_at(next_row)];
-      if (next_tile < a.tiles) next_loaded = Bits(a, next_row).load(next_tile * threads + threadIdx.x);
+      if (next_tile < a.tiles) next_word = Bits(a, next_row).word(next_tile * threads + threadIdx.x);
     }
     if (number > 0) {
       if (turn >= turns) return;
@@ -356,7 +341,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
       const uint32_t part = is_tile ? 0 : 1 + (turn - all_tiles) - row * (a.parts - 1);
       write_results(a, row, tile, part, is_tile ? Bits(a, row).past() : 0, before_tile, count, chosen, fill);
     }
-    turn = next, loaded = next_loaded, fill = next_fill;
+    turn = next, word = next_word, fill = next_fill;
   }
 }
 

@@ -23,30 +23,32 @@ __global__ void __launch_bounds__(kThreads, 5)
   const int64_t first_row = int64_t{group} * plan.group_rows;
   const auto rows = static_cast<uint32_t>(min(int64_t{plan.group_rows}, plan.rows - first_row));
   const T* const own = sorted + first_row * problem.length;
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < rows * length; i += kThreads) keys[i] = sort_key(own[i], problem.order);
-  __syncthreads();
-
   const int64_t first = first_row * plan.queries + part * plan.chunk;
   const int64_t count = min(plan.chunk, rows * plan.queries - part * plan.chunk);
   const uint32_t each = plan.group_rows > 1 ? static_cast<uint32_t>(plan.queries) : ~0u, reciprocal = plan.reciprocal;
-  find_places<1>(queries + first, places + first, count, [&](const T(&query)[4], int64_t at, int32_t(&place)[4]) {
-    Bound<T> bound[4];
-    uint32_t row[4], found[4];  // where the rows begin, and a place in each
+  const auto prepare = [&] {
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < rows * length; i += kThreads) keys[i] = sort_key(own[i], problem.order);
+    __syncthreads();
+  };
+  find_places<1>(queries + first, places + first, count, prepare, [&](const auto& query, int64_t at, auto& place) {
+    constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(query)>>;
+    Bound<T> bound[kCount];
+    uint32_t row[kCount], found[kCount];  // where the rows begin, and a place in each
     const uint32_t row_at = __umulhi(2 * static_cast<uint32_t>(at), reciprocal);  // of the first query: plan.h says why
     const uint32_t of_row = static_cast<uint32_t>(at) - row_at * each;
     make_bounds(query, problem, bound);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) found[i] = row[i] = row_at * length + (of_row + i >= each ? length : 0);
+    for (int i = 0; i < kCount; ++i) found[i] = row[i] = row_at * length + (of_row + i >= each ? length : 0);
     for (uint32_t left = length; left > 0;) {  // a result is in [found, found + left]
       const uint32_t half = (left + 1) / 2;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
+      for (int i = 0; i < kCount; ++i)
         if (keys[found[i] + half - 1] < bound[i].key) found[i] += half;
       left -= half;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) place[i] = static_cast<int32_t>(bound[i].all ? length : found[i] - row[i]);
+    for (int i = 0; i < kCount; ++i) place[i] = static_cast<int32_t>(bound[i].all ? length : found[i] - row[i]);
   });
 }
 

@@ -75,12 +75,14 @@ __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* tab
   }
 }
 
-// Finds the places of queries in a table of those of all bits.
-template <class T, class Place>
-__device__ __forceinline__ void look_up(const Place* table, const T* queries, int32_t* places, int64_t count) {
-  find_places<4>(queries, places, count, [&](const T(&query)[4], int64_t, int32_t(&place)[4]) {
+// Finds the places of queries in a table of those of all bits, which prepare() makes.
+template <class T, class Place, class Prepare>
+__device__ __forceinline__ void look_up(const Place* table, const T* queries, int32_t* places, int64_t count,
+                                        Prepare prepare) {
+  find_places<4>(queries, places, count, prepare, [&](const auto& query, int64_t, auto& place) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) place[i] = static_cast<int32_t>(table[query[i]]);
+    for (int i = 0; i < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(query)>>); ++i)
+      place[i] = static_cast<int32_t>(table[query[i]]);
   });
 }
 
@@ -89,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
                         const uint16_t* __restrict__ queries, const uint16_t* __restrict__ sorted,
                         int32_t* __restrict__ places) {
   auto* const table = reinterpret_cast<uint16_t*>(dynamic_shared_memory());
-  const int64_t row = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
+  const auto blocks = static_cast<uint32_t>(plan.blocks);
+  const int64_t row = blockIdx.x / blocks, part = blockIdx.x % blocks;
   const auto length = static_cast<int>(problem.length);
   const uint16_t* const own = sorted + problem.sorted(row, 0, 0);
 #pragma unroll
@@ -115,7 +118,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
-  look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count);
+  look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count, [] {});
 }
 
 // The same of 8 bits, where a thread searches for each key, in rows of any length.
@@ -124,12 +127,14 @@ __global__ void __launch_bounds__(kByteThreads)
                              const uint8_t* __restrict__ queries, const uint8_t* __restrict__ sorted,
                              int32_t* __restrict__ places) {
   __shared__ int32_t table[kByteThreads];
-  const int64_t row = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
-  const uint8_t key = sort_key(static_cast<uint8_t>(threadIdx.x), problem.order);
-  table[threadIdx.x] = static_cast<int32_t>(search_row(problem, sorted + problem.sorted(row, 0, 0), key));
-  __syncthreads();
+  const auto blocks = static_cast<uint32_t>(plan.blocks);
+  const int64_t row = blockIdx.x / blocks, part = blockIdx.x % blocks;
   const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
-  look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count);
+  look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count, [&] {
+    const uint8_t key = sort_key(static_cast<uint8_t>(threadIdx.x), problem.order);
+    table[threadIdx.x] = static_cast<int32_t>(search_row(problem, sorted + problem.sorted(row, 0, 0), key));
+    __syncthreads();
+  });
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ constexpr int kOwn = kTreeTurn / 32;  // queries that a thread searches for at a
 constexpr int kBatch = 8;             // splitters that it loads at a time
 constexpr int kPair = 2;              // and in sectors
 constexpr int kVector = 8;            // elements of 32 bits in a sector
-constexpr int kApartBits = 14;        // and of so many, all sectors that are looked at may be in L1
+constexpr int kApartBits = 14;        // of 2^14 elements, all may be in L1
 
 template <class T>
 struct SortedRow {
@@ -36,6 +36,7 @@ __device__ __forceinline__ void search_sectors(const SortedRow<uint32_t>& row, i
   uint32_t left[kPair];  // sectors; place[i] is the first element of the first of them
 #pragma unroll
   for (int i = 0; i < kPair; ++i) left[i] = 1u << (bits - 3);
+#pragma unroll 1
   for (int round = 3; round <= bits; ++round) {
     uint4 half[kPair][2];
     uint32_t at[kPair];
@@ -72,14 +73,24 @@ __device__ __forceinline__ void search_sectors(const SortedRow<uint32_t>& row, i
   }
 }
 
-template <class T>
+// Whether the places of a warp are so far from each other that most sectors come from L2: neither are those of
+// neighbours in two neighbouring groups, nor do all fit in L1.
+__device__ __forceinline__ bool are_apart(uint32_t place, int bits) {
+  const uint32_t other = __shfl_xor_sync(kEveryLane, place, 1), distance = max(place, other) - min(place, other);
+  const uint32_t span = largest_of_warp(place) + largest_of_warp(~place) + 1;
+  return span > 1u << kApartBits && __popc(__ballot_sync(kEveryLane, distance > 2u << bits)) > 8;
+}
+
+// Without kGroups, which is for 32 bits, all elements are splitters, and more warps share a multiprocessor.
+template <class T, bool kGroups>
 __global__ void __launch_bounds__(1024)
     search_tree_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
                        const T* __restrict__ queries, const T* __restrict__ sorted, int32_t* __restrict__ places) {
   constexpr T kAll = static_cast<T>(~T{0});
   T* const tree = reinterpret_cast<T*>(dynamic_shared_memory());
-  const int64_t row_at = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
-  const int levels = plan.levels, bits = plan.group_bits;
+  const auto blocks = static_cast<uint32_t>(plan.blocks);
+  const int64_t row_at = blockIdx.x / blocks, part = blockIdx.x % blocks;
+  const int levels = plan.levels, bits = kGroups ? plan.group_bits : 0;
   const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
                             problem.order};
   // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the first
@@ -111,7 +122,7 @@ __global__ void __launch_bounds__(1024)
   // Whole warps enter the loop; queries past the end are the last one.
   for (int64_t start = threadIdx.x / 32 * kTreeTurn; start < count; start += int64_t{kOwn} * blockDim.x) {
     T bound[kOwn];  // elements below it come before the query; if there can be no such bound, all do
-    uint32_t all = 0, low = kAll, high = 0;
+    uint32_t all = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) bound[i] = queries[min(start + lane + i * 32, count - 1)];
 #pragma unroll
@@ -120,14 +131,16 @@ __global__ void __launch_bounds__(1024)
       const bool is_last = right && key == kAll;
       all |= uint32_t{is_last} << i;
       bound[i] = static_cast<T>(key + (right && !is_last));
-      low = min(low, uint32_t{bound[i]});
-      high = max(high, uint32_t{bound[i]});
     }
     uint32_t top = 1;  // the node under which all of the warp's queries are
     int level = 0;
     if (patience == 0) {
+      uint32_t low = bound[0], high = bound[0];
+#pragma unroll
+      for (int i = 1; i < kOwn; ++i) low = min(low, uint32_t{bound[i]}), high = max(high, uint32_t{bound[i]});
       low = ~largest_of_warp(~low);
       high = largest_of_warp(high);
+#pragma unroll 1
       for (; level < levels; ++level) {
         const uint32_t splitter = tree[top];
         const bool upper = splitter < low;
@@ -138,40 +151,8 @@ __global__ void __launch_bounds__(1024)
     } else {
       --patience;
     }
-    const int rest = levels - level + bits;  // the node has 2^rest elements
     uint32_t place[kOwn];
-    bool sectors = false, done = false;
-    if (bits > 0 && rest <= kNearBits) {
-      const uint32_t first_near = (top - (1u << level)) << rest;
-      for (uint32_t i = lane; i < 1u << rest; i += 32) near[i] = first_near + i < row.length ? row.key(first_near + i) : kAll;
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) place[i] = 0;
-      for (uint32_t size = 1u << rest >> 1; size; size /= 2) {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-          if (near[place[i] + size - 1] < bound[i]) place[i] += size;
-      }
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) place[i] += first_near;
-      __syncwarp();
-      done = true;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) place[i] = top;
-      for (; level < levels; ++level) {
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) place[i] = 2 * place[i] + (tree[place[i]] < bound[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) place[i] = (place[i] - (1u << levels)) << bits;
-    }
-    if (sizeof(T) == 4 && bits >= 3 && rest > kApartBits && aligned) {  // and neighbours, too: else they would share sectors in L1
-      const uint32_t other = __shfl_xor_sync(kEveryLane, place[0], 1);
-      const uint32_t distance = max(place[0], other) - min(place[0], other);
-      sectors = __popc(__ballot_sync(kEveryLane, distance > 2u << bits)) > 8;
-    }
-    // Steps over `size` elements, all queries together, where those up to the last of them come before the query.
+    // Steps over `size` elements where those up to the last of them come before the query, for all queries together.
     const auto step = [&](uint32_t size) {
       T element[kOwn];
 #pragma unroll
@@ -180,11 +161,45 @@ __global__ void __launch_bounds__(1024)
       for (int i = 0; i < kOwn; ++i)
         if (place[i] + size <= row.length && sort_key(element[i], problem.order) < bound[i]) place[i] += size;
     };
-    for (uint32_t size = done ? 0 : 1u << bits >> 1; size >= (sectors ? 4 * kVector : 1); size /= 2) step(size);
-    if constexpr (sizeof(T) == 4) {
-      if (sectors) {
+    const int rest = levels - level + bits;  // the node has 2^rest elements
+    bool sectors = false;
+    if (kGroups && bits > 0 && rest <= kNearBits) {
+      const uint32_t first_near = (top - (1u << level)) << rest;
+#pragma unroll 4
+      for (uint32_t i = lane; i < 1u << rest; i += 32)
+        near[i] = first_near + i < row.length ? row.key(first_near + i) : kAll;
+      __syncwarp();
 #pragma unroll
-        for (int i = 0; i < kOwn; i += kPair) search_sectors(row, min(bits, 5), bound + i, place + i);
+      for (int i = 0; i < kOwn; ++i) place[i] = 0;
+#pragma unroll 2
+      for (uint32_t size = 1u << rest >> 1; size; size /= 2) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i)
+          if (near[place[i] + size - 1] < bound[i]) place[i] += size;
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] += first_near;
+      __syncwarp();
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] = top;
+#pragma unroll 2
+      for (; level < levels; ++level) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) place[i] = 2 * place[i] + (tree[place[i]] < bound[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] = (place[i] - (1u << levels)) << bits;
+      if constexpr (kGroups) {
+        if (sizeof(T) == 4 && bits >= 3 && rest > kApartBits && aligned) sectors = are_apart(place[0], bits);
+#pragma unroll 1
+        for (uint32_t size = 1u << bits >> 1; size >= (sectors ? 4 * kVector : 1); size /= 2) step(size);
+        if constexpr (sizeof(T) == 4) {
+          if (sectors) {
+#pragma unroll
+            for (int i = 0; i < kOwn; i += kPair) search_sectors(row, min(bits, 5), bound + i, place + i);
+          }
+        }
       }
     }
     // The last element may be no splitter, and no step so far was for it.
@@ -208,12 +223,13 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
   config.grid = dim3(static_cast<unsigned>(plan.rows * plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
-  const auto run = [&](auto width) {
+  const auto run = [&](auto width, auto kernel) {
     using T = decltype(width);
-    return launch(stream, config, search_tree_kernel<T>, problem, plan, static_cast<const T*>(queries),
-                  static_cast<const T*>(sorted), places);
+    return launch(stream, config, kernel, problem, plan, static_cast<const T*>(queries), static_cast<const T*>(sorted),
+                  places);
   };
-  return problem.bits == 16 ? run(uint16_t{}) : run(uint32_t{});
+  if (problem.bits == 16) return run(uint16_t{}, search_tree_kernel<uint16_t, true>);
+  return run(uint32_t{}, plan.group_bits > 0 ? search_tree_kernel<uint32_t, true> : search_tree_kernel<uint32_t, false>);
 }
 
 }  // namespace jaxgpuops::count
