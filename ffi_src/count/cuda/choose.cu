@@ -210,7 +210,8 @@ __device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t
 
 // Fills results from `begin` on and before `end`.
 __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32_t end, int32_t fill) {
-  const uint32_t head = min(end - begin, static_cast<uint32_t>((16 - reinterpret_cast<uintptr_t>(to + begin) % 16) / 4 % 4));
+  const uint32_t head =
+      min(end - begin, static_cast<uint32_t>((16 - reinterpret_cast<uintptr_t>(to + begin) % 16) / 4 % 4));
   const uint32_t vectors = (end - begin - head) / 4;
   auto* const whole = reinterpret_cast<int4*>(to + begin + head);
 #pragma unroll 1
@@ -222,9 +223,8 @@ __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32
 
 // Writes the results of a tile, or of a block that has none. `before` are chosen before the tile, and `count` in it,
 // which `chosen` lists.
-__device__ __forceinline__ void write_results(const ChooseArgs& a, uint32_t row, uint32_t tile, uint32_t part,
-                                              int past, uint32_t before, uint32_t count, const uint16_t* chosen,
-                                              int32_t fill) {
+__device__ __forceinline__ void write_results(const ChooseArgs& a, uint32_t row, uint32_t tile, uint32_t part, int past,
+                                              uint32_t before, uint32_t count, const uint16_t* chosen, int32_t fill) {
   const bool is_tile = tile < a.tiles;
   int32_t* const to = a.places + row * a.size;
   if (is_tile) {

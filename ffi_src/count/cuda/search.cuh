@@ -51,8 +51,8 @@ __device__ __forceinline__ int64_t search_row(const Search& problem, const T* ro
   return first + (left == 1 && problem.before(row[first * stride], key));
 }
 
-// Finds the places of queries that stand one after another, by all threads of a block. find(queries, at, places) does so
-// for an array of four queries, or of one, of which the first has number `at`; all threads call prepare() before. A
+// Finds the places of queries that stand one after another, by all threads of a block. find(queries, at, places) does
+// so for an array of four queries, or of one, of which the first has number `at`; all threads call prepare() before. A
 // thread loads kTogether fours at a time, while it finds those that it loaded before.
 template <int kTogether, class T, class Prepare, class Find>
 __device__ __forceinline__ void find_places(const T* queries, int32_t* places, int64_t count, Prepare prepare,

@@ -1,5 +1,5 @@
-// searchsorted in short rows along the last axis. A block has several rows and all their queries, or some queries of one
-// row. It keeps the keys of its rows in shared memory, and its threads search there for four queries at a time.
+// searchsorted in short rows along the last axis. A block has several rows and all their queries, or some queries of
+// one row. It keeps the keys of its rows in shared memory, and its threads search there for four queries at a time.
 //
 // Bytes moved: queries are read once and places written once; rows are read once, or once a block if they have many
 // queries.

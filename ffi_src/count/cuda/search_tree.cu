@@ -3,10 +3,12 @@
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
 //
-// A warp takes 256 queries at a time, and goes down the tree with the least and the largest of them as far as both go
-// the same way. So queries that lie close to each other, as those of a sorted array do, take few steps each. For
-// queries that lie apart, what counts is how many sectors of 32 bytes come from L2, and a group of 32 elements is
-// searched by sectors: two for each query, where a binary search would read three.
+// A warp takes 128 queries at a time, and goes down the tree with the least and the largest of them as far as both go
+// the same way. If few elements are left there, as with queries of a sorted array, it copies these to shared memory and
+// searches them only. For queries that lie apart, what counts is how many sectors of 32 bytes come from L2, and a group
+// of 32 elements is searched by sectors: two for each query, where a binary search would read three.
+//
+// Bytes moved: queries are read once and places written once; each block reads a sector for each splitter.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
@@ -93,8 +95,8 @@ __global__ void __launch_bounds__(1024)
   const int levels = plan.levels, bits = kGroups ? plan.group_bits : 0;
   const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
                             problem.order};
-  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the first
-  // splitter is number 1.
+  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the
+  // first splitter is number 1.
   const uint32_t splitters = 1u << levels;
   for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
     T element[kBatch];
@@ -229,7 +231,8 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
                   places);
   };
   if (problem.bits == 16) return run(uint16_t{}, search_tree_kernel<uint16_t, true>);
-  return run(uint32_t{}, plan.group_bits > 0 ? search_tree_kernel<uint32_t, true> : search_tree_kernel<uint32_t, false>);
+  return run(uint32_t{},
+             plan.group_bits > 0 ? search_tree_kernel<uint32_t, true> : search_tree_kernel<uint32_t, false>);
 }
 
 }  // namespace jaxgpuops::count
