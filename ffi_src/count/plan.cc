@@ -220,7 +220,8 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     return plan;
   }
   const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
-  if (is_short && (!trees || bytes <= kMostSearchRow - 64)) {  // in longer rows, lanes read the same banks
+  // In rows of nearly 256 words, many lanes would read the same banks.
+  if (is_short && (!trees || problem.bits == 16 || bytes <= kMostSearchRow - 64)) {
     plan_search_rows(problem, most_blocks, plan);
     return plan;
   }
