@@ -412,6 +412,10 @@ SEARCHES = {
     "columns": ((3, 400, 70), (3, 1001, 70)),
     "shared columns": ((3, 400, 70), (3, 1001, 1)),
     "one element": ((5, 300), (5, 1)),
+    "a row a block": ((3, 70_001), (3, 9)),
+    "rows a block": ((1000, 68), (1000, 47)),
+    "shorter rows a block": ((5003, 3), (5003, 5)),
+    "one query": ((5003, 1), (5003, 2)),
     "none": ((5, 300), (5, 0)),
 }
 
@@ -427,6 +431,8 @@ def test_searchsorted(queries, rows, side, dtype):
         if dtype != "int8":
             queries[:, :3], rows[:, -2:] = np.nan, np.nan
         places = np.asarray(jaxgpuops.searchsorted(rows, queries, side, axis=1))
+        in_order = np.asarray(jaxgpuops.searchsorted(rows, jnp.sort(queries, 1), side, axis=1))
+        np.testing.assert_array_equal(in_order, np.sort(places, 1))
         rows = np.broadcast_to(rows, (queries.shape[0], rows.shape[1], *queries.shape[2:]))
         wide = lambda x: np.moveaxis(x.astype(np.float64), 1, -1)
         for place in np.ndindex(wide(rows).shape[:-1]):

@@ -152,7 +152,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel"}
-    | {"recount": "choose_kernel", "look_back": "choose_kernel"}
+    | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
     | {"thread": "select_thread_kernel", "warp": "select_warp_kernel"}
     | {"block": "select_kernel", "long": "select_long_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},

@@ -161,42 +161,85 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   return plan;
 }
 
+namespace {
+
+// Gives blocks parts of a row, each of at least `least` queries.
+void cut_rows(int64_t blocks, int64_t least, int64_t turn, SearchPlan& plan) {
+  plan.chunk = ceil_div(std::max(ceil_div(plan.queries, blocks), least), turn) * turn;
+  plan.blocks = ceil_div(plan.queries, plan.chunk);
+}
+
+// Plans blocks that have short rows, or parts of their queries.
+void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
+  constexpr int64_t kLeast = 1024, kMost = 4096;  // queries of a block
+  const int64_t bytes = problem.length * problem.bits / 8, all = plan.rows * plan.queries;
+  const int64_t wanted = std::clamp<int64_t>(all / blocks, kLeast, kMost);
+  plan.algorithm = Searching::kRows;
+  plan.group_rows = static_cast<int>(std::clamp<int64_t>(
+      std::min(wanted / plan.queries, kMostSearchRows / std::max<int64_t>(bytes, 1)), 1, plan.rows));
+  if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
+  plan.shared_bytes = plan.group_rows * bytes;
+  if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), kLeast, 256, plan);
+  plan.chunk = plan.group_rows * plan.queries;
+  plan.blocks = 1;
+  plan.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 31, plan.queries));
+}
+
+}  // namespace
+
 SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   SearchPlan plan;
   const Rows& rows = problem.rows;
   if (rows.elements() == 0) return plan;
   plan.algorithm = Searching::kEach;
-  // Those kernels are compiled for 16 and 32 bits only, to keep the binary small.
-  const bool sized = problem.bits == 16 || problem.bits == 32;
-  if (!sized || rows.inner > 1 || problem.sorted.axis_stride != 1 || problem.length < 32) return plan;
+  if (rows.inner > 1 || (problem.sorted.axis_stride != 1 && problem.length > 1)) return plan;
   plan.rows = rows.outer, plan.queries = rows.length;
   const IndexMap& outer = problem.sorted.outer;
   if (std::all_of(outer.stride, outer.stride + outer.groups, [](int64_t stride) { return stride == 0; }))
-    plan.rows = 1, plan.queries = rows.elements();                            // all queries share one row
+    plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
+  const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
+  const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
+  const bool is_short = whole && bytes <= kMostSearchRow && plan.queries >= 8 && problem.length <= 3 * plan.queries;
+  const int64_t all = plan.rows * plan.queries;
+  if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
+  const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
+  if (problem.bits == 8 && plan.queries >= least) {
+    plan.algorithm = Searching::kTable;
+    plan.threads = 256;
+    cut_rows(std::max<int64_t>(std::max<int64_t>(1, most_blocks / plan.rows), plan.queries >> 14), 1024, 256, plan);
+    return plan;
+  }
   const int64_t few = std::max<int64_t>(1, gpu.multiprocessors / plan.rows);  // blocks of a row
   constexpr int64_t kTableBytes = 2 << 16, kLeastTable = 12288;
-  if (problem.bits == 16 && problem.length < 1 << 16 && plan.queries >= kLeastTable * few &&
+  if (problem.bits == 16 && problem.length >= 32 && problem.length < 1 << 16 && plan.queries >= kLeastTable * few &&
       gpu.shared_bytes >= kTableBytes + 1024) {
     plan.algorithm = Searching::kTable;
     plan.threads = 1024;
     plan.shared_bytes = kTableBytes;
-    plan.chunk = ceil_div(ceil_div(plan.queries, few), 256) * 256;
-    plan.blocks = ceil_div(plan.queries, plan.chunk);
+    cut_rows(few, 1, 256, plan);
     return plan;
   }
-  // Blocks read a tree of 2^levels words each, for at least half as many queries.
-  const int64_t most = std::min<int64_t>(gpu.shared_bytes, 128 << 10) * 8 / problem.bits;
-  if (plan.queries < 1024 * few) return plan;
+  const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
+  // In rows of nearly 256 words, many lanes would read the same banks.
+  if (is_short && (!trees || problem.bits == 16 || bytes <= kMostSearchRow - 64)) {
+    plan_search_rows(problem, most_blocks, plan);
+    return plan;
+  }
+  // The tree's kernel is compiled for 16 and 32 bits only, to keep the binary small. Blocks read a tree of 2^levels
+  // words each, for at least half as many queries.
+  if (!trees) return plan;
+  constexpr int kMostThreads = 1024;
+  const int64_t word = problem.bits / 8, most_near = (kMostThreads / 32 * word) << kNearBits;
+  const int64_t most = std::min<int64_t>(gpu.shared_bytes - most_near, 128 << 10) / word;
   while ((2 << plan.levels) <= std::min(most, 2 * plan.queries / few) && int64_t{1} << plan.levels < problem.length)
     ++plan.levels;
-  plan.shared_bytes = (int64_t{1} << plan.levels) * problem.bits / 8;
   // The last group needs no splitter.
   while (ceil_div(problem.length, int64_t{1} << plan.group_bits) > int64_t{1} << plan.levels) ++plan.group_bits;
   plan.algorithm = Searching::kTree;
-  plan.threads = plan.shared_bytes > gpu.multiprocessor_shared / 2 - 1024 ? 1024 : 512;
-  const int64_t turn = int64_t{4} * plan.threads, blocks = plan.threads == 1024 ? few : 2 * few;
-  plan.chunk = ceil_div(ceil_div(plan.queries, blocks), turn) * turn;
-  plan.blocks = ceil_div(plan.queries, plan.chunk);
+  const int64_t tree = word << plan.levels, near = plan.group_bits ? most_near : 0;
+  plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
+  plan.shared_bytes = tree + near * plan.threads / kMostThreads;
+  cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
   return plan;
 }
 

@@ -94,18 +94,28 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 enum class Searching {
   kEmpty,  // nothing to write
   kEach,   // a thread for each query
+  kRows,   // a block has short rows in shared memory
   kTree,   // a block has splitters of a row in shared memory
-  kTable,  // a block has a table of all keys of 16 bits in shared memory
+  kTable,  // a block has a table of all keys of 8 or 16 bits in shared memory
 };
-constexpr const char* kSearchingNames[] = {"empty", "search", "tree", "table"};
+constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
+
+constexpr int kTreeTurn = 128;                 // queries that a warp of kTree takes at a time
+constexpr int kNearBits = 8;                   // if they lie among 2^8 elements, it copies those to shared memory
+constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
+constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
-  // The members below are for kTree and kTable.
+  // The members below are for all but kEach.
   int threads = 0, levels = 0, group_bits = 0;
   int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
   int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
   int64_t shared_bytes = 0;
+  // For kRows: rows of a block, which has all their queries if it has several. Query q of a block belongs to row
+  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31.
+  int group_rows = 1;
+  uint32_t reciprocal = 0;
 };
 
 SearchPlan plan_search(const Search& problem, const Gpu& gpu);

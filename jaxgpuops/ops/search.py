@@ -332,7 +332,9 @@ def _unique(x, fill, size, wanted):
         fill = np.zeros((), x.dtype)
     index, inverse, counts = wanted
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
-    place = _lax.choose(values, size + 1, starts=True)
+    place = _lax.choose(values, min(size, length) + 1, starts=True)
+    if size > length:  # there are no more; what follows is written without being read
+        place = lax.pad(place, np.int32(length), [(0, size - length, 0)])
     first, found = place[:size], place[:size] < np.int32(length)
     at = jnp.where(found, first, np.int32(0))
     outs = [take_rows(values, first, 0, True)]

@@ -2,8 +2,8 @@
 //
 // A block makes bits of a tile of a row, one word for each thread. It counts them, learns how many come before the
 // tile, and writes the places of its own. The results behind them are divided into parts; the first are filled by the
-// block that has the last tile of the row. Blocks learn what comes before them by decoupled look-back, while they
-// already load their next tile; if there is little to read, each counts it for itself.
+// block that has the last tile of the row, others by blocks that have no tile. Blocks learn what comes before them by
+// decoupled look-back, while they already load their next tile; if there is little to read, each counts it for itself.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>
@@ -26,7 +26,6 @@ struct ChooseArgs {
   int64_t workspace_bytes;  // of a row; at the front of the first one is the ticket
   int64_t length, size;
   uint32_t outer, tiles, parts;
-  bool recounts;
   IndexMap fill_at;
   uint32_t bytes;            // of an element
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
@@ -186,7 +185,92 @@ class Starts {
   uint32_t length_;
 };
 
-// ---- What comes before ----------------------------------------------------------------------------------------------
+// ---- Results --------------------------------------------------------------------------------------------------------
+
+// Lists the places of bits, within their tile, from chosen[at] on: those of each thread's word, which follow those of
+// the threads before.
+__device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t* chosen) {
+  const uint32_t own = __popc(word), lane = threadIdx.x % 32;
+  constexpr uint32_t kDense = 1008;  // of the 1024 bits of a warp
+  if (sum_of_warp(own) < kDense) {
+    for (; word; word &= word - 1)
+      chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(word)) - 1);
+    return;
+  }
+  // Lanes with all bits would write to the same banks, so all of them list one word after the other.
+  uint32_t next = shuffle_from(at, 0);
+#pragma unroll 2
+  for (uint32_t i = 0; i < 32; ++i) {
+    const uint32_t other = shuffle_from(word, static_cast<int>(i));
+    if (other >> lane & 1)
+      chosen[next + __popc(other & ((1u << lane) - 1))] = static_cast<uint16_t>((threadIdx.x - lane + i) * 32 + lane);
+    next += __popc(other);
+  }
+}
+
+// Fills results from `begin` on and before `end`.
+__device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32_t end, int32_t fill) {
+  const uint32_t head =
+      min(end - begin, static_cast<uint32_t>((16 - reinterpret_cast<uintptr_t>(to + begin) % 16) / 4 % 4));
+  const uint32_t vectors = (end - begin - head) / 4;
+  auto* const whole = reinterpret_cast<int4*>(to + begin + head);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < vectors; i += blockDim.x) whole[i] = {fill, fill, fill, fill};
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < end - begin - 4 * vectors; i += blockDim.x)
+    to[begin + (i < head ? i : i + 4 * vectors)] = fill;
+}
+
+// Writes the results of a tile, or of a block that has none. `before` are chosen before the tile, and `count` in it,
+// which `chosen` lists.
+__device__ __forceinline__ void write_results(const ChooseArgs& a, uint32_t row, uint32_t tile, uint32_t part, int past,
+                                              uint32_t before, uint32_t count, const uint16_t* chosen, int32_t fill) {
+  const bool is_tile = tile < a.tiles;
+  int32_t* const to = a.places + row * a.size;
+  if (is_tile) {
+    const auto first = static_cast<int32_t>(tile * blockDim.x * 32) - past;
+    const auto wanted = static_cast<uint32_t>(max(min(int64_t{count}, a.size - before), int64_t{0}));
+    for (uint32_t i = threadIdx.x; i < wanted; i += blockDim.x) to[before + i] = first + chosen[i];
+  }
+  if (tile + 1 < a.tiles) return;
+  // The last tile fills the part in which its places end.
+  const uint32_t total = before + count;
+  if (is_tile) part = total / kChooseFill;
+  const uint32_t begin = is_tile ? total : part * kChooseFill;
+  if (begin < total + !is_tile) return;
+  const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
+  if (begin < end) fill_results(to, begin, end, fill);
+}
+
+// ---- Few elements ---------------------------------------------------------------------------------------------------
+
+template <class Bits>
+__global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(const __grid_constant__ ChooseArgs a) {
+  __shared__ uint32_t sums[kMostChooseThreads / 32];
+  auto* const chosen = reinterpret_cast<uint16_t*>(dynamic_shared_memory());  // places in a tile
+  const uint32_t threads = blockDim.x, all_tiles = a.outer * a.tiles;
+  const auto warps = static_cast<int>(threads / 32);
+  const bool is_tile = blockIdx.x < all_tiles;
+  const uint32_t row = is_tile ? blockIdx.x / a.tiles : (blockIdx.x - all_tiles) / (a.parts - 1);
+  const uint32_t tile = is_tile ? blockIdx.x - row * a.tiles : a.tiles;
+  const int32_t fill = a.fill[a.fill_at(row)];
+  const Bits bits(a, row);
+  uint32_t word = 0, earlier = bits.count(tile * threads);
+  for (uint32_t t = Bits::kCounts ? tile : 0; t <= tile; ++t) {
+    earlier += __popc(word);
+    const uint32_t own = t * threads + threadIdx.x;
+    word = t < a.tiles ? bits.word(own) : 0;
+  }
+  uint32_t count = 0, before = 0, at = 0;
+  if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
+  if (tile > 0) sum_before(earlier, sums, warps, before);
+  if (is_tile && before < a.size) list_places(word, at, chosen);
+  __syncthreads();
+  const uint32_t part = is_tile ? 0 : 1 + (blockIdx.x - all_tiles) - row * (a.parts - 1);
+  write_results(a, row, tile, part, bits.past(), before, count, chosen, fill);
+}
+
+// ---- Many elements --------------------------------------------------------------------------------------------------
 
 // A status word says what a tile has published: 0 means nothing yet; with the bit kSum it is the count of this tile and
 // all before it; else it is the tile's own count plus 1.
@@ -207,82 +291,55 @@ __device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t t
   }
 }
 
-// ---- The kernel -----------------------------------------------------------------------------------------------------
-
 template <class Bits>
 __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
-    choose_kernel(const __grid_constant__ ChooseArgs a) {
+    choose_look_back_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
-  __shared__ uint32_t before_tile, ticket;
+  __shared__ uint32_t before_tile, tickets[2];
   auto* const chosen = reinterpret_cast<uint16_t*>(dynamic_shared_memory());  // places in a tile
   const uint32_t threads = blockDim.x;
   const auto warps = static_cast<int>(threads / 32);
   const uint32_t all_tiles = a.outer * a.tiles, turns = all_tiles + a.outer * (a.parts - 1);
-  const auto take_turn = [&] {
-    if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(a.workspace), 1u);
-    __syncthreads();
-    return ticket;
-  };
   const auto row_of = [&](uint32_t turn) {
     return turn < all_tiles ? turn / a.tiles : (turn - all_tiles) / max(a.parts - 1, 1u);
   };
   const auto tile_of = [&](uint32_t turn, uint32_t row) { return turn < all_tiles ? turn - row * a.tiles : a.tiles; };
   // Each turn but the first begins with the word that was loaded in the turn before.
-  uint32_t turn = turns, word = 0, earlier = 0;
+  uint32_t turn = turns, word = 0;
   int32_t fill = 0;
-  for (bool starts = true;; starts = false) {
+  for (uint32_t number = 0;; ++number) {
     const bool is_tile = turn < all_tiles;
     const uint32_t row = row_of(turn), tile = tile_of(turn, row);
     auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
-    uint32_t count = 0, at = 0, before = 0;
-    if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
-    if (is_tile && !a.recounts && threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
-    const uint32_t next = !a.recounts ? take_turn() : starts ? blockIdx.x : turns;
+    uint32_t count = 0, at = 0;
+    if (is_tile) {
+      at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
+      if (threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
+    }
+    uint32_t& ticket = tickets[number % 2];  // the other one may still be read
+    if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(a.workspace), 1u);
+    __syncthreads();
+    const uint32_t next = ticket;
     uint32_t next_word = 0;
     int32_t next_fill = 0;
     if (next < turns) {
       const uint32_t next_row = row_of(next), next_tile = tile_of(next, next_row);
       if (next_tile + 1 >= a.tiles) next_fill = a.fill[a.fill_at(next_row)];
-      const Bits bits(a, next_row);
-      if (a.recounts) earlier = bits.count(next_tile * threads);
-      for (uint32_t t = a.recounts && !Bits::kCounts ? 0 : next_tile; t <= next_tile; ++t) {
-        earlier += __popc(next_word);
-        next_word = t < a.tiles ? bits.word(t * threads + threadIdx.x) : 0;
+      if (next_tile < a.tiles) next_word = Bits(a, next_row).word(next_tile * threads + threadIdx.x);
+    }
+    if (number > 0) {
+      if (turn >= turns) return;
+      if (threadIdx.x < 32) {
+        const uint32_t before = look_back(status, tile);
+        if (threadIdx.x == 0) {
+          if (is_tile) store_relaxed(status + tile, kSum | (before + count));
+          before_tile = before;
+        }
       }
-    }
-    if (starts) {
-      turn = next, word = next_word, fill = next_fill;
-      continue;
-    }
-    if (turn >= turns) return;
-    if (a.recounts) {
-      if (tile > 0) sum_before(earlier, sums, warps, before);
-    } else if (threadIdx.x < 32) {
-      before = look_back(status, tile);
-      if (threadIdx.x == 0) {
-        if (is_tile) store_relaxed(status + tile, kSum | (before + count));
-        before_tile = before;
-      }
-    }
-    for (uint32_t left = word; left; left &= left - 1)
-      chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(left)) - 1);
-    __syncthreads();
-    if (!a.recounts) before = before_tile;
-    int32_t* const to = a.places + row * a.size;
-    if (is_tile) {
-      const auto first = static_cast<int32_t>(tile * threads * 32 - Bits(a, row).past());
-      const auto wanted = static_cast<uint32_t>(max(min(int64_t{count}, a.size - before), int64_t{0}));
-      for (uint32_t i = threadIdx.x; i < wanted; i += threads) to[before + i] = first + chosen[i];
-    }
-    if (tile + 1 >= a.tiles) {
-      // The last tile fills the part in which its places end, and blocks that have no tile those behind it.
-      const uint32_t total = before + count;
-      const uint32_t part = is_tile ? total / kChooseFill : 1 + (turn - all_tiles) - row * (a.parts - 1);
-      const uint32_t begin = is_tile ? total : part * kChooseFill;
-      if (begin >= total + !is_tile) {
-        const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
-        for (uint32_t i = begin + threadIdx.x; i < end; i += threads) to[i] = fill;
-      }
+      if (is_tile) list_places(word, at, chosen);
+      __syncthreads();
+      const uint32_t part = is_tile ? 0 : 1 + (turn - all_tiles) - row * (a.parts - 1);
+      write_results(a, row, tile, part, is_tile ? Bits(a, row).past() : 0, before_tile, count, chosen, fill);
     }
     turn = next, word = next_word, fill = next_fill;
   }
@@ -304,23 +361,27 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.outer = static_cast<uint32_t>(problem.rows.outer);
   a.tiles = static_cast<uint32_t>(plan.tiles);
   a.parts = static_cast<uint32_t>(plan.parts);
-  a.recounts = plan.algorithm == Choosing::kRecount;
   a.fill_at = problem.fill;
   a.bytes = problem.bits / 8;
   const int raised = std::max(32 - problem.bits, 0);
   a.sign = problem.order.ascending.sign << raised;
   a.nan_above = (problem.order.ascending.nan_above + 1 << raised) - 1;
-  if (!a.recounts) {
-    const cudaError_t error = cudaMemsetAsync(workspace, 0, a.outer * a.workspace_bytes, stream);
-    if (error != cudaSuccess) return error;
-  }
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.threads * 32 * sizeof(uint16_t);
-  if (!problem.starts) return launch(stream, config, choose_kernel<Mask>, a);
-  if (problem.bits <= 32) return launch(stream, config, choose_kernel<Starts<uint32_t>>, a);
-  return launch(stream, config, choose_kernel<Starts<uint64_t>>, a);
+  const bool recounts = plan.algorithm == Choosing::kRecount;
+  if (!recounts) {
+    const cudaError_t error = cudaMemsetAsync(workspace, 0, a.outer * a.workspace_bytes, stream);
+    if (error != cudaSuccess) return error;
+  }
+  const auto run = [&](auto bits) {
+    using Bits = typename decltype(bits)::type;
+    return launch(stream, config, recounts ? choose_recount_kernel<Bits> : choose_look_back_kernel<Bits>, a);
+  };
+  if (!problem.starts) return run(std::common_type<Mask>{});
+  if (problem.bits <= 32) return run(std::common_type<Starts<uint32_t>>{});
+  return run(std::common_type<Starts<uint64_t>>{});
 }
 
 }  // namespace jaxgpuops::count

@@ -20,7 +20,10 @@ cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, 
 cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                           const void* sorted, int32_t* places);
 
-// The forms of launch_search for many queries of a row, and for still more of 16 bits.
+// The forms of launch_search for short rows, for many queries of a row, and for still more of 8 or 16 bits.
+cudaError_t launch_search_rows(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                               const void* sorted, int32_t* places);
+
 cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                                const void* sorted, int32_t* places);
 

@@ -6,30 +6,33 @@
 // sorted array, also end with the same cache lines.
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
+#include "count/cuda/search.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
 
-// A search takes the same steps whatever it finds. Its result is in [first, first + left].
+// Division of numbers that mostly have 32 bits, where it takes a fifth of the time.
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+  if ((a | b) >> 32 == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
 template <class T>
-__global__ void __launch_bounds__(kThreads) search_kernel(Search problem, const T* __restrict__ queries,
-                                                          const T* __restrict__ sorted, int32_t* __restrict__ places) {
+__global__ void __launch_bounds__(kThreads)
+    search_kernel(const __grid_constant__ Search problem, const T* __restrict__ queries, const T* __restrict__ sorted,
+                  int32_t* __restrict__ places) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= problem.rows.elements()) return;
-  const int64_t inner = problem.rows.inner, size = problem.rows.length * inner, stride = problem.sorted.axis_stride;
-  const int64_t outer = at / size;
-  const T* row = sorted + problem.sorted(outer, 0, inner == 1 ? 0 : (at - outer * size) % inner);
-  const T key = sort_key(queries[at], problem.order);
-  int64_t first = 0, left = problem.length;
-  while (left > 1) {
-    const int64_t half = left / 2;
-    if (problem.before(row[(first + half - 1) * stride], key)) first += half;
-    left -= half;
+  const T query = queries[at];
+  const int64_t inner = problem.rows.inner, size = problem.rows.length * inner;
+  int64_t offset = 0;
+  if (problem.rows.count() > 1) {
+    const int64_t outer = quotient(at, size), rest = at - outer * size;
+    offset = problem.sorted(outer, 0, inner == 1 ? 0 : rest - quotient(rest, inner) * inner);
   }
-  if (left == 1 && problem.before(row[first * stride], key)) ++first;
-  places[at] = static_cast<int32_t>(first);
+  places[at] = static_cast<int32_t>(search_row(problem, sorted + offset, sort_key(query, problem.order)));
 }
 
 }  // namespace
@@ -38,6 +41,7 @@ cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Sea
                           const void* sorted, int32_t* places) {
   if (plan.algorithm == Searching::kEmpty) return cudaSuccess;
   if (plan.algorithm == Searching::kTree) return launch_search_tree(stream, plan, problem, queries, sorted, places);
+  if (plan.algorithm == Searching::kRows) return launch_search_rows(stream, plan, problem, queries, sorted, places);
   if (plan.algorithm == Searching::kTable) return launch_search_table(stream, plan, problem, queries, sorted, places);
   const int64_t count = problem.rows.elements();
   Launch config;

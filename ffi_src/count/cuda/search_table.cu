@@ -1,12 +1,15 @@
-// searchsorted of many queries of 16 bits in rows along the last axis, of fewer than 2^16 elements. A block makes a
-// table of the places of all keys in shared memory: the last of equal elements marks its key, and a running maximum
-// carries the marks to the keys behind it. Then the places are put where the bits of queries find them, so that each
-// query is one look into the table.
+// searchsorted of many queries of 8 or 16 bits in rows along the last axis, for the latter of fewer than 2^16 elements.
+// A block makes a table of the places of all queries in shared memory, so that each query is one look into the table.
 //
-// Bytes moved: queries are read once and places written once; each block reads its row, of at most 128 KB.
+// Of 16 bits, the last of equal elements marks its key, and a running maximum carries the marks to the keys behind it.
+// Then the places are put where the bits of queries find them.
+//
+// Bytes moved: queries are read once and places written once; each block reads its row, of at most 128 KB, or searches
+// in it for 256 keys.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
+#include "count/cuda/search.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -14,7 +17,7 @@ namespace {
 constexpr int kThreads = 1024, kKeys = 1 << 16;
 constexpr int kPacks = 8;  // vectors of 8 keys that a lane has of the table
 static_assert(kThreads * kPacks * 8 == kKeys);
-constexpr int kTogether = 4;  // vectors of four queries that a thread loads at a time
+constexpr int kByteThreads = 1 << 8;  // one for each key
 
 __device__ __forceinline__ uint32_t largest_halves(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 
@@ -72,12 +75,24 @@ __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* tab
   }
 }
 
+// Finds the places of queries in a table of those of all bits, which prepare() makes.
+template <class T, class Place, class Prepare>
+__device__ __forceinline__ void look_up(const Place* table, const T* queries, int32_t* places, int64_t count,
+                                        Prepare prepare) {
+  find_places<4>(queries, places, count, prepare, [&](const auto& query, int64_t, auto& place) {
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(std::extent_v<std::remove_reference_t<decltype(query)>>); ++i)
+      place[i] = static_cast<int32_t>(table[query[i]]);
+  });
+}
+
 __global__ void __launch_bounds__(kThreads)
     search_table_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
                         const uint16_t* __restrict__ queries, const uint16_t* __restrict__ sorted,
                         int32_t* __restrict__ places) {
   auto* const table = reinterpret_cast<uint16_t*>(dynamic_shared_memory());
-  const int64_t row = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
+  const auto blocks = static_cast<uint32_t>(plan.blocks);
+  const int64_t row = blockIdx.x / blocks, part = blockIdx.x % blocks;
   const auto length = static_cast<int>(problem.length);
   const uint16_t* const own = sorted + problem.sorted(row, 0, 0);
 #pragma unroll
@@ -96,38 +111,30 @@ __global__ void __launch_bounds__(kThreads)
     // Both zeros are equal, and all NaNs, of which the last one has a place of its own.
     const uint16_t nan = table[sign - 1], zero = table[0];
     const auto infinity = static_cast<uint32_t>(problem.order.ascending.nan_above);
+    __syncthreads();  // those two are written below, too
     for (uint32_t i = infinity + 1 + threadIdx.x; i < sign; i += kThreads) table[i] = table[i | sign] = nan;
     if (threadIdx.x == 0) table[sign] = zero;
     __syncthreads();
   }
 
   const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
-  queries += row * plan.queries + first;
-  places += row * plan.queries + first;
-  const auto place_of = [&](uint16_t query) { return static_cast<int32_t>(table[query]); };
-  // Vectors of four queries begin at a multiple of 8 bytes, if their places begin at one of 16 bytes there.
-  const int64_t head = min(count, static_cast<int64_t>((8 - reinterpret_cast<uintptr_t>(queries) % 8) % 8 / 2));
-  const int64_t vectors = reinterpret_cast<uintptr_t>(places + head) % 16 == 0 ? (count - head) / 4 : 0;
-  const auto* const from = reinterpret_cast<const uint2*>(queries + head);
-  auto* const to = reinterpret_cast<uint4*>(places + head);
-  for (int64_t start = threadIdx.x; start < vectors; start += kTogether * kThreads) {
-    uint2 four[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) four[i] = __ldcs(from + min(start + i * kThreads, vectors - 1));
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const uint4 found = {static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].x))),
-                           static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].x >> 16))),
-                           static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].y))),
-                           static_cast<uint32_t>(place_of(static_cast<uint16_t>(four[i].y >> 16)))};
-      if (start + i * kThreads < vectors) __stcs(to + start + i * kThreads, found);
-    }
-  }
-  // The others stand before the vectors and behind them.
-  for (int64_t i = threadIdx.x; i < count - 4 * vectors; i += kThreads) {
-    const int64_t at = i < head ? i : i + 4 * vectors;
-    places[at] = place_of(queries[at]);
-  }
+  look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count, [] {});
+}
+
+// The same of 8 bits, where a thread searches for each key, in rows of any length.
+__global__ void __launch_bounds__(kByteThreads)
+    search_byte_table_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
+                             const uint8_t* __restrict__ queries, const uint8_t* __restrict__ sorted,
+                             int32_t* __restrict__ places) {
+  __shared__ int32_t table[kByteThreads];
+  const auto blocks = static_cast<uint32_t>(plan.blocks);
+  const int64_t row = blockIdx.x / blocks, part = blockIdx.x % blocks;
+  const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
+  look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count, [&] {
+    const uint8_t key = sort_key(static_cast<uint8_t>(threadIdx.x), problem.order);
+    table[threadIdx.x] = static_cast<int32_t>(search_row(problem, sorted + problem.sorted(row, 0, 0), key));
+    __syncthreads();
+  });
 }
 
 }  // namespace
@@ -136,8 +143,11 @@ cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, con
                                 const void* sorted, int32_t* places) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.rows * plan.blocks));
-  config.block = dim3(kThreads);
+  config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
+  if (problem.bits == 8)
+    return launch(stream, config, search_byte_table_kernel, problem, plan, static_cast<const uint8_t*>(queries),
+                  static_cast<const uint8_t*>(sorted), places);
   return launch(stream, config, search_table_kernel, problem, plan, static_cast<const uint16_t*>(queries),
                 static_cast<const uint16_t*>(sorted), places);
 }

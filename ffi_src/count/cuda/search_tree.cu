@@ -2,6 +2,13 @@
 // shared memory: its elements, or the last of each group of 2^group_bits neighbours. They form a search tree that
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
+//
+// A warp takes 128 queries at a time, and goes down the tree with the least and the largest of them as far as both go
+// the same way. If few elements are left there, as with queries of a sorted array, it copies these to shared memory and
+// searches them only. For queries that lie apart, what counts is how many sectors of 32 bytes come from L2, and a group
+// of 32 elements is searched by sectors: two for each query, where a binary search would read three.
+//
+// Bytes moved: queries are read once and places written once; each block reads a sector for each splitter.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/launch.h"
@@ -9,60 +16,203 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kOwn = 4;  // queries that a thread searches for at a time
+constexpr int kOwn = kTreeTurn / 32;  // queries that a thread searches for at a time
+constexpr int kBatch = 8;             // splitters that it loads at a time
+constexpr int kPair = 2;              // and in sectors
+constexpr int kVector = 8;            // elements of 32 bits in a sector
+constexpr int kApartBits = 14;        // of 2^14 elements, all may be in L1
 
 template <class T>
+struct SortedRow {
+  const T* elements;
+  uint32_t length;
+  const SortOrder& order;
+
+  __device__ __forceinline__ T key(uint32_t at) const { return sort_key(elements[at], order); }
+};
+
+// Searches groups of up to 32 elements for kPair queries, a sector at a time. The elements before place[i] come before
+// query i, and those behind the group do not. A round looks at the sector in the middle of those that are left.
+__device__ __forceinline__ void search_sectors(const SortedRow<uint32_t>& row, int bits, const uint32_t* bound,
+                                               uint32_t* place) {
+  uint32_t left[kPair];  // sectors; place[i] is the first element of the first of them
+#pragma unroll
+  for (int i = 0; i < kPair; ++i) left[i] = 1u << (bits - 3);
+#pragma unroll 1
+  for (int round = 3; round <= bits; ++round) {
+    uint4 half[kPair][2];
+    uint32_t at[kPair];
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      at[i] = place[i] + (left[i] - 1) / 2 * kVector;
+      if (left[i] == 0 || at[i] + kVector > row.length) continue;
+      half[i][0] = *reinterpret_cast<const uint4*>(row.elements + at[i]);
+      half[i][1] = *reinterpret_cast<const uint4*>(row.elements + at[i] + kVector / 2);
+    }
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      if (left[i] == 0) continue;
+      const auto below = [&](uint32_t element) { return sort_key(element, row.order) < bound[i]; };
+      uint32_t found = 0;
+      if (at[i] + kVector <= row.length) {
+        const bool upper = below(half[i][0].w), pair = below(upper ? half[i][1].y : half[i][0].y);
+        const uint32_t single = pair ? (upper ? half[i][1].z : half[i][0].z) : (upper ? half[i][1].x : half[i][0].x);
+        found = 4 * upper + 2 * pair + below(single);
+        if (found == kVector - 1) found += below(half[i][1].w);
+      } else {
+        while (at[i] + found < row.length && row.key(at[i] + found) < bound[i]) ++found;
+      }
+      if (found == kVector) {
+        place[i] = at[i] + kVector;
+        left[i] /= 2;
+      } else if (found > 0) {
+        place[i] = at[i] + found;
+        left[i] = 0;
+      } else {
+        left[i] = (left[i] - 1) / 2;
+      }
+    }
+  }
+}
+
+// Whether the places of a warp are so far from each other that most sectors come from L2: neither are those of
+// neighbours in two neighbouring groups, nor do all fit in L1.
+__device__ __forceinline__ bool are_apart(uint32_t place, int bits) {
+  const uint32_t other = __shfl_xor_sync(kEveryLane, place, 1), distance = max(place, other) - min(place, other);
+  const uint32_t span = largest_of_warp(place) + largest_of_warp(~place) + 1;
+  return span > 1u << kApartBits && __popc(__ballot_sync(kEveryLane, distance > 2u << bits)) > 8;
+}
+
+// Without kGroups, which is for 32 bits, all elements are splitters, and more warps share a multiprocessor.
+template <class T, bool kGroups>
 __global__ void __launch_bounds__(1024)
     search_tree_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
                        const T* __restrict__ queries, const T* __restrict__ sorted, int32_t* __restrict__ places) {
   constexpr T kAll = static_cast<T>(~T{0});
   T* const tree = reinterpret_cast<T*>(dynamic_shared_memory());
-  const int64_t row = blockIdx.x / plan.blocks, part = blockIdx.x % plan.blocks;
-  const int threads = blockDim.x, levels = plan.levels, bits = plan.group_bits;
-  const auto length = static_cast<int>(problem.length);
-  const T* const own = sorted + problem.sorted(row, 0, 0);
-  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out.
-  for (uint32_t node = threadIdx.x; node < 1u << levels; node += threads) {
-    const int level = node ? 31 - __clz(static_cast<int>(node)) : 0;
-    const int64_t splitter = (2 * int64_t{node - (1u << level)} + 1) << (levels - 1 - level);  // the first one is 1
-    const int64_t at = (splitter << bits) - 1;
-    tree[node] = node && at < length ? sort_key(own[at], problem.order) : kAll;
+  const auto blocks = static_cast<uint32_t>(plan.blocks);
+  const int64_t row_at = blockIdx.x / blocks, part = blockIdx.x % blocks;
+  const int levels = plan.levels, bits = kGroups ? plan.group_bits : 0;
+  const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
+                            problem.order};
+  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the
+  // first splitter is number 1.
+  const uint32_t splitters = 1u << levels;
+  for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
+    T element[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      element[i] = row.elements[min(((start + i * blockDim.x) << bits) - 1, row.length - 1)];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t splitter = start + i * blockDim.x;
+      if (splitter == 0 || splitter >= splitters) continue;
+      const bool exists = (splitter << bits) - 1 < row.length;
+      tree[(splitters + splitter) >> __ffs(static_cast<int>(splitter))] =
+          exists ? sort_key(element[i], problem.order) : kAll;
+    }
   }
   __syncthreads();
 
-  const int64_t first_query = part * plan.chunk, count = min(plan.chunk, plan.queries - first_query);
-  queries += row * plan.queries + first_query;
-  places += row * plan.queries + first_query;
-  for (int64_t start = threadIdx.x; start < count; start += kOwn * threads) {
-    T bound[kOwn];  // elements below it come before the query
-    bool all[kOwn];
-    uint32_t node[kOwn];
-    T query[kOwn];
+  const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
+  const bool aligned = reinterpret_cast<uintptr_t>(row.elements) % 16 == 0, right = problem.right;
+  const uint32_t lane = threadIdx.x % 32;
+  T* const near = tree + splitters + ((threadIdx.x / 32) << kNearBits);  // of the warp
+  int patience = 0;  // how many turns the warp does not look whether its queries lie close to each other
+  queries += row_at * plan.queries + first;
+  places += row_at * plan.queries + first;
+  // Whole warps enter the loop; queries past the end are the last one.
+  for (int64_t start = threadIdx.x / 32 * kTreeTurn; start < count; start += int64_t{kOwn} * blockDim.x) {
+    T bound[kOwn];  // elements below it come before the query; if there can be no such bound, all do
+    uint32_t all = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) query[i] = queries[min(start + i * threads, count - 1)];
+    for (int i = 0; i < kOwn; ++i) bound[i] = queries[min(start + lane + i * 32, count - 1)];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const T key = sort_key(query[i], problem.order);
-      all[i] = problem.right && key == kAll;
-      bound[i] = static_cast<T>(key + (problem.right && !all[i]));
-      node[i] = 1;
+      const T key = sort_key(bound[i], problem.order);
+      const bool is_last = right && key == kAll;
+      all |= uint32_t{is_last} << i;
+      bound[i] = static_cast<T>(key + (right && !is_last));
     }
-    for (int level = 0; level < levels; ++level)
+    uint32_t top = 1;  // the node under which all of the warp's queries are
+    int level = 0;
+    if (patience == 0) {
+      uint32_t low = bound[0], high = bound[0];
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) node[i] = 2 * node[i] + (tree[node[i]] < bound[i]);
-    int place[kOwn];
+      for (int i = 1; i < kOwn; ++i) low = min(low, uint32_t{bound[i]}), high = max(high, uint32_t{bound[i]});
+      low = ~largest_of_warp(~low);
+      high = largest_of_warp(high);
+#pragma unroll 1
+      for (; level < levels; ++level) {
+        const uint32_t splitter = tree[top];
+        const bool upper = splitter < low;
+        if (!upper && splitter < high) break;
+        top = 2 * top + upper;
+      }
+      if (level < 4) patience = 8;
+    } else {
+      --patience;
+    }
+    uint32_t place[kOwn];
+    // Steps over `size` elements where those up to the last of them come before the query, for all queries together.
+    const auto step = [&](uint32_t size) {
+      T element[kOwn];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) place[i] = static_cast<int>((node[i] - (1u << levels)) << bits);
-    const auto step = [&](int i, int at, int size) {
-      if (at < length && sort_key(own[at], problem.order) < bound[i]) place[i] += size;
+      for (int i = 0; i < kOwn; ++i) element[i] = row.elements[min(place[i] + size, row.length) - 1];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        if (place[i] + size <= row.length && sort_key(element[i], problem.order) < bound[i]) place[i] += size;
     };
-    for (int size = 1 << bits >> 1; size; size /= 2)
+    const int rest = levels - level + bits;  // the node has 2^rest elements
+    bool sectors = false;
+    if (kGroups && bits > 0 && rest <= kNearBits) {
+      const uint32_t first_near = (top - (1u << level)) << rest;
+#pragma unroll 4
+      for (uint32_t i = lane; i < 1u << rest; i += 32)
+        near[i] = first_near + i < row.length ? row.key(first_near + i) : kAll;
+      __syncwarp();
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) step(i, place[i] + size - 1, size);
+      for (int i = 0; i < kOwn; ++i) place[i] = 0;
+#pragma unroll 2
+      for (uint32_t size = 1u << rest >> 1; size; size /= 2) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i)
+          if (near[place[i] + size - 1] < bound[i]) place[i] += size;
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] += first_near;
+      __syncwarp();
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] = top;
+#pragma unroll 2
+      for (; level < levels; ++level) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) place[i] = 2 * place[i] + (tree[place[i]] < bound[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) place[i] = (place[i] - (1u << levels)) << bits;
+      if constexpr (kGroups) {
+        if (sizeof(T) == 4 && bits >= 3 && rest > kApartBits && aligned) sectors = are_apart(place[0], bits);
+#pragma unroll 1
+        for (uint32_t size = 1u << bits >> 1; size >= (sectors ? 4 * kVector : 1); size /= 2) step(size);
+        if constexpr (sizeof(T) == 4) {
+          if (sectors) {
+#pragma unroll
+            for (int i = 0; i < kOwn; i += kPair) search_sectors(row, min(bits, 5), bound + i, place + i);
+          }
+        }
+      }
+    }
+    // The last element may be no splitter, and no step so far was for it.
+    bool ends = false;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) ends |= place[i] + 1 == row.length;
+    if (!sectors && ends) step(1);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (place[i] == length - 1) step(i, length - 1, 1);  // it may be no splitter, and no step is for it
-      if (start + i * threads < count) places[start + i * threads] = all[i] ? length : place[i];
+      const int64_t at = start + lane + i * 32;
+      if (at < count) places[at] = static_cast<int32_t>(all >> i & 1 ? row.length : place[i]);
     }
   }
 }
@@ -75,12 +225,14 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
   config.grid = dim3(static_cast<unsigned>(plan.rows * plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
-  const auto run = [&](auto width) {
+  const auto run = [&](auto width, auto kernel) {
     using T = decltype(width);
-    return launch(stream, config, search_tree_kernel<T>, problem, plan, static_cast<const T*>(queries),
-                  static_cast<const T*>(sorted), places);
+    return launch(stream, config, kernel, problem, plan, static_cast<const T*>(queries), static_cast<const T*>(sorted),
+                  places);
   };
-  return problem.bits == 16 ? run(uint16_t{}) : run(uint32_t{});
+  if (problem.bits == 16) return run(uint16_t{}, search_tree_kernel<uint16_t, true>);
+  return run(uint32_t{},
+             plan.group_bits > 0 ? search_tree_kernel<uint32_t, true> : search_tree_kernel<uint32_t, false>);
 }
 
 }  // namespace jaxgpuops::count

@@ -1,0 +1,111 @@
+// What the kernels of searchsorted share: how a query is compared, and how queries that stand one after another are
+// read and their places written.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/cuda/intrinsics.cuh"
+#include "count/count.h"
+
+namespace jaxgpuops::count {
+
+// The elements whose keys are below a query's bound come before it; if no key is so large, all do.
+template <class T>
+struct Bound {
+  using Key = std::conditional_t<sizeof(T) < 4, uint32_t, T>;
+  Key key;
+  bool all;
+};
+
+template <class T, int kCount>
+__device__ __forceinline__ void make_bounds(const T (&queries)[kCount], const Search& problem,
+                                            Bound<T> (&bounds)[kCount]) {
+  T keys[kCount];
+  if (problem.order.ascending.sign) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) keys[i] = sort_key(queries[i], problem.order);
+  } else {  // integers need less
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      keys[i] = encode(queries[i], problem.order.ascending.order) ^ static_cast<T>(problem.order.invert);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const typename Bound<T>::Key own = keys[i];
+    bounds[i].key = own + static_cast<typename Bound<T>::Key>(problem.right);
+    bounds[i].all = bounds[i].key < own;
+  }
+}
+
+// Returns how many elements of a row come before a query of this key. A search takes the same steps whatever it finds.
+template <class T>
+__device__ __forceinline__ int64_t search_row(const Search& problem, const T* row, T key) {
+  const int64_t stride = problem.sorted.axis_stride;
+  int64_t first = 0, left = problem.length;  // the result is in [first, first + left]
+  while (left > 1) {
+    const int64_t half = left / 2;
+    if (problem.before(row[(first + half - 1) * stride], key)) first += half;
+    left -= half;
+  }
+  return first + (left == 1 && problem.before(row[first * stride], key));
+}
+
+// Finds the places of queries that stand one after another, by all threads of a block. find(queries, at, places) does
+// so for an array of four queries, or of one, of which the first has number `at`; all threads call prepare() before. A
+// thread loads kTogether fours at a time, while it finds those that it loaded before.
+template <int kTogether, class T, class Prepare, class Find>
+__device__ __forceinline__ void find_places(const T* queries, int32_t* places, int64_t count, Prepare prepare,
+                                            Find find) {
+  using Vector = std::conditional_t<sizeof(T) == 1, uint32_t, std::conditional_t<sizeof(T) == 2, uint2, uint4>>;
+  struct Queries {
+    T query[4];
+  };
+  constexpr int kParts = sizeof(Queries) / sizeof(Vector);
+  struct Four {
+    Vector part[kParts];
+  };
+  // Fours begin where four places begin at a multiple of 16 bytes, if that suits the queries, too.
+  const int64_t head = min(count, static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(places) % 16) % 16 / 4));
+  const bool suits = reinterpret_cast<uintptr_t>(queries + head) % sizeof(Vector) == 0;
+  const int64_t fours = suits ? (count - head) / 4 : 0, threads = blockDim.x;
+  Four next[kTogether];
+  const auto load = [&](int64_t start) {
+    if (start >= fours) return;
+    const auto* const from = reinterpret_cast<const Vector*>(queries + head);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int64_t at = min(start + i * threads, fours - 1) * kParts;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) next[i].part[part] = __ldcs(from + at + part);
+    }
+  };
+  load(threadIdx.x);
+  prepare();
+#pragma unroll 1
+  for (int64_t start = threadIdx.x; start < fours; start += kTogether * threads) {
+    Queries own[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) own[i] = bits_as<Queries>(next[i]);
+    load(start + kTogether * threads);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int64_t four = start + i * threads;
+      if (kTogether > 1 && four >= fours) break;
+      int32_t place[4];
+      find(own[i].query, head + 4 * four, place);
+      __stcs(reinterpret_cast<int4*>(places + head) + four, int4{place[0], place[1], place[2], place[3]});
+    }
+  }
+  // The others stand before the fours and behind them.
+#pragma unroll 1
+  for (int64_t i = threadIdx.x; i < count - 4 * fours; i += threads) {
+    const int64_t at = i < head ? i : i + 4 * fours;
+    const T query[1] = {queries[at]};
+    int32_t place[1];
+    find(query, at, place);
+    places[at] = place[0];
+  }
+}
+
+}  // namespace jaxgpuops::count
