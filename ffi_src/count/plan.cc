@@ -434,18 +434,60 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
+constexpr int64_t kLeastBlockElements = 1024;
+
+// Plans cells of softmax. Whether blocks share rows may depend neither on the number of outer indices, because the
+// workspace of a part of a batch is planned with the whole, nor need it: sums are exact.
+bool plan_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments, most = gpu.shared_bytes - 1024;
+  const auto chunks = [&](int64_t columns) { return ceil_div(inner, columns); };
+  constexpr int64_t kBlockElements = 16 << 10;
+  plan.algorithm = Segmenting::kCells;
+  plan.overlap = gpu.dependent_launch;
+  // One launch, in which a block has all rows of some columns: a sector of 32 bytes, or fewer where blocks would be few.
+  int64_t columns = std::min<int64_t>(inner, 8);
+  while (columns > 1 && (segments * columns * kBlockCellBytes > most || length * columns > kBlockElements ||
+                         (length * columns > kLeastBlockElements && 2 * chunks(columns) * outer <= gpu.multiprocessors)))
+    columns /= 2;
+  if (segments * columns * kBlockCellBytes <= most && length * columns <= kBlockElements) {
+    plan.columns = static_cast<int>(columns);
+    plan.warps = static_cast<int>(std::clamp<int64_t>(ceil_div(length * columns, 4 * 32), 2, kMostCellThreads / 32));
+    plan.rows = length;
+    plan.tiles = 1;
+    plan.shared_bytes = segments * columns * kBlockCellBytes;
+    return true;
+  }
+  if (segments * inner >= int64_t{1} << 40) return false;
+  plan.workspace_bytes = aligned(segments * inner * kCellBytes);
+  // Several launches, and cells in shared memory of two blocks of a multiprocessor, if that leaves each block many rows.
+  const int64_t half = gpu.multiprocessor_shared / 2 - 1024;
+  columns = std::min<int64_t>(inner, 32);
+  while (columns > std::min<int64_t>(inner, 4) && segments * columns * kBlockCellBytes > half) columns /= 2;
+  const int64_t blocks = std::max<int64_t>(1, 2 * gpu.multiprocessors / chunks(columns) / outer);
+  if (segments * columns * kBlockCellBytes <= half && length >= 4 * segments * blocks) {
+    plan.shared_bytes = segments * columns * kBlockCellBytes;
+    plan.warps = 16;
+    plan.tiles = blocks;
+  } else {
+    columns = std::min<int64_t>(inner, 32);
+    plan.warps = 8;
+    const int64_t batch = 8 * (32 * plan.warps / columns);
+    plan.tiles = std::min(ceil_div(length, batch), std::max<int64_t>(1, 32 * gpu.multiprocessors / chunks(columns) / outer));
+  }
+  plan.columns = static_cast<int>(columns);
+  plan.rows = ceil_div(length, plan.tiles);
+  plan.tiles = ceil_div(length, plan.rows);
+  return plan.rows < int64_t{1} << 31;
+}
+
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  plan_few(rows, problem.segments, kPairBytes, plan);
-  if (takes_few(problem, plan, true)) return plan;
+  if (plan_cells(problem, gpu, plan)) return plan;
   plan = {};
-  plan.algorithm = Segmenting::kNone;
-  // Sorting the ids takes longer than what JAX does with the other kernels if rows have few columns, or if there are
-  // few segments.
-  if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;
   plan_tiles(problem, kPairBytes, gpu, plan);
   plan.pairs = plan.workspace_bytes;
   plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);

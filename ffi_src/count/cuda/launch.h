@@ -66,6 +66,9 @@ cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, co
 cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers, bool logs);
 
+cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers, bool logs);
+
 cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers, bool logs);
 
