@@ -25,18 +25,21 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kItems = 8;            // rows that a thread loads at a time
-constexpr int kMany = 3;             // a segment becomes hot if so many of them have it
-constexpr uint32_t kNone = ~0u;      // the row is in no segment
-constexpr int kCellThreads = 256;    // threads of a block that goes through cells
+constexpr int kItems = 4;          // rows that a thread loads at a time
+constexpr int kMany = 2;           // a segment becomes hot if so many of them have it
+constexpr uint32_t kNone = ~0u;    // the row is in no segment
+constexpr int kCellThreads = 256;  // threads of a block that goes through cells
 
-enum class Pass { kAll, kLargest, kSums, kShares };
+// The passes. Each is a loop over rows, and they share its code.
+enum Pass { kLargest, kSums, kShares };
 
 struct Args : SegmentArgs {
   using SegmentArgs::SegmentArgs;
   uint32_t chunks, slices;
-  int columns, slice;  // columns of a block, rows of a slice
-  int bits;            // of an exponential, below the point
+  int columns, slice;     // columns of a block, rows of a slice
+  int bits;               // of an exponential, below the point
+  int first = 0, last = 0;  // passes of the launch
+  bool logs;              // whether the results are the logarithms of the sums
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
 };
@@ -92,207 +95,170 @@ struct BlockCells {
   }
 };
 
-// The rows of a thread. It has a column, and every `step`th row of the block's from `slot` on.
-template <class E>
-struct ThreadRows {
-  using Bits = typename E::Bits;
-  using Acc = typename E::Acc;
-  const Args& a;
-  const int32_t* ids;  // of the block's first row
-  const Bits* data;    // the number of the first row
-  int column, slot, step, rows;
-  bool live;
-  uint32_t id[kItems];
-  Bits bits[kItems];
-
-  __device__ void load(int start) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int row = start + slot + i * step;
-      const bool has = live && row < rows;
-      id[i] = has ? static_cast<uint32_t>(ids[row]) : kNone;
-      bits[i] = has ? data[row * a.inner] : Bits{0};
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i)
-      if (id[i] >= a.segments) id[i] = kNone;
-  }
-
-  // Calls `take(start)` for each batch of rows. The first batch is loaded already; if it is the only one, it stays so.
-  template <class Take>
-  __device__ __forceinline__ void each(Take take) {
-    const int batch = kItems * step;
-#pragma unroll 1
-    for (int start = 0; start < rows; start += batch) {
-      if (rows > batch) load(start);
-      take(start);
-    }
-  }
-
-  // Folds `value_of(i)` of all rows, which is 0 if there is nothing to fold. `put(id, value)` folds a value into a cell.
-  template <class Value, class Of, class Fold, class Put>
-  __device__ __forceinline__ void fold(Of value_of, Fold fold, Put put) {
-    uint32_t hot = kNone;
-    Value sum = 0;
-    each([&](int) {
-      const auto rows_with = [&](uint32_t own) {
-        int count = 0;
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) count += id[i] == own;
-        return count;
-      };
-      const uint32_t candidate = id[0];
-      if (candidate != hot && candidate != kNone && (hot == kNone || rows_with(hot) < kMany) &&
-          rows_with(candidate) >= kMany) {
-        if (sum) put(hot, sum);
-        hot = candidate;
-        sum = 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (id[i] == kNone) continue;
-        const Value value = value_of(i);
-        if (id[i] == hot) {
-          sum = fold(sum, value);
-        } else if (value) {
-          put(id[i], value);
-        }
-      }
-    });
-    // Lanes of the same column first add up what they have, if all have the same segment.
-    const bool same = 32 % a.columns == 0 && __all_sync(kEveryLane, hot == __shfl_sync(kEveryLane, hot, 0));
-    if (same)
-      for (int lanes = a.columns; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
-    if (sum && !(same && (threadIdx.x & 31) >= a.columns)) put(hot, sum);
-  }
-};
-
 template <class E>
 __device__ __forceinline__ typename E::Acc number_of_key(typename E::Bits key, const Keys& keys) {
   return E::load(Extreme<typename E::Bits>::store(key, keys));
 }
 
-// The integer nearest to the exponential times 2^bits.
-template <class E>
-__device__ __forceinline__ uint64_t rounded(typename E::Acc term, int bits) {
-  if constexpr (sizeof(term) == 8) return __double2ull_rn(term * __hiloint2double((1023 + bits) << 20, 0));
+// The integer nearest to the exponential times 2^bits, and the number that a sum of such integers stands for.
+__device__ __forceinline__ uint64_t rounded(float term, int bits) {
   return __float2ull_rn(term * __int_as_float((127 + bits) << 23));
 }
-template <class E>
-__device__ __forceinline__ typename E::Acc number_of_sum(uint64_t sum, int bits) {
-  if constexpr (sizeof(typename E::Acc) == 8) return __ull2double_rn(sum) * __hiloint2double((1023 - bits) << 20, 0);
+__device__ __forceinline__ float number_of_sum(uint64_t sum, int bits) {
   return __ull2float_rn(sum) * __int_as_float((127 - bits) << 23);
 }
 
-template <class E, Pass kPass, bool kShared, bool kLogs>
+template <class E>
+__device__ __forceinline__ typename E::Acc log_of(typename E::Bits key, uint64_t sum, const Args& a) {
+  const auto largest = number_of_key<E>(key, a.keys);
+  return isfinite(largest) ? log_of_sum(number_of_sum(sum, a.bits), largest) : largest;
+}
+
+// A thread has a column of the block's, and rows in equal steps.
+template <class E, bool kShared>
 __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const __grid_constant__ Args a) {
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
   let_dependents_start();
   const uint32_t chunk = blockIdx.x % a.chunks, part = blockIdx.x / a.chunks;
   const uint32_t slice = part % a.slices, o = part / a.slices;
-  const int64_t left = static_cast<int64_t>(chunk) * a.columns, first = static_cast<int64_t>(slice) * a.slice;
+  const int64_t left = static_cast<int64_t>(chunk) * a.columns, begin = static_cast<int64_t>(slice) * a.slice;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int slot = thread / a.columns, column = thread - slot * a.columns, step = threads / a.columns;
+  const int rows = slot < step && left + column < a.inner ? static_cast<int>(min(int64_t{a.slice}, a.length - begin)) : 0;
+  const int32_t* const ids = a.ids + a.ids_at(o) + begin;
+  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + left + column;
   const GlobalCells<E> global(a, o, left);
   const BlockCells<E> own(a);
   const auto& cells = std::get<kShared ? 1 : 0>(std::tie(global, own));
-
-  ThreadRows<E> rows = {a};
-  rows.slot = thread / a.columns;
-  rows.column = thread - rows.slot * a.columns;
-  rows.step = threads / a.columns;
-  rows.live = rows.slot < rows.step && left + rows.column < a.inner;
-  rows.rows = static_cast<int>(min(static_cast<int64_t>(a.slice), a.length - first));
-  rows.ids = a.ids + a.ids_at(o) + first;
-  rows.data = static_cast<const Bits*>(a.data) + a.data_at(o) + first * a.inner + left + rows.column;
-  const int column = rows.column;
-  rows.load(0);
-
-  // Calls `visit(cell, id, column)` for all cells of the block, if it has any.
+  // Calls `visit(cell, id, column)` for all cells that the block has in shared memory.
   const auto each_cell = [&](auto visit) {
-    if constexpr (kShared) {
-      for (int cell = thread; cell < own.size; cell += threads) {
-        const int id = cell / a.columns, of = cell - id * a.columns;
-        if (left + of < a.inner) visit(cell, static_cast<uint32_t>(id), of);
-      }
+#pragma unroll 1
+    for (int cell = thread; kShared && cell < own.size; cell += threads) {
+      const int id = cell / a.columns, of = cell - id * a.columns;
+      if (left + of < a.inner) visit(cell, static_cast<uint32_t>(id), of);
     }
   };
-  if constexpr (kPass == Pass::kAll || kPass == Pass::kLargest) {
-    each_cell([&](int cell, uint32_t, int) {
-      own.keys[cell] = 0;
-      if (kPass == Pass::kAll) own.low[cell] = own.high[cell] = 0;
-    });
-    if constexpr (kShared) __syncthreads();
-    if constexpr (!kShared) wait_for_predecessor();
-    rows.template fold<Bits>([&](int i) { return Extreme<Bits>::load(rows.bits[i], a.keys); },
-                             [](Bits x, Bits y) { return x > y ? x : y; },
-                             [&](uint32_t id, Bits key) { cells.raise(id, column, key); });
-    if constexpr (kShared) __syncthreads();
-    if constexpr (kPass == Pass::kLargest && kShared) {
-      wait_for_predecessor();
-      each_cell([&](int cell, uint32_t id, int of) {
-        if (own.keys[cell]) global.raise(id, of, own.keys[cell]);
-      });
-    }
-  } else {
-    wait_for_predecessor();
-  }
 
-  if constexpr (kPass == Pass::kAll || kPass == Pass::kSums) {
-    if constexpr (kPass == Pass::kSums && kShared) {
-      each_cell([&](int cell, uint32_t id, int of) {
-        own.keys[cell] = global.key(id, of);
-        own.low[cell] = own.high[cell] = 0;
-      });
-      __syncthreads();
+  uint32_t id[kItems];
+  Bits bits[kItems];
+  const auto load = [&](int start) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int row = start + slot + i * step;
+      id[i] = row < rows ? static_cast<uint32_t>(ids[row]) : kNone;
+      bits[i] = row < rows ? data[row * a.inner] : Bits{0};
+      if (id[i] >= a.segments) id[i] = kNone;
     }
-    rows.template fold<uint64_t>(
-        [&](int i) {
-          const Acc largest = number_of_key<E>(cells.key(rows.id[i], column), a.keys);
-          // Where the largest is not finite, the results follow from it alone.
-          return isfinite(largest) ? rounded<E>(exp_below_one(E::load(rows.bits[i]) - largest), a.bits) : uint64_t{0};
-        },
-        [](uint64_t x, uint64_t y) { return x + y; },
-        [&](uint32_t id, uint64_t value) { cells.add(id, column, value); });
-    if constexpr (kShared) __syncthreads();
-    if constexpr (kPass == Pass::kSums && kShared)
-      each_cell([&](int cell, uint32_t id, int of) {
-        if (const uint64_t sum = own.sum(cell)) global.add(id, of, sum);
-      });
-  }
-
-  if constexpr (kPass == Pass::kAll && kLogs) {
+  };
+  const int batch = kItems * step;
+  load(0);
+  // The cells are clear or, in later passes, have what the pass before folded.
+  if (a.first == kLargest && kShared)
+    each_cell([&](int cell, uint32_t, int) { own.keys[cell] = 0, own.low[cell] = own.high[cell] = 0; });
+  if (a.first != kLargest || !kShared) wait_for_predecessor();
+  if (a.first == kSums && kShared)
     each_cell([&](int cell, uint32_t id, int of) {
-      const Acc largest = number_of_key<E>(own.keys[cell], a.keys);
-      const Acc log = log_of_sum(number_of_sum<E>(own.sum(cell), a.bits), largest);
-      static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = isfinite(largest) ? log : largest;
+      own.keys[cell] = global.key(id, of);
+      own.low[cell] = own.high[cell] = 0;
     });
-  } else if constexpr (kPass == Pass::kAll || kPass == Pass::kShares) {
-    auto* const out = static_cast<Acc*>(a.out) + (o * a.length + first) * a.inner + left + column;
-    rows.each([&](int start) {
+
+#pragma unroll 1
+  for (int pass = a.first; pass <= a.last; ++pass) {
+    if constexpr (kShared) __syncthreads();
+    uint32_t hot = kNone;
+    uint64_t sum = 0;  // of the hot segment, or its largest key
+    const auto put = [&](uint32_t id, uint64_t value) {
+      if (value == 0) return;
+      if (pass == kLargest) {
+        cells.raise(id, column, static_cast<Bits>(value));
+      } else {
+        cells.add(id, column, value);
+      }
+    };
+#pragma unroll 1
+    for (int start = 0; start < a.slice; start += batch) {
+      if (a.slice > batch) load(start);  // else all rows are still there
+      if (pass == kShares) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int row = start + slot + i * step;
+          if (row >= rows) continue;
+          Acc share = 0;
+          if (id[i] != kNone) {
+            const Acc largest = number_of_key<E>(cells.key(id[i], column), a.keys), x = E::load(bits[i]);
+            if (isfinite(largest)) {
+              share = exp_below_one(x - largest) / number_of_sum(cells.sum(id[i], column), a.bits);
+            } else if (largest != INFINITY || x == INFINITY) {
+              share = NAN;
+            }
+          }
+          static_cast<Acc*>(a.out)[(o * a.length + begin + row) * a.inner + left + column] = share;
+        }
+        continue;
+      }
+      const auto rows_with = [&](uint32_t own) {
+        int count = 0;
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) count += id[i] == own;
+        return count;
+      };
+      if (const uint32_t candidate = id[0]; candidate != hot && candidate != kNone && rows_with(candidate) >= kMany &&
+                                            (hot == kNone || rows_with(hot) < kMany)) {
+        put(hot, sum);
+        hot = candidate;
+        sum = 0;
+      }
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const int row = start + rows.slot + i * rows.step;
-        if (!rows.live || row >= rows.rows) continue;
-        Acc share = 0;
-        if (rows.id[i] != kNone) {
-          const Acc largest = number_of_key<E>(cells.key(rows.id[i], column), a.keys), x = E::load(rows.bits[i]);
-          if (isfinite(largest)) {
-            share = exp_below_one(x - largest) / number_of_sum<E>(cells.sum(rows.id[i], column), a.bits);
-          } else if (largest != INFINITY || x == INFINITY) {
-            share = NAN;
-          }
+        if (id[i] == kNone) continue;
+        uint64_t value = 0;
+        if (pass == kLargest) {
+          value = Extreme<Bits>::load(bits[i], a.keys);
+        } else {
+          // Where the largest is not finite, the results follow from it alone.
+          const Acc largest = number_of_key<E>(cells.key(id[i], column), a.keys);
+          if (isfinite(largest)) value = rounded(exp_below_one(E::load(bits[i]) - largest), a.bits);
         }
-        out[row * a.inner] = share;
+        if (id[i] != hot) {
+          put(id[i], value);
+        } else {
+          sum = pass == kSums ? sum + value : max(sum, value);
+        }
       }
-    });
+    }
+    if (pass == kShares) break;
+    // Lanes of the same column first fold what they have, if all have the same segment.
+    const bool same = 32 % a.columns == 0 && __all_sync(kEveryLane, hot == __shfl_sync(kEveryLane, hot, 0));
+    if (same) {
+#pragma unroll 1
+      for (int lanes = a.columns; lanes < 32; lanes *= 2) {
+        const uint64_t other = shuffle_xor(sum, lanes);
+        sum = pass == kSums ? sum + other : max(sum, other);
+      }
+    }
+    if (!same || (thread & 31) < a.columns) put(hot, sum);
   }
+  if constexpr (!kShared) return;
+  if (a.last == kShares) return;
+  __syncthreads();
+  if (a.first == kLargest && a.last == kLargest) wait_for_predecessor();  // which clears the cells
+  each_cell([&](int cell, uint32_t id, int of) {
+    if (a.first != a.last) {
+      static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log_of<E>(own.keys[cell], own.sum(cell), a);
+    } else if (a.last == kLargest) {
+      if (own.keys[cell]) global.raise(id, of, own.keys[cell]);
+    } else {
+      if (const uint64_t sum = own.sum(cell)) global.add(id, of, sum);
+    }
+  });
 }
 
 // Clears the cells in the workspace.
 __global__ void __launch_bounds__(kCellThreads) segment_clear_kernel(uint4* to, int64_t count) {
   let_dependents_start();
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kCellThreads;
+#pragma unroll 2
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < count; i += stride)
     to[i] = uint4{0, 0, 0, 0};
 }
@@ -305,9 +271,7 @@ __global__ void __launch_bounds__(kCellThreads) segment_cell_logs_kernel(const _
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < a.outer * a.cells(); i += stride) {
     const int64_t o = i / a.cells();
     const Cell<E> cell = GlobalCells<E>(a, o, 0).cells[i - o * a.cells()];
-    const auto largest = number_of_key<E>(cell.key, a.keys);
-    const auto log = log_of_sum(number_of_sum<E>(cell.sum, a.bits), largest);
-    static_cast<typename E::Acc*>(a.out)[i] = isfinite(largest) ? log : largest;
+    static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(cell.key, cell.sum, a);
   }
 }
 
@@ -315,30 +279,32 @@ unsigned blocks_for(int64_t items) {
   return static_cast<unsigned>(std::clamp<int64_t>((items + kCellThreads - 1) / kCellThreads, 1, 132 * 8));
 }
 
-template <class E, Pass kPass, bool kShared, bool kLogs = false>
-cudaError_t run_pass(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
-  Launch config;
+template <class E>
+cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
+  Launch config, of_cells;
   config.block = dim3(32 * plan.warps);
   config.grid = dim3(static_cast<unsigned>(a.outer * a.slices * a.chunks));
-  config.shared_bytes = kShared ? plan.shared_bytes : 0;
-  config.overlap = plan.overlap && kPass != Pass::kAll;
-  return launch(stream, config, segment_softmax_kernel<E, kPass, kShared, kLogs>, a);
-}
-
-template <class E, bool kShared>
-cudaError_t run_passes(cudaStream_t stream, const SegmentsPlan& plan, const Args& a, bool logs) {
-  Launch config;
-  config.block = dim3(kCellThreads);
+  config.shared_bytes = plan.shared_bytes;
+  if (plan.workspace_bytes == 0) {
+    a.last = a.logs ? kSums : kShares;
+    return launch(stream, config, segment_softmax_kernel<E, true>, a);
+  }
+  of_cells.block = dim3(kCellThreads);
   const int64_t packs = a.outer * a.workspace_bytes / 16;
-  config.grid = dim3(blocks_for(packs));
-  cudaError_t status = launch(stream, config, segment_clear_kernel, reinterpret_cast<uint4*>(a.workspace), packs);
-  if (status == cudaSuccess) status = run_pass<E, Pass::kLargest, kShared>(stream, plan, a);
-  if (status == cudaSuccess) status = run_pass<E, Pass::kSums, kShared>(stream, plan, a);
-  if (status != cudaSuccess) return status;
-  if (!logs) return run_pass<E, Pass::kShares, false>(stream, plan, a);
-  config.grid = dim3(blocks_for(a.outer * a.cells()));
-  config.overlap = plan.overlap;
-  return launch(stream, config, segment_cell_logs_kernel<E>, a);
+  of_cells.grid = dim3(blocks_for(packs));
+  cudaError_t status =
+      launch(stream, of_cells, segment_clear_kernel, reinterpret_cast<uint4*>(a.workspace), packs);
+  config.overlap = of_cells.overlap = plan.overlap;
+  for (const int pass : {kLargest, kSums, kShares}) {
+    if (status != cudaSuccess || (a.logs && pass == kShares)) break;
+    a.first = a.last = pass;
+    const bool shared = plan.shared_bytes > 0 && pass != kShares;
+    if (!shared) config.shared_bytes = 0;
+    status = launch(stream, config, shared ? segment_softmax_kernel<E, true> : segment_softmax_kernel<E, false>, a);
+  }
+  if (status != cudaSuccess || !a.logs) return status;
+  of_cells.grid = dim3(blocks_for(a.outer * a.cells()));
+  return launch(stream, of_cells, segment_cell_logs_kernel<E>, a);
 }
 
 }  // namespace
@@ -352,11 +318,8 @@ cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   a.slice = static_cast<int>(plan.rows);
   a.slices = static_cast<uint32_t>(plan.tiles);
   a.bits = term_bits(a.length);
-  if (plan.workspace_bytes == 0)
-    return logs ? run_pass<Float32, Pass::kAll, true, true>(stream, plan, a)
-                : run_pass<Float32, Pass::kAll, true, false>(stream, plan, a);
-  return plan.shared_bytes > 0 ? run_passes<Float32, true>(stream, plan, a, logs)
-                               : run_passes<Float32, false>(stream, plan, a, logs);
+  a.logs = logs;
+  return run<Float32>(stream, plan, a);
 }
 
 }  // namespace jaxgpuops::count
