@@ -220,6 +220,18 @@ void define_selections(nb::module_& module) {
       "workspace_bytes"_a = -1);
 
   module.def(
+      "plan_sort_segments",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t offsets, int key_bits, int compute_capability) {
+        sort::Problem problem;
+        problem.rows = {outer, length, inner};
+        problem.k = length;
+        problem.key_bits = key_bits;
+        problem.offsets = offsets;
+        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "offsets"_a, "key_bits"_a, "compute_capability"_a);
+
+  module.def(
       "plan_topk_softmax",
       [](int64_t outer, int64_t length, int64_t inner, int64_t k, int64_t groups) {
         return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k, groups));

@@ -15,8 +15,6 @@
 // a sector of 32 bytes for each row and column thrice.
 #include <cuda_runtime.h>
 
-#include <tuple>
-
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/args.cuh"
@@ -25,7 +23,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kItems = 4;          // rows that a thread loads at a time
+constexpr int kRows = 4;           // rows that a thread loads at a time, if it has several
 constexpr int kMany = 2;           // a segment becomes hot if so many of them have it
 constexpr uint32_t kNone = ~0u;    // the row is in no segment
 constexpr int kCellThreads = 256;  // threads of a block that goes through cells
@@ -95,9 +93,13 @@ struct BlockCells {
   }
 };
 
-template <class E>
-__device__ __forceinline__ typename E::Acc number_of_key(typename E::Bits key, const Keys& keys) {
-  return E::load(Extreme<typename E::Bits>::store(key, keys));
+// Keys in the order of floats, above 0; NaN has the largest.
+__device__ __forceinline__ uint32_t key_of(float x) {
+  const uint32_t bits = bits_as<uint32_t>(x);
+  return isnan(x) ? ~0u : bits ^ (sign_mask(bits) | 1u << 31);
+}
+__device__ __forceinline__ float number_of_key(uint32_t key) {
+  return bits_as<float>(key ^ (~sign_mask(key) | 1u << 31));
 }
 
 // The integer nearest to the exponential times 2^bits, and the number that a sum of such integers stands for.
@@ -110,12 +112,21 @@ __device__ __forceinline__ float number_of_sum(uint64_t sum, int bits) {
 
 template <class E>
 __device__ __forceinline__ typename E::Acc log_of(typename E::Bits key, uint64_t sum, const Args& a) {
-  const auto largest = number_of_key<E>(key, a.keys);
+  const float largest = key ? number_of_key(key) : -INFINITY;
   return isfinite(largest) ? log_of_sum(number_of_sum(sum, a.bits), largest) : largest;
 }
 
+template <bool kFirst, class A, class B>
+__device__ __forceinline__ const auto& one_of(const A& a, const B& b) {
+  if constexpr (kFirst) {
+    return a;
+  } else {
+    return b;
+  }
+}
+
 // A thread has a column of the block's, and rows in equal steps.
-template <class E, bool kShared>
+template <class E, bool kShared, int kItems>
 __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const __grid_constant__ Args a) {
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
@@ -130,7 +141,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + left + column;
   const GlobalCells<E> global(a, o, left);
   const BlockCells<E> own(a);
-  const auto& cells = std::get<kShared ? 1 : 0>(std::tie(global, own));
+  const auto& cells = one_of<kShared>(own, global);
   // Calls `visit(cell, id, column)` for all cells that the block has in shared memory.
   const auto each_cell = [&](auto visit) {
 #pragma unroll 1
@@ -154,8 +165,11 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const int batch = kItems * step;
   load(0);
   // The cells are clear or, in later passes, have what the pass before folded.
-  if (a.first == kLargest && kShared)
-    each_cell([&](int cell, uint32_t, int) { own.keys[cell] = 0, own.low[cell] = own.high[cell] = 0; });
+  if (a.first == kLargest && kShared) {
+#pragma unroll 1
+    for (int cell = thread; cell < own.size; cell += threads)
+      own.keys[cell] = 0, own.low[cell] = own.high[cell] = 0;
+  }
   if (a.first != kLargest || !kShared) wait_for_predecessor();
   if (a.first == kSums && kShared)
     each_cell([&](int cell, uint32_t id, int of) {
@@ -177,8 +191,8 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
       }
     };
 #pragma unroll 1
-    for (int start = 0; start < a.slice; start += batch) {
-      if (a.slice > batch) load(start);  // else all rows are still there
+    for (int start = 0; start < (kItems == 1 ? 1 : a.slice); start += batch) {
+      if (kItems > 1 && a.slice > batch) load(start);  // else all rows are still there
       if (pass == kShares) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
@@ -186,9 +200,9 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
           if (row >= rows) continue;
           Acc share = 0;
           if (id[i] != kNone) {
-            const Acc largest = number_of_key<E>(cells.key(id[i], column), a.keys), x = E::load(bits[i]);
+            const Acc largest = number_of_key(cells.key(id[i], column)), x = E::load(bits[i]);
             if (isfinite(largest)) {
-              share = exp_below_one(x - largest) / number_of_sum(cells.sum(id[i], column), a.bits);
+              share = __fdividef(exp_below_one(x - largest), number_of_sum(cells.sum(id[i], column), a.bits));
             } else if (largest != INFINITY || x == INFINITY) {
               share = NAN;
             }
@@ -203,8 +217,11 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
         for (int i = 0; i < kItems; ++i) count += id[i] == own;
         return count;
       };
-      if (const uint32_t candidate = id[0]; candidate != hot && candidate != kNone && rows_with(candidate) >= kMany &&
-                                            (hot == kNone || rows_with(hot) < kMany)) {
+      const uint32_t candidate = id[0];
+      if (kItems == 1) {
+        hot = candidate;
+      } else if (candidate != hot && candidate != kNone && rows_with(candidate) >= kMany &&
+                 (hot == kNone || rows_with(hot) < kMany)) {
         put(hot, sum);
         hot = candidate;
         sum = 0;
@@ -214,10 +231,10 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
         if (id[i] == kNone) continue;
         uint64_t value = 0;
         if (pass == kLargest) {
-          value = Extreme<Bits>::load(bits[i], a.keys);
+          value = key_of(E::load(bits[i]));
         } else {
           // Where the largest is not finite, the results follow from it alone.
-          const Acc largest = number_of_key<E>(cells.key(id[i], column), a.keys);
+          const Acc largest = number_of_key(cells.key(id[i], column));
           if (isfinite(largest)) value = rounded(exp_below_one(E::load(bits[i]) - largest), a.bits);
         }
         if (id[i] != hot) {
@@ -287,7 +304,8 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   config.shared_bytes = plan.shared_bytes;
   if (plan.workspace_bytes == 0) {
     a.last = a.logs ? kSums : kShares;
-    return launch(stream, config, segment_softmax_kernel<E, true>, a);
+    const bool alone = a.slice <= 32 * plan.warps / a.columns;  // each thread has one row
+    return launch(stream, config, alone ? segment_softmax_kernel<E, true, 1> : segment_softmax_kernel<E, true, kRows>, a);
   }
   of_cells.block = dim3(kCellThreads);
   const int64_t packs = a.outer * a.workspace_bytes / 16;
@@ -300,7 +318,7 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
     a.first = a.last = pass;
     const bool shared = plan.shared_bytes > 0 && pass != kShares;
     if (!shared) config.shared_bytes = 0;
-    status = launch(stream, config, shared ? segment_softmax_kernel<E, true> : segment_softmax_kernel<E, false>, a);
+    status = launch(stream, config, shared ? segment_softmax_kernel<E, true, kRows> : segment_softmax_kernel<E, false, kRows>, a);
   }
   if (status != cudaSuccess || !a.logs) return status;
   of_cells.grid = dim3(blocks_for(a.outer * a.cells()));
