@@ -734,6 +734,24 @@ def test_plans_of_selections(capability):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_sorts_of_segments(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, capability)
+    assert plan(3, 0, 1, 5, 32)["algorithm"] == "empty"
+    for length, bits, threads in [
+        (1, 8, 256), (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024), (8192, 64, 1024),
+        (4097, 32, 1024), (16_384, 16, 1024),
+    ]:  # fmt: skip
+        found = plan(100, length, 1, 70, bits)
+        if found["algorithm"] == "none":
+            assert SHARED_LIMIT[capability] < 163 and threads == 1024
+            continue
+        assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
+        assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+    for outer, length, inner, bits in [(3, 16_385, 1, 8), (3, 8193, 1, 64), (3, 300, 2, 32), (10_000, 300, 1, 32)]:
+        assert plan(outer, length, inner, 70, bits)["algorithm"] == "none"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_choices(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_choose(*args, capability)
     assert plan(0, 5, 1, 3, False)["algorithm"] == plan(3, 5, 1, 0, True)["algorithm"] == "empty"
