@@ -100,7 +100,7 @@ def plan_segments(
     compute_capability: int,
 ) -> dict[str, Any]: ...
 def plan_segment_softmax(
-    outer: int, length: int, inner: int, segments: int, sorted: bool, compute_capability: int
+    outer: int, length: int, inner: int, segments: int, dtype: str, sorted: bool, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_moe(
     outer: int,

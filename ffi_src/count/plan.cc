@@ -434,51 +434,85 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
-constexpr int64_t kLeastBlockElements = 1024;
+constexpr int64_t kMostCellBytes = 226 << 10;  // in shared memory; GPUs that have less have the cells in the workspace
 
-// Plans cells of softmax. Whether blocks share rows may depend neither on the number of outer indices, because the
-// workspace of a part of a batch is planned with the whole, nor need it: sums are exact.
-bool plan_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+// The most rows of which a block has all.
+int64_t most_whole_rows(const Segments& problem) {
+  return problem.dtype == DType::kFloat64 ? kMostWideRows : 4 * kMostCellThreads;
+}
+bool has_few_cells(const Segments& problem) {
+  return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
+}
+
+// Plans cells of softmax for blocks that have all rows of some columns: a sector of 32 bytes, or fewer where blocks would be
+// few. Returns false if there are too many rows or segments, which may not depend on the number of outer indices, because
+// a part of a batch may be planned with the workspace of the whole.
+bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 128, kFewElements = 64;
   const auto [outer, length, inner] = problem.rows;
-  const int64_t segments = problem.segments, most = gpu.shared_bytes - 1024;
-  const auto chunks = [&](int64_t columns) { return ceil_div(inner, columns); };
-  constexpr int64_t kBlockElements = 16 << 10;
-  plan.algorithm = Segmenting::kCells;
-  plan.overlap = gpu.dependent_launch;
-  // One launch, in which a block has all rows of some columns: a sector of 32 bytes, or fewer where blocks would be few.
-  int64_t columns = std::min<int64_t>(inner, 8);
-  while (columns > 1 && (segments * columns * kBlockCellBytes > most || length * columns > kBlockElements ||
-                         (length * columns > kLeastBlockElements && 2 * chunks(columns) * outer <= gpu.multiprocessors)))
+  const bool wide = problem.dtype == DType::kFloat64;
+  const int64_t most_elements = most_whole_rows(problem);
+  const int64_t bytes = problem.segments * (wide ? 16 : kBlockCellBytes);  // of the cells of a column
+  const int64_t most = (wide ? kGpus[0] : gpu).shared_bytes - 1024;
+  if (!has_few_cells(problem) || bytes > most) return false;
+  int64_t columns = 8;
+  while (columns > 1 && (columns > inner || length * columns > most_elements || bytes * columns > most ||
+                         (length * columns > kFewElements && ceil_div(inner, columns) * outer < kBlocks)))
     columns /= 2;
-  if (segments * columns * kBlockCellBytes <= most && length * columns <= kBlockElements) {
-    plan.columns = static_cast<int>(columns);
-    plan.warps = static_cast<int>(std::clamp<int64_t>(ceil_div(length * columns, 4 * 32), 2, kMostCellThreads / 32));
-    plan.rows = length;
-    plan.tiles = 1;
-    plan.shared_bytes = segments * columns * kBlockCellBytes;
-    return true;
-  }
-  if (segments * inner >= int64_t{1} << 40) return false;
-  plan.workspace_bytes = aligned(segments * inner * kCellBytes);
-  // Several launches, and cells in shared memory of two blocks of a multiprocessor, if that leaves each block many rows.
-  const int64_t half = gpu.multiprocessor_shared / 2 - 1024;
-  columns = std::min<int64_t>(inner, 32);
-  while (columns > std::min<int64_t>(inner, 4) && segments * columns * kBlockCellBytes > half) columns /= 2;
-  const int64_t blocks = std::max<int64_t>(1, 2 * gpu.multiprocessors / chunks(columns) / outer);
-  if (segments * columns * kBlockCellBytes <= half && length >= 4 * segments * blocks) {
-    plan.shared_bytes = segments * columns * kBlockCellBytes;
-    plan.warps = 16;
-    plan.tiles = blocks;
-  } else {
-    columns = std::min<int64_t>(inner, 32);
-    plan.warps = 8;
-    const int64_t batch = 8 * (32 * plan.warps / columns);
-    plan.tiles = std::min(ceil_div(length, batch), std::max<int64_t>(1, 32 * gpu.multiprocessors / chunks(columns) / outer));
-  }
+  plan.algorithm = Segmenting::kCells;
   plan.columns = static_cast<int>(columns);
+  plan.rows = length;
+  plan.tiles = 1;
+  const int64_t elements = length * columns, threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
+  plan.warps = static_cast<int>(ceil_div(threads, 32));
+  plan.shared_bytes = bytes * columns;
+  return true;
+}
+
+// Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the GPU.
+bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kFew = 3 << 19;  // numbers
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments, numbers = length * inner;
+  const bool must = has_few_cells(problem);
+  // The cells must not take too much memory.
+  if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
+  const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
+    return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
+  };
+  // Blocks have cells in shared memory, if that leaves each many rows: of up to 32 columns if a multiprocessor holds two
+  // such blocks, else of 8 at least.
+  const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
+  plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+  const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
+  while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
+  const bool has_table = bytes() <= kMostCellBytes && length >= 8 * segments;
+  if (has_table && bytes() <= most) {
+    plan.shared_bytes = bytes();
+    plan.warps = bytes() <= half ? 16 : 32;
+    plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, blocks(gpu.multiprocessors * 32 / plan.warps));
+  } else if (must || has_table || inner < 4 || numbers <= kFew) {
+    plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+    plan.warps = 8;
+    const int64_t batch = 8 * (32 * plan.warps / plan.columns);
+    plan.tiles = std::min(ceil_div(length, batch), blocks(32 * gpu.multiprocessors));
+  } else {
+    return false;
+  }
+  plan.algorithm = Segmenting::kCells;
   plan.rows = ceil_div(length, plan.tiles);
   plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(segments * inner * kCellBytes);
+  plan.overlap = gpu.dependent_launch;
   return plan.rows < int64_t{1} << 31;
+}
+
+// Whether kLanes finds both the largest numbers and the sums of many rows: then it takes less time than cells.
+bool prefers_lanes(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const bool narrow = rows.inner <= kMostTableColumns;
+  return rows.length * rows.inner > 2 << 20 && problem.segments <= (narrow ? 64 : 128) &&
+         (narrow || rows.inner > kMostAtomicColumns);
 }
 
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
@@ -486,8 +520,19 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  if (plan_cells(problem, gpu, plan)) return plan;
-  plan = {};
+  // Ids that ascend are read in order, unless rows are few. Sums of float64 need more bits than those of many rows leave.
+  const bool wide = problem.dtype == DType::kFloat64;
+  const bool few = rows.length <= kFewRows || rows.length * rows.inner <= 8 << 10;
+  if (wide || !problem.sorted || few) {
+    if (plan_whole_cells(problem, gpu, plan)) return plan;
+    if (!wide && !has_few_cells(problem) && prefers_lanes(problem)) return plan;
+    if (!wide && plan_shared_cells(problem, gpu, plan)) return plan;
+    plan = {};
+  }
+  if (wide) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
   plan_tiles(problem, kPairBytes, gpu, plan);
   plan.pairs = plan.workspace_bytes;
   plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);

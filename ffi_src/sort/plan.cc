@@ -9,7 +9,6 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
-constexpr int64_t kMostShortSegmented = 8;  // rows for each multiprocessor
 constexpr int64_t kMostExchanging = 32;  // tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
@@ -32,8 +31,9 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kNone;
-  // A block takes longer for a short row than a team of lanes, so there must be few of them.
-  if (rows.inner > 1 || (rows.length <= kMaxTeamLength && rows.count() > kMostShortSegmented * gpu.multiprocessors)) return;
+  // Teams of lanes sort many short rows at a time.
+  const bool few = rows.length > 512 || rows.count() <= (key_bytes == 8 ? 4 : 2) * gpu.multiprocessors;
+  if (rows.inner > 1 || !few) return;
   for (const int threads : {256, 512, 1024}) {
     const int items = segments_items(key_bytes, threads);
     const int64_t bytes = segments_shared_bytes(key_bytes, threads, items);

@@ -93,27 +93,39 @@ struct BlockCells {
   }
 };
 
+template <class Bits>
+constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
+
 // Keys in the order of floats, above 0; NaN has the largest.
-__device__ __forceinline__ uint32_t key_of(float x) {
-  const uint32_t bits = bits_as<uint32_t>(x);
-  return isnan(x) ? ~0u : bits ^ (sign_mask(bits) | 1u << 31);
+template <class E>
+__device__ __forceinline__ typename E::Bits key_of(typename E::Bits bits) {
+  using Bits = typename E::Bits;
+  return isnan(E::load(bits)) ? static_cast<Bits>(~Bits{0}) : bits ^ (sign_mask(bits) | kSign<Bits>);
 }
-__device__ __forceinline__ float number_of_key(uint32_t key) {
-  return bits_as<float>(key ^ (~sign_mask(key) | 1u << 31));
+template <class E>
+__device__ __forceinline__ typename E::Acc number_of_key(typename E::Bits key) {
+  return E::load(key ^ (~sign_mask(key) | kSign<typename E::Bits>));
 }
 
 // The integer nearest to the exponential times 2^bits, and the number that a sum of such integers stands for.
 __device__ __forceinline__ uint64_t rounded(float term, int bits) {
   return __float2ull_rn(term * __int_as_float((127 + bits) << 23));
 }
-__device__ __forceinline__ float number_of_sum(uint64_t sum, int bits) {
+__device__ __forceinline__ uint64_t rounded(double term, int bits) {
+  return __double2ull_rn(term * __hiloint2double((1023 + bits) << 20, 0));
+}
+template <class E>
+__device__ __forceinline__ typename E::Acc number_of_sum(uint64_t sum, int bits) {
+  if constexpr (sizeof(typename E::Acc) == 8) return __ull2double_rn(sum) * __hiloint2double((1023 - bits) << 20, 0);
   return __ull2float_rn(sum) * __int_as_float((127 - bits) << 23);
 }
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
 
 template <class E>
 __device__ __forceinline__ typename E::Acc log_of(typename E::Bits key, uint64_t sum, const Args& a) {
-  const float largest = key ? number_of_key(key) : -INFINITY;
-  return isfinite(largest) ? log_of_sum(number_of_sum(sum, a.bits), largest) : largest;
+  const auto largest = key ? number_of_key<E>(key) : E::lowest();
+  return isfinite(largest) ? log_of_sum(number_of_sum<E>(sum, a.bits), largest) : largest;
 }
 
 template <bool kFirst, class A, class B>
@@ -200,9 +212,9 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
           if (row >= rows) continue;
           Acc share = 0;
           if (id[i] != kNone) {
-            const Acc largest = number_of_key(cells.key(id[i], column)), x = E::load(bits[i]);
+            const Acc largest = number_of_key<E>(cells.key(id[i], column)), x = E::load(bits[i]);
             if (isfinite(largest)) {
-              share = __fdividef(exp_below_one(x - largest), number_of_sum(cells.sum(id[i], column), a.bits));
+              share = quotient(exp_below_one(x - largest), number_of_sum<E>(cells.sum(id[i], column), a.bits));
             } else if (largest != INFINITY || x == INFINITY) {
               share = NAN;
             }
@@ -231,10 +243,10 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
         if (id[i] == kNone) continue;
         uint64_t value = 0;
         if (pass == kLargest) {
-          value = key_of(E::load(bits[i]));
+          value = key_of<E>(bits[i]);
         } else {
           // Where the largest is not finite, the results follow from it alone.
-          const Acc largest = number_of_key(cells.key(id[i], column));
+          const Acc largest = number_of_key<E>(cells.key(id[i], column));
           if (isfinite(largest)) value = rounded(exp_below_one(E::load(bits[i]) - largest), a.bits);
         }
         if (id[i] != hot) {
@@ -296,17 +308,27 @@ unsigned blocks_for(int64_t items) {
   return static_cast<unsigned>(std::clamp<int64_t>((items + kCellThreads - 1) / kCellThreads, 1, 132 * 8));
 }
 
+// Launches the kernel that does all for blocks that have all rows.
 template <class E>
-cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
+cudaError_t run_whole(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
+  Launch config;
+  config.block = dim3(32 * plan.warps);
+  config.grid = dim3(static_cast<unsigned>(a.outer * a.chunks));
+  config.shared_bytes = plan.shared_bytes;
+  a.last = a.logs ? kSums : kShares;
+  auto* kernel = segment_softmax_kernel<E, true, 1>;
+  if constexpr (sizeof(typename E::Bits) == 4) {
+    if (a.slice > 32 * plan.warps / a.columns) kernel = segment_softmax_kernel<E, true, kRows>;
+  }
+  return launch(stream, config, kernel, a);
+}
+
+template <class E>
+cudaError_t run_passes(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   Launch config, of_cells;
   config.block = dim3(32 * plan.warps);
   config.grid = dim3(static_cast<unsigned>(a.outer * a.slices * a.chunks));
   config.shared_bytes = plan.shared_bytes;
-  if (plan.workspace_bytes == 0) {
-    a.last = a.logs ? kSums : kShares;
-    const bool alone = a.slice <= 32 * plan.warps / a.columns;  // each thread has one row
-    return launch(stream, config, alone ? segment_softmax_kernel<E, true, 1> : segment_softmax_kernel<E, true, kRows>, a);
-  }
   of_cells.block = dim3(kCellThreads);
   const int64_t packs = a.outer * a.workspace_bytes / 16;
   of_cells.grid = dim3(blocks_for(packs));
@@ -337,7 +359,8 @@ cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   a.slices = static_cast<uint32_t>(plan.tiles);
   a.bits = term_bits(a.length);
   a.logs = logs;
-  return run<Float32>(stream, plan, a);
+  if (problem.dtype == DType::kFloat64) return run_whole<Float64>(stream, plan, a);
+  return plan.workspace_bytes == 0 ? run_whole<Float32>(stream, plan, a) : run_passes<Float32>(stream, plan, a);
 }
 
 }  // namespace jaxgpuops::count

@@ -35,7 +35,7 @@ struct SegmentsShared {
   Key keys[kThreads * kItems];
   uint16_t indices[kThreads * kItems];
   uint32_t warps[kDigits / 32], of_warps[kThreads / 32];
-  Key differ;
+  Key any, all;  // bits that any key has, and that all have
 };
 
 // Calls f with a zero of the unsigned type that has so many bytes.
@@ -56,6 +56,16 @@ __device__ __forceinline__ Key key_of(Key bits, const SortOrder& order) {
   Key key = magnitude == 0 ? static_cast<Key>(rules.order.flip) : encode(bits, rules.order);
   key = magnitude > static_cast<Key>(rules.nan_above) ? static_cast<Key>(~Key{0}) : key;
   return key ^ static_cast<Key>(order.invert);
+}
+
+// Folds a key of each thread into one in shared memory.
+template <class Key, class Atomic, class Fold>
+__device__ __forceinline__ void fold_words(Key* to, Key key, Atomic atomic, Fold fold) {
+  key = fold_lanes(key, fold);
+  if (threadIdx.x % 32 != 0) return;
+  auto* const words = reinterpret_cast<uint32_t*>(to);
+  atomic(words, static_cast<uint32_t>(key));
+  if constexpr (sizeof(Key) == 8) atomic(words + 1, static_cast<uint32_t>(key >> 32));
 }
 
 // The numbers of the segments of a row, by bits at the places where they begin.
@@ -91,7 +101,7 @@ __device__ __forceinline__ Numbers find_segments(const SegmentsArgs& a, Shared& 
     if (lane == 31) shared.of_warps[warp] = offset;
     __syncthreads();
     offset = max(offset, most);
-#pragma unroll 8
+#pragma unroll 1
     for (uint32_t w = 0; w < kThreads / 32; ++w) {
       const uint32_t other = shared.of_warps[w];
       if (w < warp) offset = max(offset, other);
@@ -120,30 +130,31 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
   const bool live = first - threadIdx.x % 32 < a.length;
   const auto is_there = [&](int i) { return first + i * 32 < a.length; };
   constexpr int kBytes = sizeof(Key);
-  Key keys[kItems];
-  const auto load = [&](auto type) {
+  // Loops over places that are not unrolled keep the kernel small.
+  Key any = 0, all = kLast;
+  dispatch<Key>(a.bytes, [&](auto type) {
     using Bits = decltype(type);
-    const Bits* const from = static_cast<const Bits*>(a.x) + row + first;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) keys[i] = is_there(i) ? Key{from[i * 32]} << 8 * (sizeof(Key) - sizeof(Bits)) : 0;
-  };
-  dispatch<Key>(a.bytes, load);
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) keys[i] = is_there(i) ? key_of(keys[i], a.order) : kLast;
-  if (threadIdx.x == 0) shared.differ = 0, shared.keys[0] = keys[0];
+    const Bits* const from = static_cast<const Bits*>(a.x) + row;
+#pragma unroll 2
+    for (uint32_t place = threadIdx.x; place < a.length; place += kThreads) {
+      const Key key = key_of(Key{from[place]} << 8 * (sizeof(Key) - sizeof(Bits)), a.order);
+      shared.keys[place] = key;
+      any |= key;
+      all &= key;
+    }
+  });
+  if (threadIdx.x == 0) shared.any = 0, shared.all = kLast;
   const Numbers numbers = find_segments<kThreads>(a, shared);
-  Key own_differ = 0;
-#pragma unroll
-  for (int i = 0; i < kItems; ++i)
-    if (is_there(i)) own_differ |= keys[i] ^ shared.keys[0];
-  own_differ = fold_lanes(own_differ, [](Key x, Key y) { return x | y; });
-  if (threadIdx.x % 32 == 0) {
-    auto* const to = reinterpret_cast<uint32_t*>(&shared.differ);
-    atomicOr(to, static_cast<uint32_t>(own_differ));
-    if (sizeof(Key) == 8) atomicOr(to + 1, static_cast<uint32_t>(static_cast<uint64_t>(own_differ) >> 32));
-  }
+  fold_words(&shared.any, any, [](uint32_t* to, uint32_t word) { atomicOr(to, word); }, [](Key x, Key y) { return x | y; });
+  fold_words(&shared.all, all, [](uint32_t* to, uint32_t word) { atomicAnd(to, word); }, [](Key x, Key y) { return x & y; });
   __syncthreads();
-  const Key differ = shared.differ;
+  const Key differ = shared.any ^ shared.all;
+  Key keys[kItems];
+  const auto read = [&] {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) keys[i] = is_there(i) ? (shared.keys + first)[i * 32] : kLast;
+  };
+  read();
   const uint32_t last = numbers.of(a.length - 1);
 
   bool moved = false;
@@ -152,9 +163,11 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
     const int shift = pass % kBytes * kDigitBits;
     if (pass == kBytes) {
       if (!moved) break;  // all keys are equal, so that segments are in order
-#pragma unroll
-      for (int i = 0; i < kItems; ++i)
-        keys[i] = is_there(i) ? static_cast<Key>(numbers.of((shared.indices + first)[i * 32])) : kLast;
+#pragma unroll 1
+      for (uint32_t place = threadIdx.x; place < a.length; place += kThreads)
+        shared.keys[place] = static_cast<Key>(numbers.of(shared.indices[place]));
+      __syncthreads();
+      read();
     }
     if ((pass < kBytes ? differ >> shift & (kDigits - 1) : last >> shift) == 0) continue;
     __syncthreads();
@@ -175,8 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
         });
     moved = true;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) keys[i] = is_there(i) ? (shared.keys + first)[i * 32] : kLast;
+    read();
   }
 
   const auto index_at = [&](uint32_t place) {
@@ -185,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
   };
   const uint32_t end = min(first + 32 * kItems, a.length);
   if (a.indices) {
-#pragma unroll 4
+#pragma unroll 2
     for (uint32_t place = first; place < end; place += 32) a.indices[row + place] = static_cast<int32_t>(index_at(place));
   }
   if (!a.values) return;
@@ -193,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
     using Bits = decltype(type);
     const Bits* const from = static_cast<const Bits*>(a.x) + row;
     Bits* const to = static_cast<Bits*>(a.values) + row;
-#pragma unroll 4
+#pragma unroll 2
     for (uint32_t place = first; place < end; place += 32) to[place] = from[index_at(place)];
   });
 }
