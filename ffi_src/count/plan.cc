@@ -444,9 +444,9 @@ bool has_few_cells(const Segments& problem) {
   return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
 }
 
-// Plans cells of softmax for blocks that have all rows of some columns: a sector of 32 bytes, or fewer where blocks would be
-// few. Returns false if there are too many rows or segments, which may not depend on the number of outer indices, because
-// a part of a batch may be planned with the workspace of the whole.
+// Plans cells of softmax for blocks that have all rows of some columns: a sector of 32 bytes, or fewer where blocks
+// would be few. Returns false if there are too many rows or segments, which may not depend on the number of outer
+// indices, because a part of a batch may be planned with the workspace of the whole.
 bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kBlocks = 128, kFewElements = 64;
   const auto [outer, length, inner] = problem.rows;
@@ -463,13 +463,15 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   plan.columns = static_cast<int>(columns);
   plan.rows = length;
   plan.tiles = 1;
-  const int64_t elements = length * columns, threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
+  const int64_t elements = length * columns;
+  const int64_t threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
   plan.warps = static_cast<int>(ceil_div(threads, 32));
   plan.shared_bytes = bytes * columns;
   return true;
 }
 
-// Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the GPU.
+// Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the
+// GPU.
 bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kFew = 3 << 19;  // numbers
   const auto [outer, length, inner] = problem.rows;
@@ -480,8 +482,8 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
     return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
   };
-  // Blocks have cells in shared memory, if that leaves each many rows: of up to 32 columns if a multiprocessor holds two
-  // such blocks, else of 8 at least.
+  // Blocks have cells in shared memory, if that leaves each many rows: of up to 32 columns if a multiprocessor holds
+  // two such blocks, else of 8 at least.
   const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
   plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
   const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
@@ -490,7 +492,8 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   if (has_table && bytes() <= most) {
     plan.shared_bytes = bytes();
     plan.warps = bytes() <= half ? 16 : 32;
-    plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, blocks(gpu.multiprocessors * 32 / plan.warps));
+    const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
+    plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
   } else if (must || has_table || inner < 4 || numbers <= kFew) {
     plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
     plan.warps = 8;
@@ -520,7 +523,8 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  // Ids that ascend are read in order, unless rows are few. Sums of float64 need more bits than those of many rows leave.
+  // Ids that ascend are read in order, unless rows are few. Sums of float64 need more bits than those of many rows
+  // leave.
   const bool wide = problem.dtype == DType::kFloat64;
   const bool few = rows.length <= kFewRows || rows.length * rows.inner <= 8 << 10;
   if (wide || !problem.sorted || few) {

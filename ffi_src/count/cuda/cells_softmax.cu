@@ -1,18 +1,18 @@
-// Softmax of segments in no order, and the logarithms of their sums of exponentials. There is a cell for each segment and
-// column. One pass over the rows finds the largest number of each cell, by atomics on keys. The next adds up the
-// exponentials of the differences from it. Those lie between 0 and 1, so sums are integers: an exponential is rounded to
-// a multiple of 2^-bits, where a sum of all rows still fits in 64 bits. So the order of additions does not matter, and one
-// of the terms is 1, so that what rounding loses is small beside the sum. A last pass divides.
+// Softmax of segments in no order, and the logarithms of their sums of exponentials. There is a cell for each segment
+// and column. One pass over the rows finds the largest number of each cell, by atomics on keys. The next adds up the
+// exponentials of the differences from it. Those lie between 0 and 1, so sums are integers: an exponential is rounded
+// to a multiple of 2^-bits, where a sum of all rows still fits in 64 bits. So the order of additions does not matter,
+// and one of the terms is 1, so that what rounding loses is small beside the sum. A last pass divides.
 //
 // A block has the cells of a chunk of columns in shared memory, and all rows, if these are few: then one launch does it
-// all, and most numbers stay in registers between the passes. Else blocks share the rows, each pass is a launch, and cells
-// are in the workspace, too, where blocks fold theirs in the end; or only there, if a block cannot hold them.
+// all, and most numbers stay in registers between the passes. Else blocks share the rows, each pass is a launch, and
+// cells are in the workspace, too, where blocks fold theirs in the end; or only there, if a block cannot hold them.
 //
 // If many rows in turn have the same id, their atomics would wait for each other. So a thread has a hot segment, which
 // many of its rows had lately, and keeps the fold of that one in registers.
 //
-// Moves each id and number once and each result once; of many rows numbers three times, and for cells that no block holds
-// a sector of 32 bytes for each row and column thrice.
+// Moves each id and number once and each result once; of many rows numbers three times, and for cells that no block
+// holds a sector of 32 bytes for each row and column thrice.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -34,10 +34,10 @@ enum Pass { kLargest, kSums, kShares };
 struct Args : SegmentArgs {
   using SegmentArgs::SegmentArgs;
   uint32_t chunks, slices;
-  int columns, slice;     // columns of a block, rows of a slice
-  int bits;               // of an exponential, below the point
+  int columns, slice;       // columns of a block, rows of a slice
+  int bits;                 // of an exponential, below the point
   int first = 0, last = 0;  // passes of the launch
-  bool logs;              // whether the results are the logarithms of the sums
+  bool logs;                // whether the results are the logarithms of the sums
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
 };
@@ -75,7 +75,7 @@ struct BlockCells {
   __device__ BlockCells(const Args& a)
       : keys(reinterpret_cast<Bits*>(dynamic_shared_memory())),
         pitch(a.columns),
-        size(static_cast<int>(a.segments) * a.columns) {
+        size(static_cast<int>(a.segments * a.columns)) {
     low = reinterpret_cast<uint32_t*>(keys + size);
     high = low + size;
   }
@@ -148,7 +148,8 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const int64_t left = static_cast<int64_t>(chunk) * a.columns, begin = static_cast<int64_t>(slice) * a.slice;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int slot = thread / a.columns, column = thread - slot * a.columns, step = threads / a.columns;
-  const int rows = slot < step && left + column < a.inner ? static_cast<int>(min(int64_t{a.slice}, a.length - begin)) : 0;
+  const bool live = slot < step && left + column < a.inner;
+  const int rows = live ? static_cast<int>(min(int64_t{a.slice}, a.length - begin)) : 0;
   const int32_t* const ids = a.ids + a.ids_at(o) + begin;
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + left + column;
   const GlobalCells<E> global(a, o, left);
@@ -274,7 +275,8 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   if (a.first == kLargest && a.last == kLargest) wait_for_predecessor();  // which clears the cells
   each_cell([&](int cell, uint32_t id, int of) {
     if (a.first != a.last) {
-      static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log_of<E>(own.keys[cell], own.sum(cell), a);
+      const Acc log = log_of<E>(own.keys[cell], own.sum(cell), a);
+      static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log;
     } else if (a.last == kLargest) {
       if (own.keys[cell]) global.raise(id, of, own.keys[cell]);
     } else {
@@ -296,8 +298,8 @@ __global__ void __launch_bounds__(kCellThreads) segment_clear_kernel(uint4* to, 
 template <class E>
 __global__ void __launch_bounds__(kCellThreads) segment_cell_logs_kernel(const __grid_constant__ Args a) {
   wait_for_predecessor();
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kCellThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < a.outer * a.cells(); i += stride) {
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kCellThreads, cells = a.outer * a.cells();
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < cells; i += stride) {
     const int64_t o = i / a.cells();
     const Cell<E> cell = GlobalCells<E>(a, o, 0).cells[i - o * a.cells()];
     static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(cell.key, cell.sum, a);
@@ -332,15 +334,15 @@ cudaError_t run_passes(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   of_cells.block = dim3(kCellThreads);
   const int64_t packs = a.outer * a.workspace_bytes / 16;
   of_cells.grid = dim3(blocks_for(packs));
-  cudaError_t status =
-      launch(stream, of_cells, segment_clear_kernel, reinterpret_cast<uint4*>(a.workspace), packs);
+  cudaError_t status = launch(stream, of_cells, segment_clear_kernel, reinterpret_cast<uint4*>(a.workspace), packs);
   config.overlap = of_cells.overlap = plan.overlap;
   for (const int pass : {kLargest, kSums, kShares}) {
     if (status != cudaSuccess || (a.logs && pass == kShares)) break;
     a.first = a.last = pass;
     const bool shared = plan.shared_bytes > 0 && pass != kShares;
     if (!shared) config.shared_bytes = 0;
-    status = launch(stream, config, shared ? segment_softmax_kernel<E, true, kRows> : segment_softmax_kernel<E, false, kRows>, a);
+    const auto kernel = shared ? segment_softmax_kernel<E, true, kRows> : segment_softmax_kernel<E, false, kRows>;
+    status = launch(stream, config, kernel, a);
   }
   if (status != cudaSuccess || !a.logs) return status;
   of_cells.grid = dim3(blocks_for(a.outer * a.cells()));

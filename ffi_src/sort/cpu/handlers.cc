@@ -1,7 +1,7 @@
 // Sort on the CPU. A row becomes a list of keys with their indices, which is sorted by radix digits or, if it is short,
 // by comparing all elements with each other. If the axis is not the last, a strip of neighbouring columns at a time is
-// transposed in the cache. If there are only a few long rows, all threads sort each row together. Segments are sorted one
-// by one.
+// transposed in the cache. If there are only a few long rows, all threads sort each row together. Segments are sorted
+// one by one.
 #include <algorithm>
 #include <memory>
 
@@ -77,9 +77,9 @@ struct Sort {
     });
   }
 
-  // Sorts n elements of a row, from `first` on, with all threads. For each digit, every thread counts the elements of its
-  // part of them by digit, and then moves them: the start of each digit in a part follows from the counts of the parts
-  // before it.
+  // Sorts n elements of a row, from `first` on, with all threads. For each digit, every thread counts the elements of
+  // its part of them by digit, and then moves them: the start of each digit in a part follows from the counts of the
+  // parts before it.
   void sort_together(const Key* row, int64_t first, int64_t n, Key* to, int32_t* at, const Workers& workers) const {
     const int64_t parts = std::min(workers.threads, ceil_div(n, kPartElements)), part = ceil_div(n, parts);
     const std::unique_ptr<Item[]> lists(new Item[2 * n]);
@@ -118,7 +118,8 @@ struct Sort {
     for_each_part([&](int64_t, int64_t begin, int64_t end) { write(row, items, begin, end, to + first, at + first); });
   }
 
-  // Sorts the segments of all rows. If rows are few, threads share the segments of each, and all sort a long one together.
+  // Sorts the segments of all rows. If rows are few, threads share the segments of each, and all sort a long one
+  // together.
   void sort_segments(const int32_t* offsets, const Workers& workers) const {
     const auto [outer, n, inner] = problem.rows;
     const int64_t count = problem.offsets;
@@ -194,8 +195,8 @@ ffi::Error sort_segments(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
     if (call.problem.rows.elements() == 0) return;
     with_width(call.problem.key_bits / 8, [&](auto width) {
       using Key = decltype(width);
-      Sort<Key>{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices}.sort_segments(
-          call.offsets, workers_of(pool));
+      const Sort<Key> sort{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices};
+      sort.sort_segments(call.offsets, workers_of(pool));
     });
   });
 }

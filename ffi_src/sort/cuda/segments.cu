@@ -1,13 +1,13 @@
 // Radix sort of the segments of rows that fit into the registers of a block. The row is sorted as a whole, by digits of
 // eight bits from the lowest up: first by those of the keys, then by one or two of the numbers of segments. So it does
-// not matter how long segments are. Numbers are counted from bits at the places where segments begin. A pass in which all
-// elements have the same digit is skipped.
+// not matter how long segments are. Numbers are counted from bits at the places where segments begin. A pass in which
+// all elements have the same digit is skipped.
 //
-// What is sorted are keys and indices; in the end, results are read from the row by the sorted indices. So elements of up
-// to 32 bits have one kernel.
+// What is sorted are keys and indices; in the end, results are read from the row by the sorted indices. So elements of
+// up to 32 bits have one kernel.
 //
-// Bytes moved: every element is read twice, the second time from the caches; offsets are read once a row, and every result
-// is written once.
+// Bytes moved: every element is read twice, the second time from the caches; offsets are read once a row, and every
+// result is written once.
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -145,8 +145,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
   });
   if (threadIdx.x == 0) shared.any = 0, shared.all = kLast;
   const Numbers numbers = find_segments<kThreads>(a, shared);
-  fold_words(&shared.any, any, [](uint32_t* to, uint32_t word) { atomicOr(to, word); }, [](Key x, Key y) { return x | y; });
-  fold_words(&shared.all, all, [](uint32_t* to, uint32_t word) { atomicAnd(to, word); }, [](Key x, Key y) { return x & y; });
+  const auto with_any = [](uint32_t* to, uint32_t word) { atomicOr(to, word); };
+  const auto with_all = [](uint32_t* to, uint32_t word) { atomicAnd(to, word); };
+  fold_words(&shared.any, any, with_any, [](Key x, Key y) { return x | y; });
+  fold_words(&shared.all, all, with_all, [](Key x, Key y) { return x & y; });
   __syncthreads();
   const Key differ = shared.any ^ shared.all;
   Key keys[kItems];
@@ -198,7 +200,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
   const uint32_t end = min(first + 32 * kItems, a.length);
   if (a.indices) {
 #pragma unroll 2
-    for (uint32_t place = first; place < end; place += 32) a.indices[row + place] = static_cast<int32_t>(index_at(place));
+    for (uint32_t place = first; place < end; place += 32)
+      a.indices[row + place] = static_cast<int32_t>(index_at(place));
   }
   if (!a.values) return;
   dispatch<Key>(a.bytes, [&](auto type) {
