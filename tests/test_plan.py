@@ -738,8 +738,8 @@ def test_plans_of_sorts_of_segments(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, capability)
     assert plan(3, 0, 1, 5, 32)["algorithm"] == "empty"
     for length, bits, threads in [
-        (1, 8, 256), (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024), (8192, 64, 1024),
-        (4097, 32, 1024), (16_384, 16, 1024),
+        (1, 8, 256), (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024),
+        (8192, 64, 1024), (4097, 32, 1024), (16_384, 16, 1024),
     ]:  # fmt: skip
         found = plan(100, length, 1, 70, bits)
         if found["algorithm"] == "none":
@@ -816,7 +816,9 @@ def test_plans_of_segments(capability):
             assert length * columns <= 32 * per_thread * found["warps"] <= 4096
     assert plan_softmax(1000, 99, 256, 73)["columns"] == 8
     # Blocks that share the rows: with cells in shared memory, or without.
-    for length, inner, segments in [(4097, 1, 5), (524_288, 17, 45), (10**6, 8, 1000), (10**6, 1, 10**6), (10**5, 3, 50_000)]:
+    for length, inner, segments in [
+        (4097, 1, 5), (524_288, 17, 45), (10**6, 8, 1000), (10**6, 1, 10**6), (10**5, 3, 50_000),
+    ]:  # fmt: skip
         one, many = (plan_softmax(outer, length, inner, segments) for outer in (1, 1000))
         assert one["algorithm"] == many["algorithm"] == "cells"
         assert one["workspace_bytes"] == many["workspace_bytes"] >= 16 * segments * inner

@@ -26,7 +26,7 @@ from jaxgpuops.lax.order import sort_keys
 MAX_KEYS = 4
 # The most pairs of places and offsets that are compared to find the segments of places: XLA makes one kernel of it, where
 # counting and gathering take four. On a GPU that takes no longer even if there are many more.
-MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 24
+MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
 # The longest rows that are sorted by segment and key together if that takes integers of 64 bits. To sort longer rows twice
 # takes no longer on a GPU, and half the time on a CPU.
 MOST_TOGETHER = 1024
