@@ -220,6 +220,18 @@ void define_selections(nb::module_& module) {
       "workspace_bytes"_a = -1);
 
   module.def(
+      "plan_sort_segments",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t offsets, int key_bits, int compute_capability) {
+        sort::Problem problem;
+        problem.rows = {outer, length, inner};
+        problem.k = length;
+        problem.key_bits = key_bits;
+        problem.offsets = offsets;
+        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
+      },
+      "outer"_a, "length"_a, "inner"_a, "offsets"_a, "key_bits"_a, "compute_capability"_a);
+
+  module.def(
       "plan_topk_softmax",
       [](int64_t outer, int64_t length, int64_t inner, int64_t k, int64_t groups) {
         return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k, groups));
@@ -365,15 +377,16 @@ void define_counts(nb::module_& module) {
 
   module.def(
       "plan_segment_softmax",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t segments, bool sorted, int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int64_t segments, const std::string& dtype, bool sorted,
+         int compute_capability) {
         count::Segments problem;
         problem.rows = {outer, length, inner};
         problem.segments = segments;
-        problem.dtype = jaxgpuops::DType::kFloat32;
+        problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
         return plan_dict(count::plan_segment_softmax(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "segments"_a, "sorted"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "compute_capability"_a);
 
   module.def(
       "plan_moe",

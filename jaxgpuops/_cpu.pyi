@@ -73,6 +73,9 @@ def plan_sort(
     kth: int = -1,
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
+def plan_sort_segments(
+    outer: int, length: int, inner: int, offsets: int, key_bits: int, compute_capability: int
+) -> dict[str, Any]: ...
 def plan_bincount(
     outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int
 ) -> dict[str, Any]: ...
@@ -97,7 +100,7 @@ def plan_segments(
     compute_capability: int,
 ) -> dict[str, Any]: ...
 def plan_segment_softmax(
-    outer: int, length: int, inner: int, segments: int, sorted: bool, compute_capability: int
+    outer: int, length: int, inner: int, segments: int, dtype: str, sorted: bool, compute_capability: int
 ) -> dict[str, Any]: ...
 def plan_moe(
     outer: int,

@@ -49,6 +49,7 @@ _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pva
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
 _LEFT = "XLA's own kernels are faster"
+_OTHERS = "other kernels are faster"
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -153,6 +154,7 @@ class Kernel:
         the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
         asked again for each device's part.
       left: what is left to XLA then, if that is not the fallback.
+      others: what takes its place on a GPU where the plan is "none", if that is not the fallback.
       reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
         mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
         calls with the param ``permutes``.
@@ -175,6 +177,7 @@ class Kernel:
         plan: Callable[..., dict[str, Any]] | None = None,
         leaves: Callable[..., bool] | None = None,
         left: Callable[..., Sequence[jax.Array]] | None = None,
+        others: Callable[..., Sequence[jax.Array]] | None = None,
         reindexes: bool = False,
         splits_as_one: bool = False,
     ):
@@ -191,6 +194,7 @@ class Kernel:
         self.plan = plan
         self.leaves = leaves
         self.left = left or fallback
+        self.others = others or fallback
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
         self.primitive = p = Primitive(self.target)
@@ -309,7 +313,7 @@ class Kernel:
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
             if plan.get("algorithm") == "none":
-                why, plan = "other kernels are faster", {}
+                why, plan = _OTHERS, {}
         kernel = None if why else self.target
         return Lowering(self.name, whole, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
@@ -351,7 +355,7 @@ class Kernel:
         else:
             if platform == "cuda" and _native.missing("cuda"):
                 _warn_missing_cuda(choice.why)
-            plain = self.left if choice.why == _LEFT else self.fallback
+            plain = {_LEFT: self.left, _OTHERS: self.others}.get(choice.why, self.fallback)
             outs = _lower_fun(ctx, functools.partial(plain, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 

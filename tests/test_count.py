@@ -192,6 +192,19 @@ def test_softmax_and_logsumexp_of_segments(shape, dtype):
     np.testing.assert_allclose(np.asarray(ours, np.float64), shares, atol=tolerance)
 
 
+def test_softmax_of_float64():
+    rng = np.random.default_rng(0)
+    x, ids = 100 * rng.standard_normal((300, 2)), rng.integers(-1, 8, 300)
+    x[rng.random((300, 2)) < 0.1] = -np.inf
+    with jax.enable_x64(True):
+        shares, logs = jaxgpuops.segment_softmax(x, ids, 7), jaxgpuops.segment_logsumexp(x, ids, 7)
+        for s in range(7):
+            rows = x[ids == s]
+            np.testing.assert_allclose(shares[ids == s], jax.nn.softmax(rows, axis=0), rtol=1e-12)
+            np.testing.assert_allclose(logs[s], jax.nn.logsumexp(rows, axis=0), rtol=1e-14)
+        assert not shares[(ids < 0) | (ids > 6)].any()
+
+
 def test_gradients_of_softmax_and_logsumexp_of_segments():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((2, 20, 3)).astype(np.float32)

@@ -265,7 +265,7 @@ def test_softmax_of_few_rows():
         both = lambda x, ids, n=segments: [
             fn(x, ids, n) for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
         ]
-        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, x, ids)] == ["few", "few"]
+        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, x, ids)] == ["cells", "cells"]
         found = jax.jit(both)(x, ids)
         with jax.default_device(cpu := jax.devices("cpu")[0]):
             theirs = both(jax.device_put(x, cpu), ids)
@@ -275,10 +275,32 @@ def test_softmax_of_few_rows():
         assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
 
 
+def test_softmax_of_float64():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        for shape, segments in itertools.product([(57, 70), (1024, 3), (3000, 2)], (1, 31)):
+            x, ids = 9 * rng.standard_normal(shape), rng.integers(-1, segments + 1, shape[0])
+            both = lambda x, ids, n=segments: [
+                fn(x, ids, n) for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
+            ]
+            found = jax.jit(both)(x, ids)
+            with jax.default_device(cpu := jax.devices("cpu")[0]):
+                theirs = both(jax.device_put(x, cpu), ids)
+            for a, b in zip(found, theirs, strict=True):
+                np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-13)
+
+
 @pytest.mark.parametrize("is_sorted", [True, False])
 @pytest.mark.parametrize(
     "shape, segments, algorithm",
-    [((9000,), 300, "few"), ((30_001, 32), 3000, "ordered"), ((3001, 7), 2000, "few"), ((70_001, 4), 5, None)],
+    [
+        ((9000,), 300, "cells"),
+        ((300_001, 8), 30_000, "ordered"),
+        ((3001, 7), 2000, "cells"),
+        ((70_001, 4), 5, "cells"),
+        ((70_001, 3), 40_000, "cells"),
+        ((800_001, 4), 5, None),
+    ],
 )
 def test_softmax_of_many_rows(shape, segments, algorithm, is_sorted):
     """Tests tiles of rows, many of which belong to one segment; some have infinities or NaNs."""

@@ -128,6 +128,7 @@ KERNELS = {
         "part": "select_kernel",
         "block": "block_kernel",
         "sweep": "pass_kernel",
+        "segments": "segments_kernel",
     },
     "scan": {
         "small": "scan_small",
@@ -155,7 +156,7 @@ KERNELS = {
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
     | {"thread": "select_thread_kernel", "warp": "select_warp_kernel"}
     | {"block": "select_kernel", "long": "select_long_kernel"}
-    | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel"},
+    | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel", "cells": "segment_softmax_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
     | {"warp": "route_warp_kernel"},
 }
@@ -185,6 +186,7 @@ CALLS = [
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
     ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096)]),
+    ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.array([0, 9, 70])), [(64, 4096)]),
     ("count", lambda x: jaxgpuops.kth_value(x, 7), [(4096, 30), (64, 700), (64, 4096), (3, 70_001)]),
     ("count", lambda x: jaxgpuops.kth_value(x, 7, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
@@ -209,6 +211,7 @@ CALLS = [
     ("count", lambda x: jaxgpuops.histogram(x, 300, range=(0, 2))[0], [(3, 100_001)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 50), 50), [(5000, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 5000), 5000), [(500, 3), (300_001, 1), (300_001, 16)]),
+    ("count", lambda x: jaxgpuops.segment_softmax(x, ids(x, 50), 50), [(500, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_max(x, ids(x, x.shape[0]), 9, indices_are_sorted=True), [(50_000, 3)]),
 ]
 

@@ -1,6 +1,7 @@
 """Sort on a GPU: see gpu.py."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import reference
 from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 
 import jaxgpuops
-from jaxgpuops.lax._sort import select_p, sort_p
+from jaxgpuops.lax._sort import select_p, sort_p, sort_segments_p
 
 # Every kernel and form of it: (shape, axis), its name in the plan, and whether columns are transposed to rows.
 REGIMES = {
@@ -80,6 +81,40 @@ def test_rows_of_a_batch_and_misaligned_ones(shape, axis, algorithm, turns):
     values, indices = expected(x, axis, False)
     shifted = jax.jit(lambda y: ours(y[3:].reshape(x.shape), axis, False))(jnp.append(jnp.zeros(3), x))
     assert same_bits(shifted, (values, indices, values, indices))
+
+
+# Rows whose segments a block sorts, and one row that it does not.
+SEGMENTS = {
+    "256 threads": ((30, 1001), "segments"),
+    "512 threads": ((3, 4001), "segments"),
+    "1024 threads": ((3, 8001), "segments"),
+    "half of the warps": ((200, 2049), "segments"),
+    "other calls": ((3, 17_001), None),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "int8", "float16", "float64", "int64"])
+@pytest.mark.parametrize("shape, algorithm", SEGMENTS.values(), ids=SEGMENTS)
+def test_segments(shape, algorithm, dtype):
+    """Many short segments, few long ones, and offsets out of order and out of range."""
+    n, rng = shape[1], np.random.default_rng(0)
+    every = [np.arange(1, n, 3), np.array([0, n]), np.array([5, n // 3, n // 2, n - 9]), np.zeros(1)]
+    every += [rng.integers(-n // 2, 2 * n, 70), np.sort(rng.integers(0, n, 2 * n))]
+    with jax.enable_x64(dtype in ("float64", "int64")):
+        x = data(shape, 1, jnp.dtype(dtype))
+        for offsets, descending in itertools.product(every, (False, True)):
+            offsets = jnp.asarray(offsets, jnp.int32)
+            both = lambda x, of: [f(x, offsets=of, descending=descending) for f in (jaxgpuops.sort, jaxgpuops.argsort)]
+            if algorithm and n <= 8192:
+                chosen = {call.plan["algorithm"] for call in jaxgpuops.explain(both, x, offsets)}
+                assert chosen == {algorithm}
+            fallback = functools.partial(sort_segments_p.fallback, axis=1, descending=descending)
+            wanted = jax.jit(functools.partial(fallback, values=True, indices=True))(x, offsets[None])
+            assert same_bits(jax.jit(both)(x, offsets), wanted)
+    own = jnp.stack([jnp.sort(jax.random.randint(jax.random.key(i), (9,), 0, n)) for i in range(3)])
+    many = jax.jit(jax.vmap(lambda x, of: jaxgpuops.argsort(x, offsets=of)))(x[:3], own)
+    one = jax.jit(lambda x, of: jaxgpuops.argsort(x, offsets=of))
+    assert all(same_bits(many[i], one(x[i], own[i])) for i in range(3))
 
 
 def command_buffers():

@@ -162,6 +162,24 @@ def test_sort_refuses(x, results, flags, message):
         call("sort", results, x, **{"axis": 1} | SORTED | flags)
 
 
+OFFSETS = S((1, 4), S32)
+WRONG_SEGMENT_SORTS = {
+    "axis": (X, OFFSETS, [X, PLACES], {"axis": 2}, "axis 2 is not an axis of x, which has rank 2"),
+    "values shape": (X, OFFSETS, [S((4, 7), F32), PLACES], {}, r"values has shape \(4, 7\), expected \(4, 8\)"),
+    "offsets dtype": (X, S((1, 4), F32), [X, PLACES], {}, "offsets has element type F32, expected S32"),
+    "offsets rank": (X, S((4,), S32), [X, PLACES], {}, "offsets has rank 1, expected 2"),
+    "offsets shape": (X, S((3, 4), S32), [X, PLACES], {}, r"offsets has shape \(3, 4\), which does not broadcast"),
+    "no offsets": (X, S((1, 0), S32), [X, PLACES], {}, "offsets is empty along axis 1"),
+}
+
+
+@pytest.mark.parametrize("x, offsets, results, flags, message", WRONG_SEGMENT_SORTS.values(), ids=WRONG_SEGMENT_SORTS)
+def test_sort_segments_refuses(x, offsets, results, flags, message):
+    given = {"axis": 1, "descending": False, "values": True, "indices": True} | flags
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"INVALID_ARGUMENT: jaxgpuops.sort_segments: {message}"):
+        call("sort_segments", results, x, offsets, **given)
+
+
 SEGMENTS = ("segment_sum", "segment_max", "segment_min")
 IDS = S((8, 1), S32)
 ROWS_OF_SEGMENTS, SUMS = S((8, 3), F32), S((5, 3), F32)
@@ -730,6 +748,7 @@ def test_stubs_say_what_the_modules_have():
         "argmax",
         "topk_softmax",
         "sort",
+        "sort_segments",
         "bincount",
         "histogram",
         "searchsorted",

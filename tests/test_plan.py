@@ -756,6 +756,24 @@ def test_plans_of_selections(capability):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_sorts_of_segments(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, capability)
+    assert plan(3, 0, 1, 5, 32)["algorithm"] == "empty"
+    for length, bits, threads in [
+        (1, 8, 256), (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024),
+        (8192, 64, 1024), (4097, 32, 1024), (16_384, 16, 1024),
+    ]:  # fmt: skip
+        found = plan(100, length, 1, 70, bits)
+        if found["algorithm"] == "none":
+            assert SHARED_LIMIT[capability] < 163 and threads == 1024
+            continue
+        assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
+        assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+    for outer, length, inner, bits in [(3, 16_385, 1, 8), (3, 8193, 1, 64), (3, 300, 2, 32), (10_000, 300, 1, 32)]:
+        assert plan(outer, length, inner, 70, bits)["algorithm"] == "none"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_choices(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_choose(*args, capability)
     assert plan(0, 5, 1, 3, False)["algorithm"] == plan(3, 5, 1, 0, True)["algorithm"] == "empty"
@@ -789,7 +807,7 @@ def test_plans_of_segments(capability):
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
-    plan_softmax = lambda *args, sorted=False: softmax_plan(*args, sorted, capability)
+    plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
     for op, dtype, length in [
         ("segment_sum", "float64", 1 << 14), ("segment_sum", "float32", 4096), ("segment_max", "int16", 4096),
         ("segment_max", "float32", 2048), ("segment_sum", "int64", 2048),
@@ -798,19 +816,40 @@ def test_plans_of_segments(capability):
         assert plan(op, 7, 20 * length, 1, 3000, dtype, False)["algorithm"] in ("atomics", "ordered")
         assert plan(op, 7, 8192, 1, 3000, dtype, True)["algorithm"] == "few"
     for rows in [(1, 3, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
-        for planned in (lambda *args: plan("segment_sum", *args, "float64", False), plan_softmax):
-            one, many = (planned(outer, *rows) for outer in (1, 1000))
-            if one["algorithm"] == "none":
-                assert rows[0] == 0
-                continue
-            assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
-            assert one["rows"] * one["tiles"] >= rows[2] > one["rows"] * (one["tiles"] - 1)
-            assert one["shared_bytes"] <= SHARED_LIMIT[75] << 10 and 1 <= one["warps"] <= 16
+        one, many = (plan("segment_sum", outer, *rows, "float64", False) for outer in (1, 1000))
+        assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
+        assert one["rows"] * one["tiles"] >= rows[2] > one["rows"] * (one["tiles"] - 1)
+        assert one["shared_bytes"] <= SHARED_LIMIT[75] << 10 and 1 <= one["warps"] <= 16
     assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "ordered"
-    assert plan_softmax(7, 10**6, 1, 3)["algorithm"] == plan_softmax(7, 10**6, 3, 1000)["algorithm"] == "none"
-    assert (
-        plan_softmax(7, 2049, 1, 3)["algorithm"] == "few" and plan_softmax(7, 10**5, 4, 6500)["algorithm"] == "ordered"
-    )
+    assert plan_softmax(7, 0, 7, 3000)["algorithm"] == plan_softmax(7, 10**7, 1, 3)["algorithm"] == "none"
+    assert plan_softmax(7, 10**6, 256, 100)["algorithm"] == "none"
+    assert plan_softmax(7, 10**6, 8, 65_536)["algorithm"] == plan_softmax(7, 10**5, 64, 9999)["algorithm"] == "ordered"
+    # One launch, of blocks that have all rows of up to eight columns. (rows, columns, segments, columns of a block)
+    for length, inner, segments, columns in [
+        (1, 1, 1, 1), (2, 118, 1, 8), (1024, 1024, 5, 4), (512, 2048, 90, 8), (99, 256, 73, 2), (4096, 256, 70, 1),
+        (1025, 3, 3000, 1), (57, 512, 31, 4),
+    ]:  # fmt: skip
+        for is_sorted in (False, True) if length <= 2048 else (False,):
+            found = plan_softmax(1, length, inner, segments, sorted=is_sorted)
+            assert (found["algorithm"], found["columns"], found["tiles"]) == ("cells", columns, 1)
+            assert found["workspace_bytes"] == 0 and found["rows"] == length
+            assert found["shared_bytes"] == 12 * segments * columns <= SHARED_LIMIT[capability] << 10
+            per_thread = 1 if length * columns <= 1024 else 4
+            assert length * columns <= 32 * per_thread * found["warps"] <= 4096
+    assert plan_softmax(1000, 99, 256, 73)["columns"] == 8
+    # Blocks that share the rows: with cells in shared memory, or without.
+    for length, inner, segments in [
+        (4097, 1, 5), (524_288, 17, 45), (10**6, 8, 1000), (10**6, 1, 10**6), (10**5, 3, 50_000),
+    ]:  # fmt: skip
+        one, many = (plan_softmax(outer, length, inner, segments) for outer in (1, 1000))
+        assert one["algorithm"] == many["algorithm"] == "cells"
+        assert one["workspace_bytes"] == many["workspace_bytes"] >= 16 * segments * inner
+        for found in (one, many):
+            assert found["rows"] * found["tiles"] >= length > found["rows"] * (found["tiles"] - 1)
+            assert found["columns"] <= min(inner, 32) and found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
+            assert (found["shared_bytes"] > 0) == (segments <= 1000) or SHARED_LIMIT[capability] < 163
+    wide = [plan_softmax(1, length, 3, 9, dtype="float64")["algorithm"] for length in (1, 1024, 1025, 10**6)]
+    assert wide == ["cells", "cells", "none", "none"]
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length

@@ -125,6 +125,28 @@ def test_segments_of_columns_and_batches():
         np.testing.assert_array_equal(values[i], np.take_along_axis(payload[i], order, 0))
 
 
+@pytest.mark.parametrize("rows, n, offsets", [
+    (1, 300_001, [0, 140_000, 140_003, 300_001]),  # threads sort a long segment together
+    (1, 40_001, np.arange(3, 40_001, 3)),
+    (9, 3001, [5, 20, 20, 36, 37, 300, 2900]),
+])  # fmt: skip
+def test_long_and_short_segments(rows, n, offsets):
+    x = np.random.default_rng(0).integers(-99, 99, (rows, n)).astype(np.int16)
+    sort = jax.jit(lambda x, offsets, **flags: (jaxgpuops.sort(x, offsets=offsets, **flags),))
+    order = np.broadcast_to(np.arange(n), x.shape).copy()
+    for begin, end in segments_of(np.asarray(offsets), n):
+        order[:, begin:end] = begin + np.argsort(x[:, begin:end], 1, kind="stable")
+    np.testing.assert_array_equal(sort(x, np.asarray(offsets))[0], np.take_along_axis(x, order, 1))
+    np.testing.assert_array_equal(jax.jit(jaxgpuops.argsort)(x, offsets=np.asarray(offsets)), order)
+
+
+def test_derivatives_of_segments():
+    x, offsets = np.array([3.0, 1.0, 2.0, 5.0, 4.0], np.float32), np.array([0, 3, 5])
+    weighed = lambda x: (jaxgpuops.sort(x, offsets=offsets) * jnp.arange(1.0, 6.0)).sum()
+    assert jax.grad(weighed)(x).tolist() == [3, 1, 2, 5, 4]
+    assert jax.jit(jax.hessian(lambda x: weighed(x * x)))(x).diagonal().tolist() == [6, 2, 4, 10, 8]
+
+
 def test_complex_segments():
     x = np.array([2 + 1j, 2 - 1j, 1, 3, 0], np.complex64)
     assert jaxgpuops.argsort(x, offsets=[0, 3, 5]).tolist() == [2, 1, 0, 4, 3]

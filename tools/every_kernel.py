@@ -133,6 +133,16 @@ def run_sorts(rng):
             order = np.argsort(-keys, axis, kind="stable")
             for out in outs:
                 np.testing.assert_array_equal(np.asarray(out, np.int64), np.take_along_axis(keys, order, axis))
+    for n, dtype in itertools.product((1000, 4000, 8000), ("uint8", "bfloat16", "float32", "int64")):
+        with jax.enable_x64(dtype == "int64"):
+            x = jnp.asarray((rng.standard_normal((3, n)) * 50).astype(np.int64) % 199).astype(dtype)
+            offsets = np.sort(rng.integers(0, n + 1, 20)).astype(np.int32)
+            sort = lambda x, offsets=offsets: jaxgpuops.sort(x, offsets=offsets)
+            kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(sort, x)}
+            wanted = np.array(x, np.int64)
+            for begin, end in itertools.pairwise(offsets):
+                wanted[:, begin:end].sort(1)
+            np.testing.assert_array_equal(np.asarray(sort(x), np.int64), wanted)
     return kernels
 
 
@@ -586,9 +596,11 @@ def run_counts(rng):
                 row = row[(row >= ends[0]) & (row <= ends[-1])]
                 place = np.minimum(np.searchsorted(ends, row, "right") - 1, bins - 1)
                 np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
-    for shape, segments in (((301, 40), 30), ((2048,), 3000), ((3001, 4), 200), ((3001,), 200), ((3001, 7), 200)):
+    # few rows; rows that ascend; blocks that share rows, with cells in shared memory and without; rows in order of ids
+    softmaxes = [((301, 40), 30), ((2048,), 3000), ((1030, 3), 9), ((6001, 4), 200), ((6002, 4), 200), ((6002,), 5000)]
+    for shape, segments in (*softmaxes, ((20_002, 100), 5000)):
         x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])
-        is_sorted = shape[0] % 2 == 1 and shape[-1] != 4
+        is_sorted = shape[0] % 2 == 1
         ids = np.sort(ids) if is_sorted else ids
         softmax = lambda x: jaxgpuops.segment_softmax(x, ids, segments, indices_are_sorted=is_sorted)
         kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(softmax, x)}

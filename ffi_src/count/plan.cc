@@ -477,18 +477,109 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
+constexpr int64_t kMostCellBytes = 226 << 10;  // in shared memory; GPUs that have less have the cells in the workspace
+
+// The most rows of which a block has all.
+int64_t most_whole_rows(const Segments& problem) {
+  return problem.dtype == DType::kFloat64 ? kMostWideRows : 4 * kMostCellThreads;
+}
+bool has_few_cells(const Segments& problem) {
+  return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
+}
+
+// Plans cells of softmax for blocks that have all rows of some columns: a sector of 32 bytes, or fewer where blocks
+// would be few. Returns false if there are too many rows or segments, which may not depend on the number of outer
+// indices, because a part of a batch may be planned with the workspace of the whole.
+bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 128, kFewElements = 64;
+  const auto [outer, length, inner] = problem.rows;
+  const bool wide = problem.dtype == DType::kFloat64;
+  const int64_t most_elements = most_whole_rows(problem);
+  const int64_t bytes = problem.segments * (wide ? 16 : kBlockCellBytes);  // of the cells of a column
+  const int64_t most = (wide ? kGpus[0] : gpu).shared_bytes - 1024;
+  if (!has_few_cells(problem) || bytes > most) return false;
+  int64_t columns = 8;
+  while (columns > 1 && (columns > inner || length * columns > most_elements || bytes * columns > most ||
+                         (length * columns > kFewElements && ceil_div(inner, columns) * outer < kBlocks)))
+    columns /= 2;
+  plan.algorithm = Segmenting::kCells;
+  plan.columns = static_cast<int>(columns);
+  plan.rows = length;
+  plan.tiles = 1;
+  const int64_t elements = length * columns;
+  const int64_t threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
+  plan.warps = static_cast<int>(ceil_div(threads, 32));
+  plan.shared_bytes = bytes * columns;
+  return true;
+}
+
+// Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the
+// GPU.
+bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kFew = 3 << 19;  // numbers
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments, numbers = length * inner;
+  const bool must = has_few_cells(problem);
+  // The cells must not take too much memory.
+  if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
+  const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
+    return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
+  };
+  // Blocks have cells in shared memory, if that leaves each many rows: of up to 32 columns if a multiprocessor holds
+  // two such blocks, else of 8 at least.
+  const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
+  plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+  const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
+  while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
+  const bool has_table = bytes() <= kMostCellBytes && length >= 8 * segments;
+  if (has_table && bytes() <= most) {
+    plan.shared_bytes = bytes();
+    plan.warps = bytes() <= half ? 16 : 32;
+    const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
+    plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
+  } else if (must || has_table || inner < 4 || numbers <= kFew) {
+    plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+    plan.warps = 8;
+    const int64_t batch = 8 * (32 * plan.warps / plan.columns);
+    plan.tiles = std::min(ceil_div(length, batch), blocks(32 * gpu.multiprocessors));
+  } else {
+    return false;
+  }
+  plan.algorithm = Segmenting::kCells;
+  plan.rows = ceil_div(length, plan.tiles);
+  plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(segments * inner * kCellBytes);
+  plan.overlap = gpu.dependent_launch;
+  return plan.rows < int64_t{1} << 31;
+}
+
+// Whether kLanes finds both the largest numbers and the sums of many rows: then it takes less time than cells.
+bool prefers_lanes(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const bool narrow = rows.inner <= kMostTableColumns;
+  return rows.length * rows.inner > 2 << 20 && problem.segments <= (narrow ? 64 : 128) &&
+         (narrow || rows.inner > kMostAtomicColumns);
+}
+
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  plan_few(rows, problem.segments, kPairBytes, plan);
-  if (takes_few(problem, plan, true)) return plan;
-  plan = {};
-  plan.algorithm = Segmenting::kNone;
-  // Sorting the ids takes longer than what JAX does with the other kernels if rows have few columns, or if there are
-  // few segments.
-  if (!problem.sorted && (rows.inner < 4 || rows.length >= 32 * problem.segments)) return plan;
+  // Ids that ascend are read in order, unless rows are few. Sums of float64 need more bits than those of many rows
+  // leave.
+  const bool wide = problem.dtype == DType::kFloat64;
+  const bool few = rows.length <= kFewRows || rows.length * rows.inner <= 8 << 10;
+  if (wide || !problem.sorted || few) {
+    if (plan_whole_cells(problem, gpu, plan)) return plan;
+    if (!wide && !has_few_cells(problem) && prefers_lanes(problem)) return plan;
+    if (!wide && plan_shared_cells(problem, gpu, plan)) return plan;
+    plan = {};
+  }
+  if (wide) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
   plan_tiles(problem, kPairBytes, gpu, plan);
   plan.pairs = plan.workspace_bytes;
   plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);

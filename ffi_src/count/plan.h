@@ -181,9 +181,11 @@ enum class Segmenting {
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
+  kCells,    // softmax only: atomics on integers, in shared memory or in the workspace
   kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "atomics", "sorted", "ordered", "none"};
+constexpr const char* kSegmentingNames[] = {"empty",  "lanes",   "few",   "tables", "atomics",
+                                            "sorted", "ordered", "cells", "none"};
 // Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
@@ -196,22 +198,23 @@ constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of load
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
+constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells
 
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
   int64_t rows = 0;          // rows of a tile or slice; for kFew: segments of a range
   int64_t tiles = 0;         // how many tiles, slices or ranges there are
-  int columns = 1;           // for kLanes: columns of a row that a lane has
+  int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
-  int warps = 0;             // for kLanes and kFew: warps of a block
+  int warps = 0;             // for kLanes, kFew and kCells: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory
   int64_t blocks = 0;        // and how many such blocks an outer index has
   bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
-  bool overlap = false;      // for kAtomics: whether a kernel may start before the one before it ends
+  bool overlap = false;      // for kAtomics and kCells: whether a kernel may start before the one before it ends
   // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.
   int64_t tails = 0;
   int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum
@@ -223,8 +226,16 @@ sort::Problem order_of(const Segments& problem);
 
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
-// The plans of softmax of segments and of its logarithms are kFew, kSorted, kOrdered or kNone.
-constexpr int64_t kPairBytes = 8;  // the largest element and a sum, both float32
+// The plans of softmax of segments and of its logarithms are kCells, kSorted, kOrdered or kNone.
+constexpr int64_t kPairBytes = 8;  // for kSorted and kOrdered: the largest element and a sum, both float32
+// For kCells: the bytes of a cell, and the bits of an exponential below the point: a sum of all rows fits in 64 bits.
+constexpr int64_t kBlockCellBytes = 12, kCellBytes = 16;
+constexpr int64_t kMostWideRows = 1024;  // of float64, whose terms have 53 bits then, as its mantissa has
+constexpr int term_bits(int64_t length) {
+  int bits = 64;
+  for (; length > 0; length /= 2) --bits;
+  return bits;
+}
 SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::count

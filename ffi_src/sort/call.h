@@ -11,6 +11,7 @@ struct Call {
   const void* x = nullptr;
   void* values = nullptr;      // null if not wanted
   int32_t* indices = nullptr;  // null if not wanted
+  const int32_t* offsets = nullptr;  // of segments, if there are any
 };
 
 // The results are the values, the indices, or both in this order. Results that follow them (on CUDA, the workspace) are
@@ -43,6 +44,20 @@ inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis
     require_shape("indices", out, dims_of(x));
     call.indices = static_cast<int32_t*>(out.untyped_data());
   }
+  return call;
+}
+
+inline Call segments_call(ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::RemainingRets results, int64_t axis,
+                          bool descending, bool values, bool indices) {
+  Call call = sort_call(x, results, axis, descending, values, indices, -1);
+  require_type("offsets", offsets, ffi::DataType::S32);
+  if (offsets.dimensions().size() != x.dimensions().size())
+    throw invalid("offsets has rank ", offsets.dimensions().size(), ", expected ", x.dimensions().size());
+  call.problem.offsets = require_rows("offsets", offsets, axis).length;
+  if (call.problem.offsets == 0) throw invalid("offsets is empty along axis ", axis);
+  call.problem.offsets_at =
+      require_broadcast("offsets", offsets, with_axis(dims_of(x), axis, call.problem.offsets), axis);
+  call.offsets = static_cast<const int32_t*>(offsets.untyped_data());
   return call;
 }
 

@@ -27,6 +27,25 @@ bool plan_block(const Problem& problem, int64_t shared_limit, Plan& plan) {
   return false;
 }
 
+void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
+  const int key_bytes = problem.key_bits / 8;
+  const Rows& rows = problem.rows;
+  plan.algorithm = Algorithm::kNone;
+  // Teams of lanes sort many short rows at a time.
+  const bool few = rows.length > 512 || rows.count() <= (key_bytes == 8 ? 4 : 2) * gpu.multiprocessors;
+  if (rows.inner > 1 || !few) return;
+  for (const int threads : {256, 512, 1024}) {
+    const int items = segments_items(key_bytes, threads);
+    const int64_t bytes = segments_shared_bytes(key_bytes, threads, items);
+    if (rows.length > threads * items || bytes > shared_limit || (threads == 512 && key_bytes == 8)) continue;
+    plan.algorithm = Algorithm::kSegments;
+    plan.threads = threads;
+    plan.blocks = rows.count();
+    plan.shared_bytes = bytes;
+    return;
+  }
+}
+
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -63,6 +82,8 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kPart: return "part";
     case Algorithm::kBlock: return "block";
     case Algorithm::kSweep: return "sweep";
+    case Algorithm::kSegments: return "segments";
+    case Algorithm::kNone: return "none";
   }
   return "?";
 }
@@ -73,6 +94,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   const int key_bytes = problem.key_bits / 8;
   const int64_t shared_limit = gpu.shared_bytes - kReserved;
   if (rows.elements() == 0) return plan;
+  if (problem.offsets > 0) {
+    plan_segments(problem, shared_limit, gpu, plan);
+    return plan;
+  }
   // If rows go by columns and inner is small, the loads of a warp use only parts of memory sectors.
   if (rows.length <= kMaxShortLength && (short_tile_outers(rows, problem.k) > 0 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;

@@ -18,6 +18,8 @@ enum class Algorithm {
   kPart,
   kBlock,  // longer rows: radix sort in the shared memory of a block
   kSweep,  // rows of any length: radix sort in passes over memory
+  kSegments,  // segments of rows that a block holds: radix sort in its shared memory
+  kNone,      // segments of other rows, for which other calls are faster
 };
 
 const char* name(Algorithm algorithm);

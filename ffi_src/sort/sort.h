@@ -1,11 +1,12 @@
-// Sorts the elements of each row in ascending or descending order. The results are the sorted elements, the permutation
-// that sorts them, or both.
+// Sorts the elements of each row, or of each of its segments, in ascending or descending order. The results are the
+// sorted elements, the permutation that sorts them, or both.
 #pragma once
 
 #include <cstdint>
 
-#include "common/sort_order.h"
+#include "common/broadcast.h"
 #include "common/rows.h"
+#include "common/sort_order.h"
 
 namespace jaxgpuops::sort {
 
@@ -19,6 +20,11 @@ struct Problem {
   int key_bits = 32;
   SortOrder order;
   bool values = true, indices = true;  // which results are wanted: at least one of them
+  // If not 0: a row has so many offsets, between which its segments are; rows may share them. An offset counts as the
+  // nearest place of the row, and as the largest offset before it if that is larger. Elements before the first offset
+  // and from the last one on stay where they are.
+  int64_t offsets = 0;
+  Broadcast offsets_at;
 };
 
 }  // namespace jaxgpuops::sort

@@ -348,7 +348,8 @@ def _logsumexp_fallback(x, ids, *, axis, length, sorted, split=None):
 
 
 def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sorted):
-    return _native.modules["cpu"].plan_segment_softmax(*rows, length, sorted, compute_capability)
+    dtype = str(avals[0].dtype)
+    return _native.modules["cpu"].plan_segment_softmax(*rows, length, dtype, sorted, compute_capability)
 
 
 def _softmax_kernel(name, results, fallback):
@@ -356,7 +357,7 @@ def _softmax_kernel(name, results, fallback):
         name,
         results=results,
         fallback=fallback,
-        accepts={np.dtype(np.float32)}.__contains__,
+        accepts={np.dtype(np.float32), np.dtype(np.float64)}.__contains__,
         attributes=("length", "sorted"),
         broadcasts=lambda count, **_: (0, 1),
         reindexes=name == "segment_logsumexp",

@@ -25,8 +25,8 @@ from jaxgpuops.lax.order import sort_keys
 
 MAX_KEYS = 4
 # The most pairs of places and offsets that are compared to find the segments of places: XLA makes one kernel of it, where
-# counting and gathering take four.
-MOST_COMPARED = 1 << 18
+# counting and gathering take four. On a GPU that takes no longer even if there are many more.
+MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
 # The longest rows that are sorted by segment and key together if that takes integers of 64 bits. To sort longer rows twice
 # takes no longer on a GPU, and half the time on a CPU.
 MOST_TOGETHER = 1024
@@ -94,22 +94,24 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
     return lax.cummax(jnp.clip(wide, 0, length).astype(np.int32))
 
 
-def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split) -> jax.Array:
+def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: int) -> jax.Array:
     """Returns the number of each place's segment: of the offsets at or before it."""
     length, count = shape[axis] if split is None else split.length, offsets.shape[0]
     edges, dtype = bounds(offsets, length), np.min_scalar_type(count)
     known = not any(map(jax.export.is_symbolic_dim, (*shape, count)))
-    if split is None and known and count * math.prod(shape) <= MOST_COMPARED:
+    if split is None and known and count * math.prod(shape) <= most:
         place = lax.broadcasted_iota(np.int32, shape, axis)
         return jnp.sum(place[..., None] >= edges, -1, dtype=dtype)
     passed = cumsum(bincount(edges, 0, length + 1), 0)[:length].astype(dtype)
     return lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), shape, (axis,))
 
 
-def _of_segments(keys: Sequence[jax.Array], offsets: jax.Array, axis: int, descending: bool, split) -> list[jax.Array]:
+def _of_segments(
+    keys: Sequence[jax.Array], offsets: jax.Array, axis: int, descending: bool, split=None, most: int = MOST_COMPARED
+) -> list[jax.Array]:
     """Returns keys whose ascending order is that of ``keys`` in each segment. All elements before the first segment are
     equal, and so are those after the last one, so that they stay where they are."""
-    segments, count = _segments(keys[0].shape, offsets, axis, split), offsets.shape[0]
+    segments, count = _segments(keys[0].shape, offsets, axis, split, most), offsets.shape[0]
     inside = (segments > 0) & (segments < count)
     keys = [~sort_keys(key) if descending else sort_keys(key) for key in keys]
     first, *rest = (jnp.where(inside, key, key.dtype.type(0)) for key in keys)
@@ -134,7 +136,13 @@ def permutation(
     if there are offsets."""
     keys = _real(map(lax.stop_gradient, keys))
     if offsets is not None:
+        if len(keys) == 1 and split is None:
+            return sort_segments(keys[0], offsets, axis, descending, values=False, indices=True)[0]
         keys, descending = _of_segments(keys, offsets, axis, descending, split), False
+    return _permutation(keys, axis, descending, split)
+
+
+def _permutation(keys, axis, descending=False, split=None):
     order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, kth=-1, split=split)
     follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
     *before, last = keys
@@ -193,6 +201,9 @@ def sort_operands(
     """Returns the operands in the order of the first ``num_keys`` of them, and the permutation if it is wanted or
     needed."""
     if offsets is not None:
+        if len(operands) == 1 and operands[0].dtype in _arguments.ORDERED_DTYPES and split is None:
+            outs = sort_segments(*operands, offsets, axis, descending, values=True, indices=indices)
+            return outs[:1], outs[-1] if indices else None
         order = permutation(operands[:num_keys], axis, descending, split, offsets)
         return [take_along_axis(x, order, axis, split, permutes=True) for x in operands], order
     params = {"axis": axis, "descending": descending, "indices": indices, "split": split}
@@ -202,6 +213,62 @@ def sort_operands(
         outs = sort_together_p(*operands, num_keys=num_keys, **params)
     return outs[: len(operands)], outs[-1] if indices else None
 
+
+# ---- Segments -------------------------------------------------------------------------------------------------------
+
+
+def _sort_segments_fallback(x, offsets, *, axis, descending, values, indices, most=MOST_COMPARED):
+    if any(n != 1 for d, n in enumerate(offsets.shape) if d != axis):  # rows have offsets of their own
+        shape = (*x.shape[:axis], offsets.shape[axis], *x.shape[axis + 1 :])
+        rows, of_rows = (jnp.moveaxis(a, axis, -1) for a in (x, jnp.broadcast_to(offsets, shape)))
+        one = functools.partial(
+            _sort_segments_fallback, axis=0, descending=descending, values=values, indices=indices, most=most
+        )
+        before = rows.shape[:-1]
+        outs = jax.vmap(one)(*(a.reshape(math.prod(before), a.shape[-1]) for a in (rows, of_rows)))
+        return [jnp.moveaxis(y.reshape(*before, y.shape[-1]), -1, axis) for y in outs]
+    order = _permutation(_of_segments([x], offsets.ravel(), axis, descending, most=most), axis)
+    return [*([take_along_axis(x, order, axis, permutes=True)] if values else []), *([order] if indices else [])]
+
+
+def _plan_sort_segments(rows, avals, compute_capability, axis, **_):
+    x, offsets = avals
+    return _native.modules["cpu"].plan_sort_segments(
+        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability
+    )
+
+
+sort_segments_p = Kernel(
+    "sort_segments",
+    results=lambda x, offsets, **params: _results(x, **params, kth=-1),
+    fallback=_sort_segments_fallback,
+    others=functools.partial(_sort_segments_fallback, most=MOST_COMPARED_ON_GPU),
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("descending", "values", "indices"),
+    broadcasts=lambda count, **_: (1,),
+    plan=_plan_sort_segments,
+)
+
+
+def sort_segments(x, offsets, axis: int, descending: bool, values: bool, indices: bool) -> list[jax.Array]:
+    """Sorts each segment of an axis by itself. Returns the elements, their indices along the axis, or both."""
+    if offsets.dtype != np.dtype(np.int32):
+        offsets = bounds(offsets, x.shape[axis])
+    offsets = lax.expand_dims(offsets, [d for d in range(x.ndim) if d != axis])
+    return sort_segments_p(*align(x, offsets), axis=axis, descending=descending, values=values, indices=indices)
+
+
+def _sort_segments_jvp(primals, tangents, *, axis, indices, values, **params):
+    outs = sort_segments_p(*primals, axis=axis, values=values, indices=True, **params)
+    zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
+    if not values:
+        return outs, [zero(outs[0])]
+    is_zero = isinstance(tangents[0], ad.Zero)
+    tangent = zero(outs[0]) if is_zero else take_along_axis(tangents[0], outs[1], axis, permutes=True)
+    return outs[: 1 + indices], [tangent, zero(outs[1])][: 1 + indices]
+
+
+ad.primitive_jvps[sort_segments_p.primitive] = _sort_segments_jvp
 
 # ---- Elements by rank -----------------------------------------------------------------------------------------------
 
@@ -329,6 +396,23 @@ for _kernel, _select in ((select_p, select_p.primitive.bind), (ranked_p, _ranked
         operands=(0,),
         pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals[:2], axis) is not None,
     )
+
+
+def _sort_segments_split(splits, x, offsets, *, axis, **params):
+    """Devices exchange their parts of the axis for rows, and back."""
+    split = splits[axis]
+    dim = _rows_to_exchange(split, x, offsets, axis)
+    there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
+    outs = sort_segments_p.primitive.bind(there, offsets, axis=axis, **params)
+    return tuple(split.exchange(split.padded(y, axis), axis, dim) for y in outs)
+
+
+RULES["sort_segments"] = Rule(
+    _sort_segments_split,
+    operands=(0,),
+    keeps=True,
+    pays=lambda split, avals, *, axis, **_: _rows_to_exchange(split, *avals[:2], axis) is not None,
+)
 
 
 def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int) -> int:

@@ -54,8 +54,8 @@ def sort(
     pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
-    With segments, the axis is sorted as a whole, by the numbers of the segments and by the elements, whatever the
-    lengths of the segments: in one sort where that is faster, else in two.
+    With segments, a GPU sorts the axis as a whole, by the elements and by the numbers of the segments, whatever the
+    lengths of the segments: in one sort where that is faster, else in two. A CPU sorts one segment after another.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,

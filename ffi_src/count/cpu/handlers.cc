@@ -180,8 +180,8 @@ ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBu
                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted, int64_t length) {
   return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
     segment_softmax(softmax_of(data, ids, *out, axis, length, sorted, logs),
-                    static_cast<const float*>(data.untyped_data()), static_cast<const int32_t*>(ids.untyped_data()),
-                    static_cast<float*>(out->untyped_data()), logs, workers_of(pool));
+                    data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()), out->untyped_data(), logs,
+                    workers_of(pool));
   });
 }
 

@@ -8,7 +8,7 @@ namespace jaxgpuops::count {
 
 void reduce_segments(const Segments& problem, const void* data, const int32_t* ids, void* out, const Workers& workers);
 
-void segment_softmax(const Segments& problem, const float* data, const int32_t* ids, float* out, bool logs,
+void segment_softmax(const Segments& problem, const void* data, const int32_t* ids, void* out, bool logs,
                      const Workers& workers);
 
 // Finds the elements of x of the given ranks, and their indices.

@@ -16,51 +16,51 @@ constexpr int64_t kTaskElements = 1 << 14;
 // kInner: 1 if rows have one column, else 0.
 
 // Rows of differences from the largest number of their segment. Rows whose id is out of range are infinitely below.
-template <int kInner>
-JAXGPUOPS_SIMD void subtract_largest(const float* x, const int32_t* ids, int64_t rows, int64_t inner, int64_t segments,
-                                     const float* largest, float* to) {
+template <int kInner, class Real>
+JAXGPUOPS_SIMD void subtract_largest(const Real* x, const int32_t* ids, int64_t rows, int64_t inner, int64_t segments,
+                                     const Real* largest, Real* to) {
   if (kInner > 0) inner = kInner;
   for (int64_t j = 0; j < rows; ++j, x += inner, to += inner) {
     if (static_cast<uint64_t>(ids[j]) >= static_cast<uint64_t>(segments)) {
-      std::fill_n(to, inner, -std::numeric_limits<float>::infinity());
+      std::fill_n(to, inner, -std::numeric_limits<Real>::infinity());
       continue;
     }
-    const float* most = largest + ids[j] * inner;
+    const Real* most = largest + ids[j] * inner;
     for (int64_t i = 0; i < inner; ++i) to[i] = x[i] - most[i];
   }
 }
 
-JAXGPUOPS_SIMD_FMA void exponentials(float* x, int64_t count) {
+template <class Real>
+JAXGPUOPS_SIMD_FMA void exponentials(Real* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) x[i] = exp_negative(x[i]);
 }
 
 // Divides the exponentials of rows by the sums of their segments. Beside an infinity, all other numbers have a share of
 // 0, but its own is NaN, and so is the sum.
-template <int kInner>
+template <int kInner, class Real>
 JAXGPUOPS_SIMD void divide_by_sums(const int32_t* ids, int64_t rows, int64_t inner, int64_t segments,
-                                   const float* largest, const float* sums, float* exps) {
+                                   const Real* largest, const Real* sums, Real* exps) {
   if (kInner > 0) inner = kInner;
   for (int64_t j = 0; j < rows; ++j, exps += inner) {
     if (static_cast<uint64_t>(ids[j]) >= static_cast<uint64_t>(segments)) continue;
-    const float *most = largest + ids[j] * inner, *sum = sums + ids[j] * inner;
+    const Real *most = largest + ids[j] * inner, *sum = sums + ids[j] * inner;
     for (int64_t i = 0; i < inner; ++i) {
-      const bool none = most[i] == std::numeric_limits<float>::infinity() && exps[i] == 0;
+      const bool none = most[i] == std::numeric_limits<Real>::infinity() && exps[i] == 0;
       exps[i] = none ? 0 : exps[i] / sum[i];
     }
   }
 }
 
-}  // namespace
-
-void segment_softmax(const Segments& problem, const float* data, const int32_t* ids, float* out, bool logs,
-                     const Workers& workers) {
+template <class Real>
+void softmax_of(const Segments& problem, const Real* data, const int32_t* ids, Real* out, bool logs,
+                const Workers& workers) {
   const Rows& rows = problem.rows;
   const int64_t inner = rows.inner, segments = problem.segments, cells = segments * inner, row = rows.length * inner;
-  const std::unique_ptr<float[]> largest(new float[rows.outer * cells]);
-  const std::unique_ptr<float[]> own_sums(logs ? nullptr : new float[rows.outer * cells]);
-  const std::unique_ptr<float[]> own_exps(logs ? new float[rows.outer * row] : nullptr);
-  float* const sums = logs ? out : own_sums.get();
-  float* const exps = logs ? own_exps.get() : out;
+  const std::unique_ptr<Real[]> largest(new Real[rows.outer * cells]);
+  const std::unique_ptr<Real[]> own_sums(logs ? nullptr : new Real[rows.outer * cells]);
+  const std::unique_ptr<Real[]> own_exps(logs ? new Real[rows.outer * row] : nullptr);
+  Real* const sums = logs ? out : own_sums.get();
+  Real* const exps = logs ? own_exps.get() : out;
 
   Segments part = problem;
   part.op = Op::kMax;
@@ -76,8 +76,8 @@ void segment_softmax(const Segments& problem, const float* data, const int32_t* 
     });
   };
   for_rows([&](int64_t o, int64_t begin, int64_t count) {
-    float* const to = exps + o * row + begin * inner;
-    const auto subtract = inner == 1 ? subtract_largest<1> : subtract_largest<0>;
+    Real* const to = exps + o * row + begin * inner;
+    const auto subtract = inner == 1 ? subtract_largest<1, Real> : subtract_largest<0, Real>;
     subtract(data + problem.data(o) + begin * inner, ids + problem.ids(o) + begin, count, inner, segments,
              largest.get() + o * cells, to);
     exponentials(to, count * inner);
@@ -92,10 +92,21 @@ void segment_softmax(const Segments& problem, const float* data, const int32_t* 
     return;
   }
   for_rows([&](int64_t o, int64_t begin, int64_t count) {
-    const auto divide = inner == 1 ? divide_by_sums<1> : divide_by_sums<0>;
+    const auto divide = inner == 1 ? divide_by_sums<1, Real> : divide_by_sums<0, Real>;
     divide(ids + problem.ids(o) + begin, count, inner, segments, largest.get() + o * cells, sums + o * cells,
            exps + o * row + begin * inner);
   });
+}
+
+}  // namespace
+
+void segment_softmax(const Segments& problem, const void* data, const int32_t* ids, void* out, bool logs,
+                     const Workers& workers) {
+  const auto run = [&](auto real) {
+    using Real = decltype(real);
+    softmax_of(problem, static_cast<const Real*>(data), ids, static_cast<Real*>(out), logs, workers);
+  };
+  problem.dtype == DType::kFloat64 ? run(double{}) : run(float{});
 }
 
 }  // namespace jaxgpuops::count

@@ -5,9 +5,6 @@
 //
 // If there are several ranges, most rows belong to other blocks. Then a warp first lists its rows in the block's range,
 // and reads only these; every block reads all ids, from L2.
-//
-// Softmax of segments, and the logarithm of the sum of exponentials, fold rows to the largest number and the sum of the
-// exponentials of the differences from it. For softmax, warps go through their rows again, and write the results.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -19,8 +16,6 @@ namespace {
 
 constexpr int kLoads = 4, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
 constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in none
-
-enum class Finish { kStore, kLogs, kShares };
 
 struct Args : SegmentArgs {
   uint32_t ranges, chunks;
@@ -82,9 +77,8 @@ struct WarpRows {
     }
   }
 
-  // Calls `take` for the warp's rows that are in the block's range; with `kEvery`, the first block also has the rows
-  // that are in no segment.
-  template <bool kEvery, class Take>
+  // Calls `take` for the warp's rows that are in the block's range.
+  template <class Take>
   __device__ __forceinline__ void each_row(Take take) const {
     int at = 0, size = 0;
     do {
@@ -95,11 +89,10 @@ struct WarpRows {
           const int row = at + 32 * i + lane;
           const uint32_t id = row < count ? static_cast<uint32_t>(ids[row]) : first + own;
           segment[i] = id - first;
-          if (kEvery && first == 0 && id >= a.segments && row < count) segment[i] = kNone;
         }
 #pragma unroll
         for (int i = 0; i < kIds; ++i) {
-          const bool has = segment[i] < own || (kEvery && segment[i] == kNone);
+          const bool has = segment[i] < own;
           const unsigned mask = __ballot_sync(kEveryLane, has);
           if (mask == 0) continue;
           uint32_t* const to = list + size + __popc(mask & ((1u << lane) - 1));
@@ -120,7 +113,7 @@ struct WarpRows {
   }
 };
 
-template <class Monoid, Finish kFinish>
+template <class Monoid>
 __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
@@ -148,7 +141,7 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
   Acc* const table = tables + warp * table_size + rows.lane;
   for (int s = 0; s < own; ++s) table[32 * s] = Monoid::identity();
 
-  rows.template each_row<false>([&](int, uint32_t segment, Bits bits) {
+  rows.each_row([&](int, uint32_t segment, Bits bits) {
     Acc* const to = table + 32 * min(segment, rows.own);
     *to = Monoid::fold(*to, Monoid::load(bits, a.keys));
   });
@@ -169,45 +162,25 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
     }
   }
   __syncthreads();
-  using Result = std::conditional_t<kFinish == Finish::kStore, Bits, float>;
-  auto* const out = static_cast<Result*>(a.out) + left;
+  auto* const out = static_cast<Bits*>(a.out) + left;
   for (int cell = thread; cell < own << a.team_bits; cell += static_cast<int>(blockDim.x)) {
     const int s = cell >> a.team_bits, lane_of_team = cell & (team - 1);
-    Acc* const term = tables + 32 * s + ((s & (teams - 1)) << a.team_bits) + lane_of_team;
+    const Acc* const term = tables + 32 * s + ((s & (teams - 1)) << a.team_bits) + lane_of_team;
     Acc total = *term;
 #pragma unroll 4
     for (int w = 1; w < warps; ++w) total = Monoid::fold(total, term[w * table_size]);
     const int64_t to = (static_cast<int64_t>(o) * a.segments + rows.first + s) * a.inner + lane_of_team;
-    if constexpr (kFinish == Finish::kShares) {
-      *term = total;
-    } else if (left + lane_of_team < a.inner) {
-      if constexpr (kFinish == Finish::kLogs) {
-        out[to] = Monoid::log_of(total);
-      } else {
-        out[to] = Monoid::store(total, a.keys);
-      }
-    }
-  }
-  if constexpr (kFinish == Finish::kShares) {
-    __syncthreads();
-    rows.template each_row<true>([&](int row, uint32_t segment, Bits bits) {
-      if (row < 0) return;
-      const int at = static_cast<int>(segment);
-      const bool has = segment < rows.own;
-      const Acc of = tables[has ? 32 * at + ((at & (teams - 1)) << a.team_bits) + (rows.lane & (team - 1)) : 0];
-      out[(static_cast<int64_t>(o) * a.rows + begin + row) * a.inner + column - left] =
-          has ? Monoid::share_of(bits_as<float>(bits), of) : 0.0f;
-    });
+    if (left + lane_of_team < a.inner) out[to] = Monoid::store(total, a.keys);
   }
 }
 
-template <class Monoid, Finish kFinish>
+template <class Monoid>
 cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
   Launch config;
   config.block = dim3(32 * plan.warps);
   config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.chunks));
   config.shared_bytes = plan.shared_bytes;
-  return launch(stream, config, segment_few_kernel<Monoid, kFinish>, a);
+  return launch(stream, config, segment_few_kernel<Monoid>, a);
 }
 
 }  // namespace
@@ -215,13 +188,7 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers) {
   const Args a(plan, problem, buffers);
-  return dispatch_monoid(problem, [&](auto monoid) { return run<decltype(monoid), Finish::kStore>(stream, plan, a); });
-}
-
-cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
-                               const SegmentsBuffers& buffers, bool logs) {
-  const Args a(plan, problem, buffers);
-  return logs ? run<Exponentials, Finish::kLogs>(stream, plan, a) : run<Exponentials, Finish::kShares>(stream, plan, a);
+  return dispatch_monoid(problem, [&](auto monoid) { return run<decltype(monoid)>(stream, plan, a); });
 }
 
 }  // namespace jaxgpuops::count

@@ -108,7 +108,7 @@ ffi::Error segment_softmax(cudaStream_t stream, ffi::AnyBuffer data, ffi::AnyBuf
     require_enough(bytes, plan.workspace_bytes, kSegmentingNames[static_cast<int>(plan.algorithm)]);
     const SegmentsBuffers buffers = {data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()),
                                      out->untyped_data(), static_cast<char*>(workspace->untyped_data()), bytes};
-    const auto launch = plan.algorithm == Segmenting::kFew ? launch_few_softmax : launch_tiles_softmax;
+    const auto launch = plan.algorithm == Segmenting::kCells ? launch_cells_softmax : launch_tiles_softmax;
     require_launched(launch(stream, plan, problem, buffers, logs), kSegmentingNames[static_cast<int>(plan.algorithm)],
                      problem.rows, data, device);
   });

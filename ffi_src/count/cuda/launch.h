@@ -64,10 +64,10 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
-// Softmax of segments, or the logarithms of their sums of exponentials: in one launch for few rows, else in the order
-// of the ids, as the plan says. `problem` describes the largest element of each segment.
-cudaError_t launch_few_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
-                               const SegmentsBuffers& buffers, bool logs);
+// Softmax of segments, or the logarithms of their sums of exponentials: of rows in no order, or in the order of the
+// ids, as the plan says. `problem` describes the largest element of each segment.
+cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers, bool logs);
 
 cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers, bool logs);

@@ -1,6 +1,7 @@
 // Sort on the CPU. A row becomes a list of keys with their indices, which is sorted by radix digits or, if it is short,
 // by comparing all elements with each other. If the axis is not the last, a strip of neighbouring columns at a time is
-// transposed in the cache. If there are only a few long rows, all threads sort each row together.
+// transposed in the cache. If there are only a few long rows, all threads sort each row together. Segments are sorted
+// one by one.
 #include <algorithm>
 #include <memory>
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t kTaskElements = 1 << 15;   // target number of elements of a task of short rows
 constexpr int64_t kPartElements = 1 << 16;   // the least number of elements in a part of a row that threads share
+constexpr int64_t kFewElements = 16;         // of a segment that is sorted by insertion
 constexpr int64_t kStripElements = 1 << 18;  // the largest number of elements of a strip that has several columns
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -75,10 +77,10 @@ struct Sort {
     });
   }
 
-  // Sorts one row with all threads. For each digit, every thread counts the elements of its part of the row by digit,
-  // and then moves them: the start of each digit in a part follows from the counts of the parts before it.
-  void sort_together(const Key* row, Key* to, int32_t* at, const Workers& workers) const {
-    const int64_t n = problem.rows.length;
+  // Sorts n elements of a row, from `first` on, with all threads. For each digit, every thread counts the elements of
+  // its part of them by digit, and then moves them: the start of each digit in a part follows from the counts of the
+  // parts before it.
+  void sort_together(const Key* row, int64_t first, int64_t n, Key* to, int32_t* at, const Workers& workers) const {
     const int64_t parts = std::min(workers.threads, ceil_div(n, kPartElements)), part = ceil_div(n, parts);
     const std::unique_ptr<Item[]> lists(new Item[2 * n]);
     Item *items = lists.get(), *other = lists.get() + n;
@@ -90,7 +92,7 @@ struct Sort {
       parallel_for(workers, parts, [&](int64_t p) { body(p, p * part, std::min(n, (p + 1) * part)); });
     };
     for_each_part([&](int64_t, int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) items[i] = item(row, i);
+      for (int64_t i = begin; i < end; ++i) items[i] = item(row, first + i);
     });
     for (int digit = 0; digit < static_cast<int>(sizeof(Key)); ++digit) {
       const int shift = 32 + 8 * digit;
@@ -113,7 +115,55 @@ struct Sort {
       });
       std::swap(items, other);
     }
-    for_each_part([&](int64_t, int64_t begin, int64_t end) { write(row, items, begin, end, to, at); });
+    for_each_part([&](int64_t, int64_t begin, int64_t end) { write(row, items, begin, end, to + first, at + first); });
+  }
+
+  // Sorts the segments of all rows. If rows are few, threads share the segments of each, and all sort a long one
+  // together.
+  void sort_segments(const int32_t* offsets, const Workers& workers) const {
+    const auto [outer, n, inner] = problem.rows;
+    const int64_t count = problem.offsets;
+    const bool few = outer * inner < workers.threads;
+    const auto is_long = [&](int64_t size) { return few && inner == 1 && size >= 2 * kPartElements; };
+    const auto sort_one_row = [&](int64_t r) {
+      const int64_t o = r / inner, c = r % inner, start = o * n * inner + c;
+      const Key* const row = x + start;
+      const auto put = [&](int64_t place, int64_t index) {
+        if (values) values[start + place * inner] = row[index * inner];
+        if (indices) indices[start + place * inner] = static_cast<int32_t>(index);
+      };
+      std::vector<int64_t> bounds(count);
+      int64_t most = 0;
+      for (int64_t i = 0; i < count; ++i)
+        bounds[i] = most = std::max(most, std::clamp<int64_t>(offsets[problem.offsets_at(o, i, c)], 0, n));
+      for (int64_t i = 0; i < bounds.front(); ++i) put(i, i);
+      for (int64_t i = most; i < n; ++i) put(i, i);
+      // Parts have the segments that begin in equal stretches of the row.
+      const int64_t parts = few ? ceil_div(n, kTaskElements) : 1, stretch = ceil_div(n, parts);
+      parallel_for(few ? workers : Workers{}, parts, [&](int64_t part) {
+        std::vector<Item> items;
+        auto at = std::lower_bound(bounds.begin(), bounds.end(), part * stretch);
+        for (; at < bounds.end() - 1 && *at < (part + 1) * stretch; ++at) {
+          const int64_t begin = *at, size = at[1] - begin;
+          if (size == 0 || is_long(size)) continue;
+          if (static_cast<int64_t>(items.size()) < 2 * size) items.resize(2 * size);
+          for (int64_t i = 0; i < size; ++i)
+            items[i] = compose<Key>(static_cast<Key>(~sort_key(row[(begin + i) * inner], problem.order)),
+                                    static_cast<uint32_t>(begin + i));
+          if (size > kFewElements) {
+            sort_by_key<Key>(items.data(), size, items.data() + size);
+          } else {
+            for (int64_t i = 1; i < size; ++i)
+              for (int64_t j = i; j > 0 && items[j - 1] < items[j]; --j) std::swap(items[j - 1], items[j]);
+          }
+          for (int64_t i = 0; i < size; ++i) put(begin + i, index_of<Key>(items[i]));
+        }
+      });
+      for (int64_t i = 0; i + 1 < count; ++i)
+        if (const int64_t size = bounds[i + 1] - bounds[i]; is_long(size))
+          sort_together(row, bounds[i], size, values + start, indices + start, workers);
+    };
+    parallel_for(few ? Workers{} : workers, outer * inner, sort_one_row);
   }
 
   void run(const Workers& workers) const {
@@ -122,7 +172,7 @@ struct Sort {
     if (rows.inner > 1) return sort_columns(workers);
     if (rows.outer >= workers.threads || rows.length < 2 * kPartElements) return sort_rows(workers);
     for (int64_t r = 0; r < rows.outer; ++r)
-      sort_together(x + r * rows.length, values + r * rows.length, indices + r * rows.length, workers);
+      sort_together(x + r * rows.length, 0, rows.length, values + r * rows.length, indices + r * rows.length, workers);
   }
 };
 
@@ -138,6 +188,19 @@ ffi::Error sort(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingRets resul
   });
 }
 
+ffi::Error sort_segments(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::RemainingRets results,
+                         int64_t axis, bool descending, bool values, bool indices) {
+  return handle("jaxgpuops.sort_segments", [&] {
+    const Call call = segments_call(x, offsets, results, axis, descending, values, indices);
+    if (call.problem.rows.elements() == 0) return;
+    with_width(call.problem.key_bits / 8, [&](auto width) {
+      using Key = decltype(width);
+      const Sort<Key> sort{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices};
+      sort.sort_segments(call.offsets, workers_of(pool));
+    });
+  });
+}
+
 XLA_FFI_DEFINE_HANDLER(kSort, sort,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -148,9 +211,19 @@ XLA_FFI_DEFINE_HANDLER(kSort, sort,
                            .Attr<bool>("values")
                            .Attr<bool>("indices")
                            .Attr<int64_t>("kth"));
+XLA_FFI_DEFINE_HANDLER(kSortSegments, sort_segments,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offsets
+                           .RemainingRets()        // values, indices
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("descending")
+                           .Attr<bool>("values")
+                           .Attr<bool>("indices"));
 
 }  // namespace
 
-std::vector<Target> cpu_targets() { return {{"jaxgpuops.sort", kSort}}; }
+std::vector<Target> cpu_targets() { return {{"jaxgpuops.sort", kSort}, {"jaxgpuops.sort_segments", kSortSegments}}; }
 
 }  // namespace jaxgpuops::sort

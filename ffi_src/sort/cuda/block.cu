@@ -126,15 +126,6 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
   }
 }
 
-// Returns the order of elements of 8 bits as that of keys whose upper half they are.
-SortOrder raised(SortOrder order) {
-  order.ascending.order.magnitude <<= 8;
-  order.ascending.order.flip <<= 8;
-  order.ascending.sign <<= 8;
-  order.ascending.nan_above = order.ascending.nan_above << 8 | 0xff;
-  return order;
-}
-
 template <class Key, int kThreads>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
   constexpr int kItems = block_items(sizeof(Key));
@@ -146,7 +137,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   const bool bytes = problem.key_bits == 8;
   return launch(stream, config, block_kernel<Key, kThreads, kItems>,
                 BlockArgs{buffers.x, buffers.values, buffers.indices, static_cast<uint32_t>(problem.rows.length),
-                          static_cast<uint32_t>(problem.k), bytes ? raised(problem.order) : problem.order, bytes});
+                          static_cast<uint32_t>(problem.k), bytes ? raised(problem.order, 8) : problem.order, bytes});
 }
 
 }  // namespace

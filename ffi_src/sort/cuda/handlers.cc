@@ -1,4 +1,4 @@
-// CUDA handler of the sort: it checks its buffers, plans the call and launches the kernels.
+// CUDA handlers of the sort: each checks its buffers, plans the call and launches the kernels.
 #include "common/cuda/device.h"
 #include "sort/call.h"
 #include "sort/cuda/launch.h"
@@ -7,18 +7,31 @@
 namespace jaxgpuops::sort {
 namespace {
 
+void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis) {
+  const Problem& problem = call.problem;
+  const ffi::AnyBuffer workspace = require_buffer("workspace", results, problem.values + problem.indices);
+  const int64_t workspace_bytes = require_workspace(workspace, x, axis);
+  const Device device = current_device();
+  const Plan plan = plan_sort(problem, device.gpu(), workspace_bytes);
+  if (plan.algorithm == Algorithm::kNone)
+    throw invalid("segments of rows of ", problem.rows.length, " are to be sorted by other calls here");
+  require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
+  const cudaError_t status = launch_sort(stream, plan, problem, call.x, call.values, call.indices,
+                                         workspace.untyped_data(), call.offsets);
+  require_launched(status, name(plan.algorithm), problem.rows, x, device);
+}
+
 ffi::Error sort(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
                 bool values, bool indices, int64_t kth) {
   return handle("jaxgpuops.sort", [&] {
-    const Call call = sort_call(x, results, axis, descending, values, indices, kth);
-    const ffi::AnyBuffer workspace = require_buffer("workspace", results, values + indices);
-    const int64_t workspace_bytes = require_workspace(workspace, x, axis);
-    const Device device = current_device();
-    const Plan plan = plan_sort(call.problem, device.gpu(), workspace_bytes);
-    require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
-    const cudaError_t status =
-        launch_sort(stream, plan, call.problem, call.x, call.values, call.indices, workspace.untyped_data());
-    require_launched(status, name(plan.algorithm), call.problem.rows, x, device);
+    run(stream, sort_call(x, results, axis, descending, values, indices, kth), x, results, axis);
+  });
+}
+
+ffi::Error sort_segments(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::RemainingRets results,
+                         int64_t axis, bool descending, bool values, bool indices) {
+  return handle("jaxgpuops.sort_segments", [&] {
+    run(stream, segments_call(x, offsets, results, axis, descending, values, indices), x, results, axis);
   });
 }
 
@@ -33,9 +46,20 @@ XLA_FFI_DEFINE_HANDLER(kSort, sort,
                            .Attr<bool>("indices")
                            .Attr<int64_t>("kth"),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSortSegments, sort_segments,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // offsets
+                           .RemainingRets()        // values, indices, workspace
+                           .Attr<int64_t>("axis")
+                           .Attr<bool>("descending")
+                           .Attr<bool>("values")
+                           .Attr<bool>("indices"),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
-std::vector<Target> cuda_targets() { return {{"jaxgpuops.sort", kSort}}; }
+std::vector<Target> cuda_targets() { return {{"jaxgpuops.sort", kSort}, {"jaxgpuops.sort_segments", kSortSegments}}; }
 
 }  // namespace jaxgpuops::sort

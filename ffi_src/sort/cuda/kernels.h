@@ -16,6 +16,7 @@ struct Buffers {
   void* values;      // null if only indices are wanted
   int32_t* indices;  // null if only values are wanted
   void* workspace;
+  const int32_t* offsets = nullptr;  // of segments, if there are any
 };
 
 // Transposes: to[o, c, r] = from[o, r, c]. Elements have 8, 16, 32 or 64 bits.
@@ -25,6 +26,8 @@ cudaError_t launch_turn(cudaStream_t, const void* from, void* to, int64_t outer,
 cudaError_t launch_short(cudaStream_t, const Problem&, const Buffers&);
 // Sorts contiguous rows: `inner` is 1.
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+// Sorts the segments of contiguous rows.
+cudaError_t launch_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sweep(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::sort

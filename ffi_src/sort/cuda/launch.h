@@ -10,8 +10,8 @@
 
 namespace jaxgpuops::sort {
 
-// `values` and `indices` are null if not wanted.
+// `values` and `indices` are null if not wanted, and so are `offsets` without segments.
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
-                        int32_t* indices, void* workspace);
+                        int32_t* indices, void* workspace, const int32_t* offsets = nullptr);
 
 }  // namespace jaxgpuops::sort

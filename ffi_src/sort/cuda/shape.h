@@ -37,6 +37,16 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
   return threads / 32 * 1024 + threads * block_items(key_bytes) * (std::max(key_bytes, 4) + 2) + 64;
 }
 
+// ---- Segments of rows that a block holds ----------------------------------------------------------------------------
+
+constexpr int segments_items(int key_bytes, int threads) {  // elements of a thread
+  return threads == 256 ? 4 : threads == 512 || key_bytes == 8 ? 8 : 16;
+}
+// Shared memory of segments_kernel: the counts of each warp, numbers of segments, keys, and indices of 16 bits.
+constexpr int64_t segments_shared_bytes(int key_bytes, int threads, int items) {
+  return threads / 32 * 1028 + 4096 + threads * items * (std::max(key_bytes, 4) + 2) + 64;
+}
+
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384;
