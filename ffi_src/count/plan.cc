@@ -21,22 +21,43 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.algorithm = Counting::kTables;
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
-  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for every
-  // two warps.
+  // Small tables let four blocks share a multiprocessor, which are cut from rows if there are many ids. Each slice adds its
+  // counts to the result, so of fewer ids there are fewer, larger ones. A block has as many tables as fit, but at most
+  // one for every two warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
-  plan.threads = own <= quarter ? 512 : 1024;
-  if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
-  const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes - extra;
+  const int64_t units = rows.outer * ranges;
+  const bool small = own <= quarter, sliced = rows.length >= 4 * 4096;  // slices are another launch
+  const bool many = rows.elements() >= int64_t{1} << 25;
+  const bool wide = !small || (sliced && !many && 2 * units <= gpu.multiprocessors);
+  plan.threads = wide ? 1024 : rows.length <= 2048 ? 128 : 512;
+  const int64_t per_block = small ? quarter : gpu.shared_bytes - extra;
   plan.tables =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
   plan.shared_bytes = own * plan.tables + extra;
-  const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
-  const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
-  // Slices are another launch, so shorter rows are not cut.
-  if (rows.length >= 4 * 4096)
+  const int64_t wanted = wide && small ? gpu.multiprocessors / units
+                                       : ceil_div(gpu.multiprocessors * (wide ? 1 : many ? 4 : 2), units);
+  if (sliced)
     plan.slices =
         std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
   plan.overlap = gpu.dependent_launch && plan.slices > 1;
+}
+
+// Plans a cut of long rows by bins. Returns false if there are more bins than that is for, or rows are not long.
+bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
+  const Rows& rows = problem.rows;
+  plan.range = 16384;
+  while (8 * plan.range <= std::min<int64_t>(gpu.shared_bytes, 128 << 10)) plan.range *= 2;
+  plan.ranges = ceil_div(problem.bins, plan.range);
+  if (rows.inner > 1 || problem.bytes < 4 || plan.ranges > kMostParts) return false;
+  if (rows.length < 1 << 18 || rows.elements() < 1 << 21) return false;
+  plan.algorithm = Counting::kParts;
+  plan.shared_bytes = 4 * plan.range;
+  plan.tiles = ceil_div(rows.length, kPartTile);
+  plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (plan.ranges + 1)));
+  // A slice costs about as much as some of its tiles do.
+  plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 128));
+  plan.overlap = gpu.dependent_launch;
+  return true;
 }
 
 }  // namespace
@@ -59,10 +80,13 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   // where there are not many more ids than bins.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
   const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.elements() / 8) &&
-                   rows.outer * ranges < gpu.multiprocessors / 2;
+                   rows.length <= 32 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
+  if ((ranges > 4 || (ranges > 2 && rows.length >= 1 << 22)) && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few) {
+    // Blocks have up to 8192 ids: the fewer, the fewer rows are counted at a time, whose counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
+    plan.range = 256 * std::clamp<int64_t>(ceil_div(rows.elements(), 256 * 8 * gpu.multiprocessors), 1, 32);
     plan.overlap = gpu.dependent_launch;
     return plan;
   }
@@ -254,6 +278,8 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t least = teams * plan.parts * std::max<int64_t>(64, problem.segments * plan.columns / 4);
   const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
   plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
+  // Where that leaves most of the GPU idle, slices may be half as long.
+  if (plan.tiles > 1 && plan.tiles < 64) plan.tiles = std::max(plan.tiles, std::min<int64_t>(2 * plan.tiles, slices));
   plan.rows = ceil_div(rows.length, plan.tiles);
   // Warps have whole batches of loads, where that makes slices hardly larger.
   const int64_t batch = teams * plan.parts * kLaneBatch;
@@ -279,7 +305,6 @@ ExactShape exact_of(DType dtype, int64_t length) {
   shape.width = std::min(63 - mantissa - bits, 52 - mantissa);
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
-  shape.unit = std::ldexp(1.0, least_exponent(dtype));
   shape.step = std::ldexp(1.0, shape.width);
   return shape;
 }
@@ -287,8 +312,10 @@ ExactShape exact_of(DType dtype, int64_t length) {
 // Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
 // bytes of an accumulator. The order of additions follows from the geometry, so this may not depend on the GPU: tables
 // and lists fit in the shared memory that every GPU has.
-void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPlan& plan) {
-  constexpr int64_t kBlocks = 132, kSharedBytes = 60 << 10, kLeastRange = 8;
+// Rows of many columns have enough blocks, so `most_range` may bound the ranges: small tables take less time to clear, and
+// a multiprocessor has many of them.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, int64_t most_range, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kLeastRange = 8;
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   const auto chunks = [&] { return ceil_div(rows.inner, 1 << plan.team_bits); };
@@ -299,13 +326,15 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPl
   // have tables as large as possible, if need be of fewer warps.
   const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
   const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
-  int64_t range = std::min(segments, std::max(kLeastRange, ceil_div(segments, wanted)));
+  int64_t range = std::min({segments, most_range, std::max(kLeastRange, ceil_div(segments, wanted))});
+  const bool many = range < segments && range == most_range && chunks() * ceil_div(segments, range) >= 2 * kBlocks;
+  const int64_t most_shared = (many ? 20 : 60) << 10;
   int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
   const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
-  while (warps > least && warps * bytes_of_warp() > kSharedBytes) warps = std::max(least, warps / 2);
-  if (warps * bytes_of_warp() > kSharedBytes) range = (kSharedBytes / warps - 4 * kFewList) / row - 1;
+  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, warps / 2);
+  if (warps * bytes_of_warp() > most_shared) range = (most_shared / warps - 4 * kFewList) / row - 1;
   plan.warps = static_cast<int>(warps);
   plan.rows = range;
   plan.tiles = ceil_div(segments, range);
@@ -352,9 +381,11 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   plan.overlap = gpu.dependent_launch;
   // Of several columns of a row, some number is most often larger, and one atomic instruction takes them all.
   plan.looks = rows.inner < 8;
-  // A warp takes `step` rows at a time, eight times if that leaves a block for each multiprocessor.
+  // A warp takes `step` rows at a time, for sums eight times if that leaves a block for each multiprocessor.
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
-  plan.rows = step * std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 1, 8), 64);
+  plan.rows = step * (problem.op == Op::kSum
+                          ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 1, 8), 64)
+                          : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 4));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
@@ -407,20 +438,30 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
       few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
           : dense && !problem.sorted &&
                 (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
-  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
+  if (has_lanes) {
+    // Where lanes have few rows, the two launches of kLanes take longer.
+    if (!few && !problem.byte_ids && rows.inner == 1 && rows.length <= 28 * 32 * kMostFewWarps) {
+      plan_few(rows, problem.segments, partial_bytes(problem), problem.segments, plan);
+      if (takes_few(problem, plan, true)) return plan;
+      plan = {};
+    }
+    if (plan_lanes(problem, gpu, plan)) return plan;
+  }
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  plan_few(rows, problem.segments, partial_bytes(problem), plan);
+  plan_few(rows, problem.segments, partial_bytes(problem), few ? kFewRange : problem.segments, plan);
   // Atomics on the results themselves are two short launches, those on keys of fewer bits three.
   const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
   const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
+  const bool one = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype)) &&
+                   rows.length >= 256 * problem.segments;
   const bool has_tables =
-      !problem.sorted && rows.inner <= kMostTableColumns && table * (kTableThreads / 32) <= 48 << 10;
+      !problem.sorted && rows.inner <= kMostTableColumns && table * (one ? 1 : kTableThreads / 32) <= 48 << 10;
   if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
@@ -439,7 +480,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  plan_few(rows, problem.segments, kPairBytes, plan);
+  plan_few(rows, problem.segments, kPairBytes, problem.segments, plan);
   if (takes_few(problem, plan, true)) return plan;
   plan = {};
   plan.algorithm = Segmenting::kNone;
