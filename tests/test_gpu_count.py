@@ -38,7 +38,6 @@ SEGMENTS = {
     "tables of slices": (300_001, (), 1000, False),
     "tables of columns": (30_001, (5,), 1000, False),
     "a table a block": (600_001, (), 2000, False),
-    "few scalars of lanes": (14_001, (), 131, False),
     "lanes of wide rows": (20_001, (77,), 100, False),
     "few wide rows": (57, (512,), 31, False),
     "few rows": (2048, (3,), 1500, False),

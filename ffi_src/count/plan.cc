@@ -21,21 +21,21 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.algorithm = Counting::kTables;
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
-  // Small tables let four blocks share a multiprocessor, which are cut from rows if there are many ids. Each slice adds its
-  // counts to the result, so of fewer ids there are fewer, larger ones. A block has as many tables as fit, but at most
-  // one for every two warps.
+  // Small tables let four blocks share a multiprocessor. Each slice adds its counts to the result, so if there are not
+  // very many ids, there are fewer slices, for larger blocks. A block has as many tables as fit, but at most one for
+  // every two warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
   const int64_t units = rows.outer * ranges;
   const bool small = own <= quarter, sliced = rows.length >= 4 * 4096;  // slices are another launch
-  const bool many = rows.elements() >= int64_t{1} << 25;
-  const bool wide = !small || (sliced && !many && 2 * units <= gpu.multiprocessors);
+  const bool some = rows.elements() >= 1 << 20 && rows.elements() < 1 << 25;
+  const bool wide = !small || (sliced && some && 2 * units <= gpu.multiprocessors);
   plan.threads = wide ? 1024 : rows.length <= 2048 ? 128 : 512;
   const int64_t per_block = small ? quarter : gpu.shared_bytes - extra;
   plan.tables =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
   plan.shared_bytes = own * plan.tables + extra;
   const int64_t wanted = wide && small ? gpu.multiprocessors / units
-                                       : ceil_div(gpu.multiprocessors * (wide ? 1 : many ? 4 : 2), units);
+                                       : ceil_div(gpu.multiprocessors * (wide ? 1 : some ? 2 : 4), units);
   if (sliced)
     plan.slices =
         std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
@@ -49,13 +49,13 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   while (8 * plan.range <= std::min<int64_t>(gpu.shared_bytes, 128 << 10)) plan.range *= 2;
   plan.ranges = ceil_div(problem.bins, plan.range);
   if (rows.inner > 1 || problem.bytes < 4 || plan.ranges > kMostParts) return false;
-  if (rows.length < 1 << 18 || rows.elements() < 1 << 21) return false;
+  if (rows.length < 1 << 17 || rows.elements() < 1 << 21) return false;
   plan.algorithm = Counting::kParts;
   plan.shared_bytes = 4 * plan.range;
   plan.tiles = ceil_div(rows.length, kPartTile);
   plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (plan.ranges + 1)));
   // A slice costs about as much as some of its tiles do.
-  plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 128));
+  plan.slices = std::clamp<int64_t>(gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 64));
   plan.overlap = gpu.dependent_launch;
   return true;
 }
@@ -80,13 +80,13 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   // where there are not many more ids than bins.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
   const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.elements() / 8) &&
-                   rows.length <= 32 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
-  if ((ranges > 4 || (ranges > 2 && rows.length >= 1 << 22)) && plan_parts(problem, gpu, plan)) return plan;
+                   rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
+  if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few) {
-    // Blocks have up to 8192 ids: the fewer, the fewer rows are counted at a time, whose counters stay in L2.
+    // Blocks have up to 2048 ids: the fewer, the fewer rows are counted at a time, whose counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
-    plan.range = 256 * std::clamp<int64_t>(ceil_div(rows.elements(), 256 * 8 * gpu.multiprocessors), 1, 32);
+    plan.range = 256 * std::clamp<int64_t>(ceil_div(rows.elements(), 256 * 8 * gpu.multiprocessors), 1, 8);
     plan.overlap = gpu.dependent_launch;
     return plan;
   }
@@ -278,8 +278,6 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t least = teams * plan.parts * std::max<int64_t>(64, problem.segments * plan.columns / 4);
   const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
   plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
-  // Where that leaves most of the GPU idle, slices may be half as long.
-  if (plan.tiles > 1 && plan.tiles < 64) plan.tiles = std::max(plan.tiles, std::min<int64_t>(2 * plan.tiles, slices));
   plan.rows = ceil_div(rows.length, plan.tiles);
   // Warps have whole batches of loads, where that makes slices hardly larger.
   const int64_t batch = teams * plan.parts * kLaneBatch;
@@ -380,11 +378,11 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
   // Of several columns of a row, some number is most often larger, and one atomic instruction takes them all.
-  plan.looks = rows.inner < 8;
-  // A warp takes `step` rows at a time, for sums eight times if that leaves a block for each multiprocessor.
+  plan.looks = rows.inner < 8 && rows.length >= 16 * problem.segments;
+  // A warp takes `step` rows at a time, for sums twice, or eight times if that leaves a block for each multiprocessor.
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
   plan.rows = step * (problem.op == Op::kSum
-                          ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 1, 8), 64)
+                          ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
                           : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 4));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
@@ -438,35 +436,34 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
       few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
           : dense && !problem.sorted &&
                 (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
-  if (has_lanes) {
-    // Where lanes have few rows, the two launches of kLanes take longer.
-    if (!few && !problem.byte_ids && rows.inner == 1 && rows.length <= 28 * 32 * kMostFewWarps) {
-      plan_few(rows, problem.segments, partial_bytes(problem), problem.segments, plan);
-      if (takes_few(problem, plan, true)) return plan;
-      plan = {};
-    }
-    if (plan_lanes(problem, gpu, plan)) return plan;
-  }
+  // Atomics are fastest for few numbers whose fold is the same in any order, and that one instruction takes.
+  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && bytes_of(problem.dtype) >= 4 &&
+      rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
+    return plan;
+  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  plan_few(rows, problem.segments, partial_bytes(problem), few ? kFewRange : problem.segments, plan);
+  const int64_t range = problem.segments > 512 ? 24 : problem.segments > 32 ? 16 : problem.segments;
+  plan_few(rows, problem.segments, partial_bytes(problem), few ? range : problem.segments, plan);
   // Atomics on the results themselves are two short launches, those on keys of fewer bits three.
-  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
   const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
-  const bool one = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype)) &&
-                   rows.length >= 256 * problem.segments;
+  const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
+  const bool one = sums_ints && rows.length >= 256 * problem.segments;
   const bool has_tables =
       !problem.sorted && rows.inner <= kMostTableColumns && table * (one ? 1 : kTableThreads / 32) <= 48 << 10;
   if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    plan.tiles = std::clamp<int64_t>(rows.length / std::max<int64_t>(8192, 8 * problem.segments), 1, 528);
+    const int64_t least = sums_ints ? std::max<int64_t>(4096, 2 * problem.segments)
+                                    : std::max<int64_t>(8192, 8 * problem.segments);
+    plan.tiles = std::clamp<int64_t>(rows.length / least, 1, 528);
     plan.rows = ceil_div(rows.length, plan.tiles);
     plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;
     return plan;

@@ -187,7 +187,7 @@ constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes
 
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;  // the most warps of a block of kFew
-constexpr int64_t kFewRange = 24;  // the most segments of a block of kFew where there are up to kFewRows rows
+constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
 constexpr int kFewList = 384;      // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
 constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of loads divide them

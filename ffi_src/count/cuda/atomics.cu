@@ -74,6 +74,7 @@ struct Whole {
   // Groups of 32 rows that a warp loads at a time, and blocks of a multiprocessor. Whether an accumulator is looked at in
   // vain depends on how many rows are on their way to it: the fewer a warp has, the better, and many warps hide the time.
   static constexpr int kSteps = kLargest ? 2 : 8, kBlocks = kLargest ? 6 : 4;
+  static constexpr bool kFromEnds = kLargest;
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
   using Plain = Whole;
 
@@ -161,6 +162,7 @@ struct Exact {
   using Bits = typename Element::Bits;
   using Plain = Exact<Float, false>;
   static constexpr int kSteps = 8, kBlocks = 4;
+  static constexpr bool kFromEnds = false;
   static constexpr bool kInPlace = false, kHasTable = kTable;
 
   const Args& a;
@@ -334,7 +336,12 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
 
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, Policy::kBlocks) segment_atomics_kernel(const __grid_constant__ Args a) {
-  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  // Blocks of extremes have rows from both ends in turn: if numbers rise or fall, most others are then smaller than those
+  // of the first blocks.
+  const unsigned half = blockIdx.x / 2, block = !Policy::kFromEnds ? blockIdx.x
+                                               : blockIdx.x % 2    ? gridDim.x - 1 - half
+                                                                   : half;
+  const int64_t warp = (static_cast<int64_t>(block) * kThreads + threadIdx.x) / 32;
   const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
   if (o >= a.outer) return;
   Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
