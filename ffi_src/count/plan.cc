@@ -34,8 +34,8 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.tables =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
   plan.shared_bytes = own * plan.tables + extra;
-  const int64_t wanted = wide && small ? gpu.multiprocessors / units
-                                       : ceil_div(gpu.multiprocessors * (wide ? 1 : some ? 2 : 4), units);
+  int64_t wanted = ceil_div(gpu.multiprocessors * (some ? 2 : 4), units);
+  if (wide) wanted = small ? gpu.multiprocessors / units : ceil_div(gpu.multiprocessors, units);
   if (sliced)
     plan.slices =
         std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
@@ -49,8 +49,9 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   while (8 * plan.range <= std::min<int64_t>(gpu.shared_bytes, 128 << 10)) plan.range *= 2;
   plan.ranges = ceil_div(problem.bins, plan.range);
   if (rows.inner > 1 || problem.bytes < 4 || plan.ranges > kMostParts) return false;
-  if (rows.length < 1 << 17 || rows.elements() < 1 << 21) return false;
+  if (rows.length < 1 << 16 || rows.elements() < 1 << 21) return false;
   plan.algorithm = Counting::kParts;
+  plan.threads = kPartThreads;  // of the first kernel
   plan.shared_bytes = 4 * plan.range;
   plan.tiles = ceil_div(rows.length, kPartTile);
   plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (plan.ranges + 1)));
@@ -310,8 +311,8 @@ ExactShape exact_of(DType dtype, int64_t length) {
 // Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
 // bytes of an accumulator. The order of additions follows from the geometry, so this may not depend on the GPU: tables
 // and lists fit in the shared memory that every GPU has.
-// Rows of many columns have enough blocks, so `most_range` may bound the ranges: small tables take less time to clear, and
-// a multiprocessor has many of them.
+// Rows of many columns have enough blocks, so `most_range` may bound the ranges: small tables take less time to clear,
+// and a multiprocessor has many of them.
 void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, int64_t most_range, SegmentsPlan& plan) {
   constexpr int64_t kBlocks = 132, kLeastRange = 8;
   plan.algorithm = Segmenting::kFew;
@@ -325,7 +326,8 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, int64_t mo
   const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
   const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
   int64_t range = std::min({segments, most_range, std::max(kLeastRange, ceil_div(segments, wanted))});
-  const bool many = range < segments && range == most_range && chunks() * ceil_div(segments, range) >= 2 * kBlocks;
+  const bool many =
+      segments > 64 && range < segments && range == most_range && chunks() * ceil_div(segments, range) >= 2 * kBlocks;
   const int64_t most_shared = (many ? 20 : 60) << 10;
   int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
@@ -377,13 +379,16 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
-  // Of several columns of a row, some number is most often larger, and one atomic instruction takes them all.
-  plan.looks = rows.inner < 8 && rows.length >= 16 * problem.segments;
-  // A warp takes `step` rows at a time, for sums twice, or eight times if that leaves a block for each multiprocessor.
+  // Most numbers are not larger than those before if a segment has many.
+  plan.looks = rows.length >= 32 * problem.segments;
+  // A warp takes `step` rows at a time: for sums twice, or eight times if that leaves a block for each multiprocessor.
+  // For extremes up to four times, but more if a row has several numbers, or there are few segments: a warp folds the
+  // rows of one of them that many of its rows have.
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
+  const int64_t most = rows.inner == 1 && problem.segments > 8192 ? 4 : 16;
   plan.rows = step * (problem.op == Op::kSum
                           ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
-                          : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 4));
+                          : std::clamp<int64_t>(ceil_div(steps, 8448), 1, most));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
@@ -461,8 +466,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    const int64_t least = sums_ints ? std::max<int64_t>(4096, 2 * problem.segments)
-                                    : std::max<int64_t>(8192, 8 * problem.segments);
+    const int64_t part = sums_ints && rows.inner == 1 ? 4 : 8, least = std::max(part << 10, part * problem.segments);
     plan.tiles = std::clamp<int64_t>(rows.length / least, 1, 528);
     plan.rows = ceil_div(rows.length, plan.tiles);
     plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;

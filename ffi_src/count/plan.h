@@ -25,8 +25,8 @@ constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "parts", "g
 constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
 // Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
 constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
-// For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the workspace,
-// where the parts begin at multiples of 16 bytes.
+// For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the
+// workspace, where the parts begin at multiples of 16 bytes.
 constexpr int kMostParts = 32, kPartThreads = 512, kPartWarps = kPartThreads / 32, kPartTile = 16 * kPartThreads;
 constexpr int kPartPitch = kPartTile + 8 * kMostParts;
 
@@ -159,8 +159,8 @@ constexpr int least_exponent(DType dtype) {  // the least denormal number is 2 t
   return dtype == DType::kFloat64 ? -1074 : dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133;
 }
 
-// How exact sums of floats are kept. A float with place p is an integer times 2^p times the least denormal number; accumulator b adds up those
-// with places from b * width to (b + 1) * width - 1.
+// How exact sums of floats are kept. A float with place p is an integer times 2^p times the least denormal number;
+// accumulator b adds up those with places from b * width to (b + 1) * width - 1.
 struct ExactShape {
   static constexpr int64_t kHeadBytes = 256;  // bytes of the workspace before the accumulators
   static constexpr int kMostBins = 29;
@@ -186,9 +186,9 @@ constexpr const char* kSegmentingNames[] = {"empty", "lanes", "few", "tables", "
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 constexpr int64_t kFewRows = 2048;
-constexpr int kMostFewWarps = 16;  // the most warps of a block of kFew
+constexpr int kMostFewWarps = 16;          // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
-constexpr int kFewList = 384;      // the most rows that a warp of kFew lists at a time
+constexpr int kFewList = 384;              // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
 constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes

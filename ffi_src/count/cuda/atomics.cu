@@ -71,9 +71,9 @@ template <class Monoid, bool kLargest>
 struct Whole {
   using Bits = typename Monoid::Bits;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-  // Groups of 32 rows that a warp loads at a time, and blocks of a multiprocessor. Whether an accumulator is looked at in
-  // vain depends on how many rows are on their way to it: the fewer a warp has, the better, and many warps hide the time.
-  static constexpr int kSteps = kLargest ? 2 : 8, kBlocks = kLargest ? 6 : 4;
+  // Groups of 32 rows that a warp loads at a time. The more rows are on their way to an accumulator, the more of them
+  // are larger than what is there now, and take an atomic.
+  static constexpr int kSteps = kLargest ? 4 : 8;
   static constexpr bool kFromEnds = kLargest;
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
   using Plain = Whole;
@@ -161,7 +161,7 @@ struct Exact {
   using Element = Float;
   using Bits = typename Element::Bits;
   using Plain = Exact<Float, false>;
-  static constexpr int kSteps = 8, kBlocks = 4;
+  static constexpr int kSteps = 8;
   static constexpr bool kFromEnds = false;
   static constexpr bool kInPlace = false, kHasTable = kTable;
 
@@ -244,8 +244,7 @@ struct Exact {
     constexpr int kFew = 4;
     int64_t loaded[kFew];
 #pragma unroll
-    for (int k = 0; k < kFew; ++k)
-      loaded[k] = low + k <= high ? static_cast<int64_t>(words[(low + k) * a.cells()]) : 0;
+    for (int k = 0; k < kFew; ++k) loaded[k] = low + k <= high ? static_cast<int64_t>(words[(low + k) * a.cells()]) : 0;
     const auto word = [&](int b) {
       int64_t own = loaded[0];
 #pragma unroll
@@ -335,12 +334,11 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
 }
 
 template <class Policy>
-__global__ void __launch_bounds__(kThreads, Policy::kBlocks) segment_atomics_kernel(const __grid_constant__ Args a) {
-  // Blocks of extremes have rows from both ends in turn: if numbers rise or fall, most others are then smaller than those
-  // of the first blocks.
-  const unsigned half = blockIdx.x / 2, block = !Policy::kFromEnds ? blockIdx.x
-                                               : blockIdx.x % 2    ? gridDim.x - 1 - half
-                                                                   : half;
+__global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
+  // Blocks of extremes have rows from both ends in turn: if numbers rise or fall, most others are then smaller than
+  // those of the first blocks.
+  unsigned block = blockIdx.x;
+  if (Policy::kFromEnds) block = block % 2 ? gridDim.x - 1 - block / 2 : block / 2;
   const int64_t warp = (static_cast<int64_t>(block) * kThreads + threadIdx.x) / 32;
   const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
   if (o >= a.outer) return;

@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   }
 }
 
-// Blocks have neighbouring ids. The counter's targets are places in the result. Division of 64-bit numbers takes as long
-// as the rest, so Index is 32 bits wide if that is enough.
+// Blocks have neighbouring ids. The counter's targets are places in the result. Division of 64-bit numbers takes as
+// long as the rest, so Index is 32 bits wide if that is enough.
 template <class T, class Index>
 __global__ void __launch_bounds__(kGlobalThreads) bincount_global_kernel(const __grid_constant__ Args a) {
   const auto* x = static_cast<const T*>(a.x);

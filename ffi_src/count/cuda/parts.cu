@@ -1,7 +1,7 @@
 // bincount of long rows in more bins than tables in shared memory hold. A first kernel cuts the ids of each tile by
 // their high bits into parts, each of as many bins as one table holds, and keeps only the low 16 bits; a second one
-// counts a part of a row, or of a slice of it, in a table. Atomics on the result would take a sector of 32 bytes between
-// L2 and its atomic units for each id.
+// counts a part of a row, or of a slice of it, in a table. Atomics on the result would take a sector of 32 bytes
+// between L2 and its atomic units for each id.
 //
 // Where an id goes in its tile follows from counters that each thread has for itself, so equal ids take no longer than
 // others. An id that many lanes of a warp have does not go there: the warp counts it. Otherwise one block would have to
@@ -33,8 +33,8 @@ struct Args {
   uint64_t limit;
   int parts, bits;  // a part has 2^bits bins
 
-  // In the workspace of an outer index stand the ids of each tile, then the ids that its warps counted and how often they
-  // occur, and then where its parts begin, and the last one ends, in packs.
+  // In the workspace of an outer index stand the ids of each tile, then the ids that its warps counted and how often
+  // they occur, and then where its parts begin, and the last one ends, in packs.
   __device__ Pack* ids_of(int64_t o, int64_t tile) const {
     return reinterpret_cast<Pack*>(workspace + o * workspace_bytes) + tile * (kPartPitch / kPackIds);
   }

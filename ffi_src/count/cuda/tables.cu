@@ -29,7 +29,8 @@ using Args = Slices;
 template <class Monoid>
 using Word = std::conditional_t<is_extreme<Monoid> && sizeof(typename Monoid::Acc) < 4, uint32_t, typename Monoid::Acc>;
 template <class Monoid>
-constexpr bool kAdds = !is_extreme<Monoid> && has_block_table(Op::kSum, is_exact<Monoid>, sizeof(typename Monoid::Bits));
+constexpr bool kAdds =
+    !is_extreme<Monoid> && has_block_table(Op::kSum, is_exact<Monoid>, sizeof(typename Monoid::Bits));
 template <class Monoid>
 constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kWarps;
 
