@@ -808,7 +808,8 @@ def test_plans_of_segments(capability):
     ):
         one, many = (plan(op, outer, length, inner, segments, "float32", False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "few" and one["shared_bytes"] <= 20 << 10
-        assert one["rows"] == (24 if segments > 512 else 16)
+        assert one["rows"] == (24 if segments > 256 else 16)
+    assert plan("segment_sum", 1, 100, 16_384, 60, "float32", False)["rows"] == 60
     # What is the same in any order may depend on the batch.
     for op, dtype, length, segments in [("segment_max", "float32", 4258, 8), ("segment_sum", "int64", 14_000, 200)]:
         found = [plan(op, outer, length, 1, segments, dtype, False)["algorithm"] for outer in (1, 4)]

@@ -311,9 +311,9 @@ ExactShape exact_of(DType dtype, int64_t length) {
 // Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
 // bytes of an accumulator. The order of additions follows from the geometry, so this may not depend on the GPU: tables
 // and lists fit in the shared memory that every GPU has.
-// Rows of many columns have enough blocks, so `most_range` may bound the ranges: small tables take less time to clear,
-// and a multiprocessor has many of them.
-void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, int64_t most_range, SegmentsPlan& plan) {
+// Where `may_cut`, ranges may be shorter than enough blocks would need: small tables take less time to clear, and a
+// multiprocessor has many of them.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_cut, SegmentsPlan& plan) {
   constexpr int64_t kBlocks = 132, kLeastRange = 8;
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
@@ -325,10 +325,15 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, int64_t mo
   // have tables as large as possible, if need be of fewer warps.
   const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
   const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
-  int64_t range = std::min({segments, most_range, std::max(kLeastRange, ceil_div(segments, wanted))});
-  const bool many =
-      segments > 64 && range < segments && range == most_range && chunks() * ceil_div(segments, range) >= 2 * kBlocks;
-  const int64_t most_shared = (many ? 20 : 60) << 10;
+  int64_t range = std::min(segments, std::max(kLeastRange, ceil_div(segments, wanted)));
+  int64_t most_shared = 60 << 10;
+  const int64_t cut = segments > 256 ? 24 : 16;
+  const bool many = chunks() * ceil_div(segments, cut) >= 2 * kBlocks;
+  const bool pays = !many || (segments > 64 && (chunks() < kBlocks || rows.length > 512));
+  if (may_cut && segments > 32 && range > cut && pays) {
+    range = cut;
+    if (many) most_shared = 20 << 10;
+  }
   int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
@@ -379,16 +384,14 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
-  // Most numbers are not larger than those before if a segment has many.
-  plan.looks = rows.length >= 32 * problem.segments;
+  // Most numbers are not larger than those before if a segment has many; and of several columns, atomics wait longer.
+  plan.looks = rows.length >= (rows.inner == 1 ? 32 : 8) * problem.segments;
   // A warp takes `step` rows at a time: for sums twice, or eight times if that leaves a block for each multiprocessor.
-  // For extremes up to four times, but more if a row has several numbers, or there are few segments: a warp folds the
-  // rows of one of them that many of its rows have.
+  // For extremes up to sixteen times: a warp folds the rows of one segment that many of its rows have.
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
-  const int64_t most = rows.inner == 1 && problem.segments > 8192 ? 4 : 16;
   plan.rows = step * (problem.op == Op::kSum
                           ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
-                          : std::clamp<int64_t>(ceil_div(steps, 8448), 1, most));
+                          : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
@@ -451,8 +454,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  const int64_t range = problem.segments > 512 ? 24 : problem.segments > 32 ? 16 : problem.segments;
-  plan_few(rows, problem.segments, partial_bytes(problem), few ? range : problem.segments, plan);
+  plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics on the results themselves are two short launches, those on keys of fewer bits three.
   const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
@@ -481,7 +483,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
   if (rows.elements() == 0 || problem.segments == 0) return plan;
-  plan_few(rows, problem.segments, kPairBytes, problem.segments, plan);
+  plan_few(rows, problem.segments, kPairBytes, false, plan);
   if (takes_few(problem, plan, true)) return plan;
   plan = {};
   plan.algorithm = Segmenting::kNone;

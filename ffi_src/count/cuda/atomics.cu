@@ -28,6 +28,10 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256, kCellThreads = 1024;
+constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
+// Of how many of them accumulators are looked at together. The more rows are on their way to an accumulator, the more
+// of them are larger than what is there now, and take an atomic.
+constexpr int kLooks = 2;
 // A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
 constexpr int kMany = 8;
 constexpr uint32_t kNone = ~0u;
@@ -71,9 +75,6 @@ template <class Monoid, bool kLargest>
 struct Whole {
   using Bits = typename Monoid::Bits;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-  // Groups of 32 rows that a warp loads at a time. The more rows are on their way to an accumulator, the more of them
-  // are larger than what is there now, and take an atomic.
-  static constexpr int kSteps = kLargest ? 4 : 8;
   static constexpr bool kFromEnds = kLargest;
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
   using Plain = Whole;
@@ -161,7 +162,6 @@ struct Exact {
   using Element = Float;
   using Bits = typename Element::Bits;
   using Plain = Exact<Float, false>;
-  static constexpr int kSteps = 8;
   static constexpr bool kFromEnds = false;
   static constexpr bool kInPlace = false, kHasTable = kTable;
 
@@ -289,7 +289,6 @@ __global__ void __launch_bounds__(kThreads)
 template <class Policy>
 __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t begin, int64_t end) {
   using Bits = typename Policy::Bits;
-  constexpr int kSteps = Policy::kSteps;
   const int lane = threadIdx.x & 31, of_team = lane & ((1 << a.team_bits) - 1), step = 32 >> a.team_bits;
   const bool live = policy.column < a.inner;
   const int looked = step < 4 ? kSteps : 1, many = max(3, kMany >> a.team_bits);
@@ -314,12 +313,9 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
       bits[i] = has ? data[at * a.inner] : Bits{0};
     }
     wait_for_predecessor();  // which sets the accumulators
-    decltype(policy.peek(0)) seen[kSteps];
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      if (id[i] >= a.segments) id[i] = kNone;
-      seen[i] = policy.peek(id[i]);
-    }
+    for (uint32_t& own : id)
+      if (own >= a.segments) own = kNone;
     if (rows_with(policy.hot) < many) {
       const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
       if (candidate != policy.hot && rows_with(candidate) >= many) {
@@ -328,8 +324,17 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
       }
     }
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      if (step * i < end - start) policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
+    for (int first = 0; first < kSteps; first += kLooks) {
+      decltype(policy.peek(0)) seen[kLooks];
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) seen[i] = policy.peek(id[first + i]);
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) {
+        const uint32_t own = id[first + i];
+        if (step * (first + i) < end - start)
+          policy.add(own, bits[first + i], own == policy.hot && own != kNone, seen[i]);
+      }
+    }
   }
 }
 

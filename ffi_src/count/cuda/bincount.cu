@@ -214,8 +214,9 @@ cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   const int64_t size = a.outer * a.length * a.inner;
   config.grid = dim3(static_cast<unsigned>((size + a.slice - 1) / a.slice));
   config.overlap = plan.overlap;
-  return size < int64_t{1} << 32 ? launch(stream, config, bincount_global_kernel<T, uint32_t>, a)
-                                 : launch(stream, config, bincount_global_kernel<T, uint64_t>, a);
+  if constexpr (sizeof(T) >= 4)  // the usual ids
+    if (size < int64_t{1} << 32) return launch(stream, config, bincount_global_kernel<T, uint32_t>, a);
+  return launch(stream, config, bincount_global_kernel<T, uint64_t>, a);
 }
 
 Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const void* x, int32_t* counts) {
