@@ -8,7 +8,8 @@
 //
 // Histograms work alike, but a block also has the edges of all bins in shared memory.
 //
-// If there are many ranges of bins, or the axis is not the last, atomics count in the result itself.
+// If there would be many ranges of bins, parts.cu counts long rows. Else, and if the axis is not the last, atomics
+// count in the result itself.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
