@@ -384,14 +384,15 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
-  // Most numbers are not larger than those before if a segment has many; and of several columns, atomics wait longer.
-  plan.looks = rows.length >= (rows.inner == 1 ? 32 : 8) * problem.segments;
+  // Most numbers are not larger than those before if a segment has many. One atomic instruction takes eight columns.
+  plan.looks = rows.length >= (rows.inner == 1 || rows.inner >= 8 ? 32 : 8) * problem.segments;
   // A warp takes `step` rows at a time: for sums twice, or eight times if that leaves a block for each multiprocessor.
   // For extremes up to sixteen times: a warp folds the rows of one segment that many of its rows have.
+  const bool long_runs = problem.op == Op::kSum || (rows.inner >= 8 && !plan.looks);
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
-  plan.rows = step * (problem.op == Op::kSum
-                          ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
-                          : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
+  plan.rows =
+      step * (long_runs ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
+                        : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
