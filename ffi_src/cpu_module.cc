@@ -59,7 +59,8 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
   dict["ranges"] = plan.ranges;
   dict["slices"] = plan.slices;
   dict["shared_bytes"] = plan.shared_bytes;
-  dict["workspace_bytes"] = 0;
+  dict["tiles"] = plan.tiles;
+  dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 

@@ -23,6 +23,8 @@ COUNTS = {
     "few ids": ((3, 20_003), 12_345),
     "as many ids as bins": ((1, 4000), 500),
     "too many bins": ((2, 300_001), 1_000_000),
+    "parts of rows": ((9, 270_001), 300_001),
+    "parts of slices": ((1, 3_000_001), 600_000),
     "columns": ((3, 5001, 7), 20),
 }
 
@@ -35,6 +37,7 @@ SEGMENTS = {
     "lanes of columns": (100_001, (3,), 64, False),
     "tables of slices": (300_001, (), 1000, False),
     "tables of columns": (30_001, (5,), 1000, False),
+    "a table a block": (600_001, (), 2000, False),
     "lanes of wide rows": (20_001, (77,), 100, False),
     "few wide rows": (57, (512,), 31, False),
     "few rows": (2048, (3,), 1500, False),
@@ -43,6 +46,7 @@ SEGMENTS = {
     "few sorted scalars": (8001, (), 15, True),
     "ranges of few scalars": (20_001, (), 840, False),
     "ranges of few wide rows": (2048, (198,), 6344, False),
+    "short ranges of few wide rows": (958, (3000,), 73, False),
     "one row": (1, (1000,), 3, False),
     "few sorted rows": (300, (40,), 100, True),
     "atomics": (70_001, (8,), 3000, False),

@@ -151,6 +151,7 @@ KERNELS = {
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
+    | {"parts": "bincount_parts_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
@@ -205,7 +206,7 @@ CALLS = [
     ("row_engine", lambda x: jaxgpuops.max(x, axis=1), [(300, 7)]),
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
-    ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001)]),
+    ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001), (8, 300_001)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(70_000, 20)]),
     ("count", lambda x: jaxgpuops.nonzero(x, size=70)[0], [(1 << 20,), (300, 70)]),
     ("count", lambda x: jaxgpuops.histogram(x, 300, range=(0, 2))[0], [(3, 100_001)]),

@@ -683,10 +683,28 @@ def test_plans_of_counts(capability):
             )
             assert found["slices"] == 1 or length >= 4096 * found["slices"]
     for rows, algorithm in (
-        ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 18, 1, 2048), "global"),
+        ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 18, 1, 1 << 14), "global"), ((1, 1 << 18, 1, (1 << 14) - 1), "tables"),
         ((40, 60_000, 1, 10_000), "tables"), ((1, 1 << 19, 1, 14_000), "tables"), ((1, 15_000, 1, 1800), "tables"), ((1, 4000, 1, 500), "global"),
     ):  # fmt: skip
         assert plan(*rows)["algorithm"] == algorithm
+    for outer, length, bins in (
+        (61, 1 << 20, 400_000),
+        (1, 1 << 21, 1 << 19),
+        (8, 1 << 18, 300_000),
+        (1, 1 << 26, 400_000),
+    ):
+        found = plan(outer, length, 1, bins)
+        assert found["algorithm"] == "parts" and found["ranges"] * found["shared_bytes"] >= 4 * bins
+        assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10 and found["ranges"] <= 32
+        assert found["workspace_bytes"] == plan(1000, length, 1, bins)["workspace_bytes"] >= 2 * length
+        assert 1 <= found["slices"] <= found["tiles"] and (found["slices"] == 1 or outer < 10)
+    for rows in (
+        (1, 1 << 20, 1, 1 << 20),
+        (100, 1 << 15, 1, 400_000),
+        (4, 1 << 20, 3, 400_000),
+        (4, 1 << 20, 1, 1 << 22),
+    ):
+        assert plan(*rows)["algorithm"] == "global"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -850,12 +868,31 @@ def test_plans_of_segments(capability):
             assert (found["shared_bytes"] > 0) == (segments <= 1000) or SHARED_LIMIT[capability] < 163
     wide = [plan_softmax(1, length, 3, 9, dtype="float64")["algorithm"] for length in (1, 1024, 1025, 10**6)]
     assert wide == ["cells", "cells", "none", "none"]
+    for op, (length, inner, segments) in itertools.product(
+        ("segment_sum", "segment_max"), ((1668, 456, 3166), (958, 16_384, 73), (33, 402, 56), (2048, 1, 20_000))
+    ):
+        one, many = (plan(op, outer, length, inner, segments, "float32", False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == "few" and one["shared_bytes"] <= 20 << 10
+        assert one["rows"] == (24 if segments > 256 else 16)
+    assert plan("segment_sum", 1, 100, 16_384, 60, "float32", False)["rows"] == 60
+    # What is the same in any order may depend on the batch.
+    for op, dtype, length, segments in [("segment_max", "float32", 4258, 8), ("segment_sum", "int64", 14_000, 200)]:
+        found = [plan(op, outer, length, 1, segments, dtype, False)["algorithm"] for outer in (1, 4)]
+        assert found == ["atomics", "lanes"]
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
         assert one["workspace_bytes"] >= 16 * one["tiles"] * inner + 8 * 300 * inner
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
         assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
+    # Sums of integers have one table a block, so there may be more segments.
+    for dtype, segments, algorithm in [
+        ("int32", 3906, "tables"),
+        ("uint8", 3906, "tables"),
+        ("int32", 3907, "atomics"),
+    ]:
+        assert plan("segment_sum", 3, 10**6, 1, segments, dtype, False)["algorithm"] == algorithm
+    assert plan("segment_sum", 3, 10**7, 1, 12_289, "int32", False)["algorithm"] == "atomics"
     for op, dtype, segments, words in [
         ("segment_sum", "float32", 1537, 14), ("segment_sum", "bfloat16", 20_000, 9), ("segment_max", "float64", 10**7, 0),
         ("segment_min", "int8", 10**7, 0.5), ("segment_sum", "int32", 10**7, 0),

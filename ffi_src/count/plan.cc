@@ -21,22 +21,44 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.algorithm = Counting::kTables;
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
-  // Small tables let four blocks share a multiprocessor. A block has as many tables as fit, but at most one for every
-  // two warps.
+  // Small tables let four blocks share a multiprocessor. Each slice adds its counts to the result, so if there are not
+  // very many ids, there are fewer slices, for larger blocks. A block has as many tables as fit, but at most one for
+  // every two warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
-  plan.threads = own <= quarter ? 512 : 1024;
-  if (rows.length <= 2048 && own <= quarter) plan.threads = 128;
-  const int64_t per_block = own <= quarter ? quarter : gpu.shared_bytes - extra;
+  const int64_t units = rows.outer * ranges;
+  const bool small = own <= quarter, sliced = rows.length >= 4 * 4096;  // slices are another launch
+  const bool some = rows.elements() >= 1 << 20 && rows.elements() < 1 << 25;
+  const bool wide = !small || (sliced && some && 2 * units <= gpu.multiprocessors);
+  plan.threads = wide ? 1024 : rows.length <= 2048 ? 128 : 512;
+  const int64_t per_block = small ? quarter : gpu.shared_bytes - extra;
   plan.tables =
       static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
   plan.shared_bytes = own * plan.tables + extra;
-  const int64_t blocks = gpu.multiprocessors * (own <= quarter ? 4 : 1);
-  const int64_t wanted = ceil_div(blocks, rows.outer * plan.ranges);
-  // Slices are another launch, so shorter rows are not cut.
-  if (rows.length >= 4 * 4096)
+  int64_t wanted = ceil_div(gpu.multiprocessors * (some ? 2 : 4), units);
+  if (wide) wanted = small ? gpu.multiprocessors / units : ceil_div(gpu.multiprocessors, units);
+  if (sliced)
     plan.slices =
         std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
   plan.overlap = gpu.dependent_launch && plan.slices > 1;
+}
+
+// Plans a cut of long rows by bins. Returns false if there are more bins than that is for, or rows are not long.
+bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
+  const Rows& rows = problem.rows;
+  plan.range = 16384;
+  while (8 * plan.range <= std::min<int64_t>(gpu.shared_bytes, 128 << 10)) plan.range *= 2;
+  plan.ranges = ceil_div(problem.bins, plan.range);
+  if (rows.inner > 1 || problem.bytes < 4 || plan.ranges > kMostParts) return false;
+  if (rows.length < 1 << 16 || rows.elements() < 1 << 21) return false;
+  plan.algorithm = Counting::kParts;
+  plan.threads = kPartThreads;  // of the first kernel
+  plan.shared_bytes = 4 * plan.range;
+  plan.tiles = ceil_div(rows.length, kPartTile);
+  plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (plan.ranges + 1)));
+  // A slice costs about as much as some of its tiles do.
+  plan.slices = std::clamp<int64_t>(gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 64));
+  plan.overlap = gpu.dependent_launch;
+  return true;
 }
 
 }  // namespace
@@ -59,10 +81,13 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   // where there are not many more ids than bins.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
   const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.elements() / 8) &&
-                   rows.outer * ranges < gpu.multiprocessors / 2;
+                   rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
+  if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few) {
+    // Blocks have up to 2048 ids: the fewer, the fewer rows are counted at a time, whose counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
+    plan.range = 256 * std::clamp<int64_t>(ceil_div(rows.elements(), 256 * 8 * gpu.multiprocessors), 1, 8);
     plan.overlap = gpu.dependent_launch;
     return plan;
   }
@@ -322,7 +347,6 @@ ExactShape exact_of(DType dtype, int64_t length) {
   shape.width = std::min(63 - mantissa - bits, 52 - mantissa);
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
-  shape.unit = std::ldexp(1.0, least_exponent(dtype));
   shape.step = std::ldexp(1.0, shape.width);
   return shape;
 }
@@ -330,8 +354,10 @@ ExactShape exact_of(DType dtype, int64_t length) {
 // Plans a table for each lane of a warp, as plan_lanes does, but of the segments of a block's range. `cell_bytes`: the
 // bytes of an accumulator. The order of additions follows from the geometry, so this may not depend on the GPU: tables
 // and lists fit in the shared memory that every GPU has.
-void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPlan& plan) {
-  constexpr int64_t kBlocks = 132, kSharedBytes = 60 << 10, kLeastRange = 8;
+// Where `may_cut`, ranges may be shorter than enough blocks would need: small tables take less time to clear, and a
+// multiprocessor has many of them.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_cut, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kLeastRange = 8;
   plan.algorithm = Segmenting::kFew;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   const auto chunks = [&] { return ceil_div(rows.inner, 1 << plan.team_bits); };
@@ -343,12 +369,20 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, SegmentsPl
   const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
   const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
   int64_t range = std::min(segments, std::max(kLeastRange, ceil_div(segments, wanted)));
+  int64_t most_shared = 60 << 10;
+  const int64_t cut = segments > 256 ? 24 : 16;
+  const bool many = chunks() * ceil_div(segments, cut) >= 2 * kBlocks;
+  const bool pays = !many || (segments > 64 && (chunks() < kBlocks || rows.length > 512));
+  if (may_cut && segments > 32 && range > cut && pays) {
+    range = cut;
+    if (many) most_shared = 20 << 10;
+  }
   int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
   const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
-  while (warps > least && warps * bytes_of_warp() > kSharedBytes) warps = std::max(least, warps / 2);
-  if (warps * bytes_of_warp() > kSharedBytes) range = (kSharedBytes / warps - 4 * kFewList) / row - 1;
+  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, warps / 2);
+  if (warps * bytes_of_warp() > most_shared) range = (most_shared / warps - 4 * kFewList) / row - 1;
   plan.warps = static_cast<int>(warps);
   plan.rows = range;
   plan.tiles = ceil_div(segments, range);
@@ -393,11 +427,15 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   plan.algorithm = Segmenting::kAtomics;
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
-  // Of several columns of a row, some number is most often larger, and one atomic instruction takes them all.
-  plan.looks = rows.inner < 8;
-  // A warp takes `step` rows at a time, eight times if that leaves a block for each multiprocessor.
+  // Most numbers are not larger than those before if a segment has many. One atomic instruction takes eight columns.
+  plan.looks = rows.length >= (rows.inner == 1 || rows.inner >= 8 ? 32 : 8) * problem.segments;
+  // A warp takes `step` rows at a time: for sums twice, or eight times if that leaves a block for each multiprocessor.
+  // For extremes up to sixteen times: a warp folds the rows of one segment that many of its rows have.
+  const bool long_runs = problem.op == Op::kSum || (rows.inner >= 8 && !plan.looks);
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
-  plan.rows = step * std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 1, 8), 64);
+  plan.rows =
+      step * (long_runs ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
+                        : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }
@@ -450,25 +488,32 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
       few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
           : dense && !problem.sorted &&
                 (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
+  // Atomics are fastest for few numbers whose fold is the same in any order, and that one instruction takes.
+  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && bytes_of(problem.dtype) >= 4 &&
+      rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
+    return plan;
   if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
-  plan_few(rows, problem.segments, partial_bytes(problem), plan);
+  plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics on the results themselves are two short launches, those on keys of fewer bits three.
-  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
   const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
+  const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
+  const bool one = sums_ints && rows.length >= 256 * problem.segments;
   const bool has_tables =
-      !problem.sorted && rows.inner <= kMostTableColumns && table * (kTableThreads / 32) <= 48 << 10;
+      !problem.sorted && rows.inner <= kMostTableColumns && table * (one ? 1 : kTableThreads / 32) <= 48 << 10;
   if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    plan.tiles = std::clamp<int64_t>(rows.length / std::max<int64_t>(8192, 8 * problem.segments), 1, 528);
+    const int64_t part = sums_ints && rows.inner == 1 ? 4 : 8, least = std::max(part << 10, part * problem.segments);
+    plan.tiles = std::clamp<int64_t>(rows.length / least, 1, 528);
     plan.rows = ceil_div(rows.length, plan.tiles);
     plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;
     return plan;

@@ -16,25 +16,32 @@ enum class Counting {
   kEmpty,   // there are no counts
   kRows,    // many short rows: a lane has a row
   kTables,  // tables in shared memory
+  kParts,   // more bins in long rows: ids are cut by their high bits before a part is counted in a table
   kGlobal,  // atomics on the result, if there are too many bins, or few ids, or the axis is not the last
   kNone,    // histograms only: there is no kernel, so JAX computes the bin of each element, and bincount counts them
 };
-constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "global", "none"};
+constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "parts", "global", "none"};
 
 constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
 // Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
 constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
+// For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the
+// workspace, where the parts begin at multiples of 16 bytes.
+constexpr int kMostParts = 32, kPartThreads = 512, kPartWarps = kPartThreads / 32, kPartTile = 16 * kPartThreads;
+constexpr int kPartPitch = kPartTile + 8 * kMostParts;
 
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
   int tables = 0;      // tables that a block has of its range of bins
-  int64_t range = 0;   // bins in a table; for kRows: words in a lane's table
-  int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids
+  int64_t range = 0;   // bins in a table; for kRows: words in a lane's table; for kGlobal: ids of a block
+  int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids, but for kParts
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
   int64_t shared_bytes = 0;
+  int64_t tiles = 0;            // for kParts: tiles of a row
+  int64_t workspace_bytes = 0;  // workspace of one outer index
 
-  bool overlap = false;  // whether the kernel may start before another one has set the result to 0
+  bool overlap = false;  // whether the last kernel may start before the one before it ends
 
   // Atomics add the counts to the result, which must be zero before.
   bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }
@@ -162,15 +169,15 @@ constexpr int least_exponent(DType dtype) {  // the least denormal number is 2 t
   return dtype == DType::kFloat64 ? -1074 : dtype == DType::kFloat32 ? -149 : dtype == DType::kFloat16 ? -24 : -133;
 }
 
-// How exact sums of floats are kept. A float with place p is an integer times unit * 2^p; accumulator b adds up those
-// with places from b * width to (b + 1) * width - 1.
+// How exact sums of floats are kept. A float with place p is an integer times 2^p times the least denormal number;
+// accumulator b adds up those with places from b * width to (b + 1) * width - 1.
 struct ExactShape {
   static constexpr int64_t kHeadBytes = 256;  // bytes of the workspace before the accumulators
   static constexpr int kMostBins = 29;
 
   int width = 0, bins = 0;  // `bins` accumulators, and one more for infinities and NaN
   uint32_t reciprocal = 0;  // p / width is p * reciprocal >> 16
-  double unit = 0, step = 0;
+  double step = 0;          // 2^width
 };
 
 enum class Segmenting {
@@ -191,11 +198,14 @@ constexpr const char* kSegmentingNames[] = {"empty",  "lanes",   "few",   "table
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 constexpr int64_t kFewRows = 2048;
-constexpr int kMostFewWarps = 16;  // the most warps of a block of kFew
-constexpr int kFewList = 384;      // the most rows that a warp of kFew lists at a time
+constexpr int kMostFewWarps = 16;          // the most warps of a block of kFew
+constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
+constexpr int kFewList = 384;              // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
 constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
+// Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
+constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells

@@ -29,6 +29,9 @@ namespace {
 
 constexpr int kThreads = 256, kCellThreads = 1024;
 constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
+// Of how many of them accumulators are looked at together. The more rows are on their way to an accumulator, the more
+// of them are larger than what is there now, and take an atomic.
+constexpr int kLooks = 2;
 // A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
 constexpr int kMany = 8;
 constexpr uint32_t kNone = ~0u;
@@ -72,6 +75,7 @@ template <class Monoid, bool kLargest>
 struct Whole {
   using Bits = typename Monoid::Bits;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
+  static constexpr bool kFromEnds = kLargest;
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
   using Plain = Whole;
 
@@ -101,7 +105,6 @@ struct Whole {
   __device__ void put(uint32_t id, Word word) const {
     Word* const to = words + id * a.inner;
     if constexpr (kLargest && kInPlace) {
-      if (a.looks && key_of(*to) >= word) return;  // as in atomic_fold
       // The smallest of floats is NaN if its bits are not below any others.
       const bool is_nan = a.keys.infinity && word == Monoid::kAll;
       atomic_extreme(to, is_nan && a.keys.smallest ? word : Monoid::store(word, a.keys), a.keys);
@@ -122,7 +125,7 @@ struct Whole {
     if (hot == kNone) return;
     for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
     const bool has = (threadIdx.x & 31) >> a.team_bits == 0 && sum;
-    if (has && !(kLargest && !a.looks && key_of(words[hot * a.inner]) >= sum)) put(hot, sum);
+    if (has && !(kLargest && key_of(words[hot * a.inner]) >= sum)) put(hot, sum);
     sum = 0;
   }
   __device__ void end() {}
@@ -159,6 +162,7 @@ struct Exact {
   using Element = Float;
   using Bits = typename Element::Bits;
   using Plain = Exact<Float, false>;
+  static constexpr bool kFromEnds = false;
   static constexpr bool kInPlace = false, kHasTable = kTable;
 
   const Args& a;
@@ -233,24 +237,29 @@ struct Exact {
   }
 
   __device__ static void finish(const Args& a, int64_t o, int64_t cell) {
-    const uint64_t* words = words_of(a, o);
-    const uint32_t touched = *a.marks(o);
-    int64_t word[ExactShape::kMostBins];
+    const uint64_t* const words = words_of(a, o) + cell;
+    const uint32_t touched = *a.marks(o), finite = touched & ~(1u << 31);
+    const int low = finite ? __ffs(finite) - 1 : 0, high = 31 - __clz(finite | 1);
+    // Most often few accumulators are not zero: those from `low` to `high`. The first ones are loaded together.
+    constexpr int kFew = 4;
+    int64_t loaded[kFew];
 #pragma unroll
-    for (int b = 0; b < ExactShape::kMostBins; ++b)
-      word[b] = touched >> b & 1 ? static_cast<int64_t>(words[b * a.cells() + cell]) : 0;
+    for (int k = 0; k < kFew; ++k) loaded[k] = low + k <= high ? static_cast<int64_t>(words[(low + k) * a.cells()]) : 0;
+    const auto word = [&](int b) {
+      int64_t own = loaded[0];
+#pragma unroll
+      for (int k = 1; k < kFew; ++k) own = b == low + k ? loaded[k] : own;
+      return b > high ? 0 : b < low + kFew ? own : static_cast<int64_t>(words[b * a.cells()]);
+    };
     int64_t carry = 0;
-#pragma unroll
-    for (int b = 0; b < ExactShape::kMostBins; ++b)
-      if (b < a.exact.bins) carry = (word[b] + carry) >> a.exact.width;
+    for (int b = low; b <= high; ++b) carry = (word(b) + carry) >> a.exact.width;
     const bool negative = carry < 0;
     // Now no accumulator is negative, so nothing cancels: rounding changes only the last bits of the sum.
-    double total = 0, unit = a.exact.unit;
+    const auto exponent = static_cast<uint64_t>(1023 + least_exponent(Element::kDType) + low * a.exact.width);
+    double total = 0, unit = bits_as<double>(exponent << 52);
     carry = 0;
-#pragma unroll
-    for (int b = 0; b < ExactShape::kMostBins; ++b) {
-      if (b >= a.exact.bins) break;
-      const int64_t value = (negative ? -word[b] : word[b]) + carry;
+    for (int b = low; b < a.exact.bins && (b <= high || carry); ++b) {
+      const int64_t value = (negative ? -word(b) : word(b)) + carry;
       carry = value >> a.exact.width;
       total += unit * static_cast<double>(value - (carry << a.exact.width));
       unit *= a.exact.step;
@@ -258,7 +267,7 @@ struct Exact {
     total += unit * static_cast<double>(carry);
     auto result = static_cast<float>(negative ? -total : total);
     if (touched >> 31) {
-      const uint64_t what = words[a.exact.bins * a.cells() + cell];
+      const uint64_t what = words[a.exact.bins * a.cells()];
       if (what) result = special_sum(static_cast<uint32_t>(what));
     }
     static_cast<Bits*>(a.out)[o * a.cells() + cell] = Element::store(result);
@@ -304,12 +313,9 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
       bits[i] = has ? data[at * a.inner] : Bits{0};
     }
     wait_for_predecessor();  // which sets the accumulators
-    decltype(policy.peek(0)) seen[kSteps];
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      if (id[i] >= a.segments) id[i] = kNone;
-      seen[i] = policy.peek(id[i]);
-    }
+    for (uint32_t& own : id)
+      if (own >= a.segments) own = kNone;
     if (rows_with(policy.hot) < many) {
       const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
       if (candidate != policy.hot && rows_with(candidate) >= many) {
@@ -318,15 +324,27 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
       }
     }
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      policy.add(id[i], bits[i], id[i] == policy.hot && id[i] != kNone, seen[i]);
+    for (int first = 0; first < kSteps; first += kLooks) {
+      decltype(policy.peek(0)) seen[kLooks];
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) seen[i] = policy.peek(id[first + i]);
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) {
+        const uint32_t own = id[first + i];
+        if (step * (first + i) < end - start)
+          policy.add(own, bits[first + i], own == policy.hot && own != kNone, seen[i]);
+      }
     }
   }
 }
 
 template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
-  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  // Blocks of extremes have rows from both ends in turn: if numbers rise or fall, most others are then smaller than
+  // those of the first blocks.
+  unsigned block = blockIdx.x;
+  if (Policy::kFromEnds) block = block % 2 ? gridDim.x - 1 - block / 2 : block / 2;
+  const int64_t warp = (static_cast<int64_t>(block) * kThreads + threadIdx.x) / 32;
   const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
   if (o >= a.outer) return;
   Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
@@ -402,11 +420,10 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
   auto* const words = static_cast<uint32_t*>(Policy::kInPlace ? a.out : a.workspace);
   const uint64_t start = Policy::kInPlace ? a.keys.empty : 0;
   const auto even = static_cast<uint32_t>(start);
+  cudaError_t status = launch_set(stream, words, bytes / 4, even,
+                                  sizeof(typename Policy::Bits) == 8 ? static_cast<uint32_t>(start >> 32) : even);
   Launch config;
   config.block = dim3(kThreads);
-  config.grid = dim3(blocks_for(bytes / 16));
-  cudaError_t status = launch(stream, config, segment_set_kernel, words, bytes / 4, even,
-                              sizeof(typename Policy::Bits) == 8 ? static_cast<uint32_t>(start >> 32) : even);
   config.overlap = plan.overlap;
   if constexpr (Policy::kHasTable) {
     Launch cells = config;
@@ -425,6 +442,13 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
 }
 
 }  // namespace
+
+cudaError_t launch_set(cudaStream_t stream, uint32_t* words, int64_t count, uint32_t even, uint32_t odd) {
+  Launch config;
+  config.block = dim3(kThreads);
+  config.grid = dim3(blocks_for(count / 4));
+  return launch(stream, config, segment_set_kernel, words, count, even, odd);
+}
 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers) {

@@ -8,15 +8,19 @@
 //
 // Histograms work alike, but a block also has the edges of all bins in shared memory.
 //
-// If there are many ranges of bins, or the axis is not the last, atomics count in the result itself.
+// If there would be many ranges of bins, parts.cu counts long rows. Else, and if the axis is not the last, atomics
+// count in the result itself.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "count/cuda/counter.cuh"
 #include "count/cuda/launch.h"
 
 namespace jaxgpuops::count {
 namespace {
+
+constexpr int kGlobalThreads = 256, kGlobalIds = 4;  // `kGlobalIds`: ids that a thread loads at a time
 
 struct Args {
   const void* x;
@@ -27,41 +31,6 @@ struct Args {
   uint64_t limit;
   int64_t range, ranges, slices, slice;
   int tables;
-};
-
-// Counts how often each target occurs: a target is a bin or a place in the result. The warp counts its hot target in a
-// register, and the others in a table.
-template <class Target>
-struct Counter {
-  // A target becomes hot if so many lanes have it; for fewer, atomics one by one are as fast.
-  static constexpr int kMany = 8;
-  static constexpr Target kNone = ~Target{0};
-
-  uint32_t* table;
-  Target size;  // targets below this are counted
-  Target hot = kNone;
-  uint32_t count = 0;
-
-  __device__ void flush() {
-    if ((threadIdx.x & 31) == 0 && hot < size && count) atomicAdd(table + hot, count);
-    count = 0;
-  }
-
-  // Counts one target of each lane. All lanes of the warp must call it.
-  __device__ void add(Target target, bool may_change) {
-    unsigned mask = __ballot_sync(kEveryLane, target == hot);
-    if (may_change && __popc(mask) < kMany) {
-      const Target candidate = shuffle_from(target, 0);
-      const unsigned other = __ballot_sync(kEveryLane, target == candidate);
-      if (__popc(other) >= kMany) {
-        flush();
-        hot = candidate;
-        mask = other;
-      }
-    }
-    count += __popc(mask);
-    if (target != hot && target < size) atomicAdd(table + target, 1u);
-  }
 };
 
 // Turns an element into its target: its bin, counted from the first of the block's range. An id is its bin.
@@ -198,37 +167,35 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(256) bincount_global_kernel(Args a) {
+// Blocks have neighbouring ids. The counter's targets are places in the result. Division of 64-bit numbers takes as
+// long as the rest, so Index is 32 bits wide if that is enough.
+template <class T, class Index>
+__global__ void __launch_bounds__(kGlobalThreads) bincount_global_kernel(const __grid_constant__ Args a) {
   const auto* x = static_cast<const T*>(a.x);
-  const int64_t total = a.outer * a.length * a.inner, stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  const int64_t begin = blockIdx.x * a.slice, end = min(begin + a.slice, a.outer * a.length * a.inner);
+  const auto length = static_cast<Index>(a.length), inner = static_cast<Index>(a.inner);
   Counter<uint64_t> counter;
   counter.table = a.counts;
   counter.size = static_cast<uint64_t>(a.outer * a.bins * a.inner);
-  for (int64_t start = static_cast<int64_t>(blockIdx.x) * blockDim.x; start < total; start += stride) {
-    const int64_t at = start + threadIdx.x;
-    uint64_t target = ~uint64_t{0};
-    if (at < total) {
-      const uint64_t id = x[at];
-      if (id < a.limit) {
-        const int64_t row = at / a.inner;
-        target = static_cast<uint64_t>((row / a.length * a.bins + static_cast<int64_t>(id)) * a.inner +
-                                       (at - row * a.inner));
-      }
+  for (int64_t start = begin; start < end; start += kGlobalIds * kGlobalThreads) {
+    uint64_t target[kGlobalIds];
+#pragma unroll
+    for (int i = 0; i < kGlobalIds; ++i) {
+      const int64_t at = start + i * kGlobalThreads + threadIdx.x;
+      target[i] = at < end ? static_cast<uint64_t>(x[at]) : ~uint64_t{0};
+    }
+#pragma unroll
+    for (int i = 0; i < kGlobalIds; ++i) {
+      const auto at = static_cast<Index>(start + i * kGlobalThreads + threadIdx.x);
+      const Index row = inner == 1 ? at : at / inner, column = at - row * inner, o = row / length;
+      target[i] = target[i] < a.limit ? (o * a.bins + target[i]) * a.inner + column : counter.kNone;
     }
     wait_for_predecessor();  // which sets the counts to 0
-    counter.add(target, true);
+#pragma unroll
+    for (int i = 0; i < kGlobalIds; ++i) counter.add(target[i], i == 0);
   }
   counter.flush();
 }
-
-__global__ void __launch_bounds__(256) zero_kernel(uint32_t* counts, int64_t size) {
-  let_dependents_start();
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += stride) counts[i] = 0;
-}
-
-unsigned blocks_for(int64_t size) { return static_cast<unsigned>(std::clamp<int64_t>((size + 255) / 256, 1, 132 * 8)); }
 
 template <class Binning>
 cudaError_t run_tables(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
@@ -244,10 +211,13 @@ template <class T>
 cudaError_t run(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   if (plan.algorithm != Counting::kGlobal) return run_tables<Ids<T>>(stream, plan, a);
   Launch config;
-  config.block = dim3(plan.threads);
-  config.grid = dim3(blocks_for(a.outer * a.length * a.inner));
+  config.block = dim3(kGlobalThreads);
+  const int64_t size = a.outer * a.length * a.inner;
+  config.grid = dim3(static_cast<unsigned>((size + a.slice - 1) / a.slice));
   config.overlap = plan.overlap;
-  return launch(stream, config, bincount_global_kernel<T>, a);
+  if constexpr (sizeof(T) >= 4)  // the usual ids
+    if (size < int64_t{1} << 32) return launch(stream, config, bincount_global_kernel<T, uint32_t>, a);
+  return launch(stream, config, bincount_global_kernel<T, uint64_t>, a);
 }
 
 Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const void* x, int32_t* counts) {
@@ -262,7 +232,7 @@ Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const voi
   a.range = plan.range;
   a.ranges = plan.ranges;
   a.slices = plan.slices;
-  a.slice = (a.length + a.slices - 1) / a.slices;
+  a.slice = plan.algorithm == Counting::kGlobal ? plan.range : (a.length + a.slices - 1) / a.slices;
   a.tables = plan.tables;
   return a;
 }
@@ -270,23 +240,21 @@ Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const voi
 // Sets the result to zero if blocks add their counts to it.
 cudaError_t clear(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   if (!plan.merged()) return cudaSuccess;
-  const int64_t size = a.outer * a.bins * a.inner;
-  Launch config;
-  config.grid = dim3(blocks_for(size));
-  config.block = dim3(256);
-  return launch(stream, config, zero_kernel, a.counts, size);
+  return launch_set(stream, a.counts, a.outer * a.bins * a.inner, 0, 0);
 }
 
 }  // namespace
 
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
-                            int32_t* counts) {
+                            int32_t* counts, char* workspace, int64_t workspace_bytes) {
   if (plan.algorithm == Counting::kEmpty) return cudaSuccess;
   if (plan.algorithm == Counting::kRows) return launch_bincount_rows(stream, plan, problem, x, counts);
   Args a = args_of(plan, problem.rows, problem.bins, x, counts);
   a.limit = problem.limit();
   const cudaError_t status = clear(stream, plan, a);
   if (status != cudaSuccess || (plan.merged() && problem.rows.elements() == 0)) return status;
+  if (plan.algorithm == Counting::kParts)
+    return launch_bincount_parts(stream, plan, problem, x, counts, workspace, workspace_bytes);
   return dispatch_key(8 * problem.bytes, [&](auto width) { return run<decltype(width)>(stream, plan, a); });
 }
 

@@ -10,12 +10,15 @@ ffi::Error bincount(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyB
                     ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
   return handle("jaxgpuops.bincount", [&] {
     const Bincount problem = bincount_of(x, *counts, axis);
-    require_workspace(*workspace, x, axis);  // checked only: this kernel uses none
+    const int64_t bytes = require_workspace(*workspace, x, axis);
     const Device device = current_device();
     const BincountPlan plan = plan_bincount(problem, device.gpu());
+    const char* const name = kCountingNames[static_cast<int>(plan.algorithm)];
+    require_enough(bytes, plan.workspace_bytes, name);
     require_launched(
-        launch_bincount(stream, plan, problem, x.untyped_data(), static_cast<int32_t*>(counts->untyped_data())),
-        kCountingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+        launch_bincount(stream, plan, problem, x.untyped_data(), static_cast<int32_t*>(counts->untyped_data()),
+                        static_cast<char*>(workspace->untyped_data()), bytes),
+        name, problem.rows, x, device);
   });
 }
 

@@ -8,7 +8,14 @@
 namespace jaxgpuops::count {
 
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
-                            int32_t* counts);
+                            int32_t* counts, char* workspace, int64_t workspace_bytes);
+
+// The form of launch_bincount for long rows in many bins, if the result was set to 0 before in case of several slices.
+cudaError_t launch_bincount_parts(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
+                                  int32_t* counts, char* workspace, int64_t workspace_bytes);
+
+// Sets words at even places to one number, those at odd places to another. The next kernel may overlap.
+cudaError_t launch_set(cudaStream_t stream, uint32_t* words, int64_t count, uint32_t even, uint32_t odd);
 
 cudaError_t launch_histogram(cudaStream_t stream, const BincountPlan& plan, const Histogram& problem, const void* x,
                              const void* edges, int32_t* counts);

@@ -5,8 +5,8 @@
 // slices in their order. So the order of additions follows from the length and the ids. If one segment has most of the
 // ids, a fold of 32 of them takes five steps.
 //
-// The largest of numbers is the same in any order, so for extremes a block has one table. Most numbers are not larger
-// than what is there; the others take an atomic.
+// The largest of numbers is the same in any order, and so is a sum of integers, so for them a block has one table. Most
+// numbers are not larger than what is there; the others take an atomic.
 //
 // Bytes moved: each id and each number is read once, and each slice writes a table, which is read again.
 #include <cuda_runtime.h>
@@ -24,11 +24,15 @@ constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds
 
 using Args = Slices;
 
-// What a table holds for a segment, and how many tables a block has. Atomics need words of 32 bits or 64.
+// What a table holds for a segment, and how many tables a block has. Atomics need words of 32 bits or 64; in shared
+// memory there are none that add 64 bits.
 template <class Monoid>
 using Word = std::conditional_t<is_extreme<Monoid> && sizeof(typename Monoid::Acc) < 4, uint32_t, typename Monoid::Acc>;
 template <class Monoid>
-constexpr int kTables = is_extreme<Monoid> ? 1 : kWarps;
+constexpr bool kAdds =
+    !is_extreme<Monoid> && has_block_table(Op::kSum, is_exact<Monoid>, sizeof(typename Monoid::Bits));
+template <class Monoid>
+constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kWarps;
 
 // Shuffles a number of any width.
 template <class T>
@@ -75,6 +79,15 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
         if (seen[i] < number[i]) atomic_fold<true>(tables + id[i], static_cast<Word<Monoid>>(number[i]));
+      continue;
+    } else if constexpr (kAdds<Monoid>) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        // Lanes with one id would wait for each other.
+        const bool same = __all_sync(kEveryLane, id[i] == __shfl_sync(kEveryLane, id[i], 0));
+        if (same) number[i] = sum_of_warp(number[i]);
+        if (id[i] < static_cast<uint32_t>(a.segments) && (!same || lane == 0)) atomicAdd(tables + id[i], number[i]);
+      }
       continue;
     }
     Word<Monoid>* const table = tables + warp * a.segments;
