@@ -740,7 +740,7 @@ def test_plans_of_selections(capability):
         if (length, bits, capability) == (64, 32, 75):  # the tables do not fit
             assert few["algorithm"] == many["algorithm"] == "none"
             continue
-        assert few["algorithm"] == ("thread" if bits < 64 and (length <= 16 or inner > 1) else "warp")
+        assert few["algorithm"] == ("thread" if bits < 64 and length <= 16 else "warp")
         assert many["algorithm"] == ("none" if bits == 64 else "thread")
         assert not many["turns"] and many["shared_bytes"] <= min(67, SHARED_LIMIT[capability]) << 10
     # A part of a batch has a kernel if the batch has, and makes do with its part of the workspace.
@@ -752,16 +752,20 @@ def test_plans_of_selections(capability):
     for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
         found = plan(30_000, length, inner, 3, bits)
         assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
+        assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
         assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
     for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (20_000, 16))):
         found = plan(3, length, inner, 9, bits)
-        assert found["algorithm"] == "block" and found["threads"] in (64, 128, 1024)
+        assert found["algorithm"] == "block" and found["threads"] == {1025: 128, 4096: 256, 20_000: 1024}[length]
+        assert plan(10_000, length, inner, 9, bits)["threads"] == {1025: 64, 4096: 128, 20_000: 1024}[length]
         assert length * bits // 8 + 16 + 9 * 2048 <= found["shared_bytes"] < SHARED_LIMIT[capability] << 10
         assert found["turns"] == (inner > 1) and found["workspace_bytes"] // 256 == (inner > 1) * -(
             -length * inner * bits // 2048
         )
         part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
-        assert (part["algorithm"], part["threads"], part["turns"]) == ("part", found["threads"], inner > 1)
+        assert (part["algorithm"], part["threads"], part["turns"]) == ("part", max(512, found["threads"]), inner > 1)
+        bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
+        assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
     for outer, inner, length, count, bits in itertools.product(
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 9), (8, 64)
     ):

@@ -79,6 +79,13 @@ def test_a_derivative_of_products_is_held_to_its_roundings():
     assert not right(operands, [result.at[-1, -1].multiply(1.001)])
 
 
+def test_quantiles_between_subnormal_numbers_are_held_to_their_rounding():
+    problem = problems.rank((1, 2), 1, "float16", op="median")
+    steps = jnp.array([[-481, -196]], jnp.float16) * jnp.finfo("float16").smallest_subnormal
+    assert problem.right((steps,), (problem.ours(steps),))
+    assert not problem.right((steps,), (steps[:, 0],))
+
+
 def test_values_are_of_every_distribution():
     pool = jax.random.normal(jax.random.key(0), (1 << 13,))
     for dtype in ("float32", "bfloat16", "uint8", "int64"):

@@ -109,9 +109,12 @@ def rounding_of(dtype):
 
 
 def is_near(actual, wanted, tolerance):
-    """Compares all elements, except where the wanted one is near the largest number of the dtype, or beyond it."""
-    beyond = ~(abs(wanted) < 0.99 * float(jnp.finfo(actual.dtype).max))
-    return ((abs(actual.astype(jnp.float64) - wanted) <= tolerance) | beyond).all()
+    """Compares all elements, except where the wanted one is near the largest number of the dtype, or beyond it. Numbers
+    are allowed one step between subnormal ones more than the tolerance, which is relative as a rule."""
+    about = jnp.finfo(actual.dtype)
+    beyond = ~(abs(wanted) < 0.99 * float(about.max))
+    near = abs(actual.astype(jnp.float64) - wanted) <= tolerance + float(about.smallest_subnormal)
+    return (near | beyond).all()
 
 
 def as_ordered(x):

@@ -110,6 +110,11 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu) {
 
 namespace {
 
+// Whether columns are so few that the caches deliver them to warps as fast as rows.
+bool reads_columns(const Rows& rows, int bits) {
+  return rows.elements() <= (bits <= 16 ? int64_t{1} << 20 : (int64_t{1} << 22) / bits);
+}
+
 // Chooses what selects from rows of up to kMostWarpSelect elements, or a sort of them, if that takes less time. Where a
 // kernel selects, it must do so from a part of the batch, too, with its part of the workspace.
 Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
@@ -120,9 +125,9 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   const bool few = rows.count() <= 2048;
   if (problem.bits <= 32 && rows.length <= kMostThreadSelect) {
     // A thread takes longer for a row than a warp does, so there must be many, or many ranks, which a warp finds one
-    // after another. A warp needs workspace for columns.
-    const bool by_warp =
-        rows.length > (problem.count > 3 ? 32 : 16) && rows.inner == 1 && few && rows.count() < 64 * rows.length;
+    // after another. Many columns a warp would not take as they are.
+    const bool by_warp = rows.length > (problem.count > 3 ? 32 : 16) && few && rows.count() < 64 * rows.length &&
+                         (rows.inner == 1 || reads_columns(rows, problem.bits));
     return by_warp ? Selecting::kWarp : Selecting::kThread;
   }
   if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
@@ -146,7 +151,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = plan.table_at + 4 * words;
     return plan;
   }
-  plan.turns = rows.inner > 1;
+  plan.turns = rows.inner > 1 && (plan.algorithm != Selecting::kWarp || !reads_columns(rows, problem.bits));
   if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
   plan.workspace_bytes = plan.turned_bytes;
   if (plan.algorithm == Selecting::kWarp) {
@@ -165,6 +170,11 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
                    : rows.length <= 8192  ? 256
                    : rows.length <= 16384 ? 384
                                           : 1024;
+    // Few rows leave room for more threads of each.
+    if (rows.count() <= 2 * gpu.multiprocessors)
+      plan.threads = std::max(plan.threads, problem.kth >= 0 ? 512 : std::min(2 * plan.threads, 512));
+    else if (rows.count() <= 4 * gpu.multiprocessors && rows.length <= 4096)
+      plan.threads *= 2;
     plan.table_at = bytes;
     plan.shared_bytes = plan.table_at + tables;
     return plan;

@@ -118,11 +118,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
-  if (problem.kth >= 0) {
+  // A sort of bytes is one step of a block, which takes less time than to select and to write around.
+  Plan sorted = plan;
+  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, sorted))) {
     count::Select one;
     one.rows = {rows.outer * rows.inner, rows.length, 1};
     one.count = 1;
     one.bits = problem.key_bits;
+    one.kth = problem.kth;
     if (const auto select = count::plan_select(one, gpu); select.algorithm == count::Selecting::kBlock) {
       plan.algorithm = Algorithm::kPart;
       plan.threads = select.threads;

@@ -90,12 +90,18 @@ __device__ __forceinline__ uint32_t word_of(T key) {
   return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
 }
 
-// The row is cut into kSample parts, and one element is taken from a pseudorandom place in each. Returns the word of
-// the one in a part.
+// The row is cut into kSample parts, and one element is taken from a pseudorandom place in each. Returns the place in a
+// part.
+template <int kSample>
+__device__ __forceinline__ uint32_t sampled_place(uint32_t length, uint32_t part) {
+  const uint32_t share = part * 40503u & 0xffff;
+  return static_cast<uint32_t>((part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample);
+}
+
+// Returns the word of the element there.
 template <int kSample, class T>
 __device__ __forceinline__ uint32_t sampled_word(const SortOrder& order, const T* x, uint32_t length, uint32_t part) {
-  const uint32_t share = part * 40503u & 0xffff;
-  return word_of(sort_key(x[(part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample], order));
+  return word_of(sort_key(x[sampled_place<kSample>(length, part)], order));
 }
 
 // Stores a sorted sample, of which each lane of the warp that calls this takes kOwn elements.

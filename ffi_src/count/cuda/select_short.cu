@@ -56,6 +56,7 @@ struct Args {
   int32_t* indices;
   Network network;
   uint32_t pitch, words_at;  // keys of a row in shared memory; and, for threads, the word where they begin
+  uint32_t stride;           // for warps: from one element of a row to the next
 };
 
 // Where the elements of a row, its ranks and its results begin.
@@ -211,17 +212,18 @@ struct WarpRow {
 
   // Loads the keys of the row, and returns the lane's largest. `sampled`: the word of the lane's element of a sample.
   template <class T>
-  __device__ __forceinline__ Word load(const void* all_x, int64_t at, const SortOrder& order, uint32_t& sampled) const {
+  __device__ __forceinline__ Word load(const void* all_x, int64_t at, uint32_t stride, const SortOrder& order,
+                                       uint32_t& sampled) const {
     const T* const x = static_cast<const T*>(all_x) + at;
     const uint32_t lane = threadIdx.x & 31;
-    sampled = sampled_word<32>(order, x, length, lane);
+    sampled = word_of(sort_key(x[sampled_place<32>(length, lane) * stride], order));
     Word highest = 0;
 #pragma unroll 1
     for (uint32_t start = 0; start < length; start += 2 * kStep) {
       constexpr int kAhead = 2 * kStep / 32;
       T element[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) element[i] = x[min(start + i * 32 + lane, length - 1)];
+      for (int i = 0; i < kAhead; ++i) element[i] = x[min(start + i * 32 + lane, length - 1) * stride];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (i == kAhead / 2 && start + kStep >= length) break;
@@ -338,15 +340,16 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   const uint32_t last = r.length - 1, own_rank = lane < wanted ? rank_at(a, place, lane) : last;
   const bool has = lane < wanted;
   const int bits = a.problem.bits;
-  const int64_t x = int64_t{row} * r.length;  // columns have been turned
+  const uint32_t stride = a.stride;
+  const int64_t x = stride == 1 ? int64_t{row} * r.length : place.x;  // rows, or columns that have been turned
   uint32_t sample[1];
   Word highest = 0;
   if constexpr (sizeof(Word) == 8) {
-    highest = r.template load<uint64_t>(a.x, x, a.problem.order, sample[0]);
+    highest = r.template load<uint64_t>(a.x, x, stride, a.problem.order, sample[0]);
   } else {
-    if (bits == 8) highest = r.template load<uint8_t>(a.x, x, a.problem.order, sample[0]);
-    if (bits == 16) highest = r.template load<uint16_t>(a.x, x, a.problem.order, sample[0]);
-    if (bits == 32) highest = r.template load<uint32_t>(a.x, x, one_flip<uint32_t>(a.problem.order), sample[0]);
+    if (bits == 8) highest = r.template load<uint8_t>(a.x, x, stride, a.problem.order, sample[0]);
+    if (bits == 16) highest = r.template load<uint16_t>(a.x, x, stride, a.problem.order, sample[0]);
+    if (bits == 32) highest = r.template load<uint32_t>(a.x, x, stride, one_flip<uint32_t>(a.problem.order), sample[0]);
   }
 
   uint32_t end = 0;  // the last of the largest elements, which has the last rank
@@ -390,11 +393,11 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
     if (lane == 0) {
       const int64_t to = place.to + j * a.problem.rows.inner;
       if constexpr (sizeof(Word) == 8) {
-        copy_element<uint64_t>(a.values, to, a.x, x + at);
+        copy_element<uint64_t>(a.values, to, a.x, x + at * stride);
       } else {
-        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at);
-        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at);
-        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at);
+        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at * stride);
+        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at * stride);
+        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at * stride);
       }
       a.indices[to] = static_cast<int32_t>(at);
     }
@@ -413,7 +416,8 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
                   indices,
                   {1, ~0u},
                   static_cast<uint32_t>(plan.pitch),
-                  static_cast<uint32_t>(plan.table_at / 4)};
+                  static_cast<uint32_t>(plan.table_at / 4),
+                  static_cast<uint32_t>(plan.turns ? 1 : problem.rows.inner)};
   Launch config;
   config.grid = dim3(static_cast<unsigned>((problem.rows.count() + of_block - 1) / of_block));
   config.block = dim3(kThreads);
