@@ -84,7 +84,8 @@ def operands(seed, tokens=4000, width=1000, dtype="bfloat16", k=6):
 
 
 WIDTHS = [(500, 1, 6), (500, 8, 6), (500, 1000, 6), (500, 1001, 6), (12_000, 91, 6)]
-WIDTHS += [(12_000, 1000, 6), (3000, 20_000, 2)]  # so many bytes that the copy engine moves them, in one strip or several
+# So many bytes that the copy engine moves them, a token in one strip or in several.
+WIDTHS += [(12_000, 1000, 6), (1500, 20_000, 6)]
 WIDTHS += [(300, 2048, k) for k in (1, 2, 4, 8, 10)]  # choices that are loaded together, or not
 
 

@@ -202,9 +202,21 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
   const auto within = [&](int c) { return first + c * threads < units; };
   Acc sums[kEach][kVector] = {};
+  Several<W, kTogether> scale;
+  const auto load_weights = [&](uint32_t j) {
+    if (weights) {
+      scale = numbers_from<kAll, kTogether, W>(weights, j, choices, W{});
+    } else {
+#pragma unroll
+      for (auto& one : scale.of) one = W{1};  // narrow weights are never null
+    }
+  };
+  constexpr bool kWeightsFirst =
+      kTogether > kAhead;  // what the compiler makes of the other order takes up to 15 % more
 #pragma unroll 1
   for (uint32_t j = 0; kAll ? j == 0 : j < choices; j += kTogether) {
     const auto row = numbers_from<kAll, kTogether, int32_t>(index, j, choices, -1);
+    if (kWeightsFirst) load_weights(j);
     Held held[kTogether][kEach];
 #pragma unroll
     for (int n = 0; n < kTogether; ++n)
@@ -212,13 +224,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       for (int c = 0; c < kEach; ++c)
         if (row.of[n] >= 0 && within(c))
           held[n][c] = reinterpret_cast<const Held*>(row_at(y, row.of[n], units))[c * threads];
-    Several<W, kTogether> scale;
-    if (weights) {
-      scale = numbers_from<kAll, kTogether, W>(weights, j, choices, W{});
-    } else {
-#pragma unroll
-      for (auto& one : scale.of) one = W{1};  // narrow weights are never null
-    }
+    if (!kWeightsFirst) load_weights(j);
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
       if (row.of[n] < 0) continue;
