@@ -83,11 +83,16 @@ def operands(seed, tokens=4000, width=1000, dtype="bfloat16", k=6):
     return ids, jax.random.normal(keys[1], (tokens, width), dtype), jax.random.uniform(keys[2], (tokens, k))
 
 
-# The last two are large enough for threads that have several units of a row.
-@pytest.mark.parametrize("tokens, width", [(500, 1), (500, 8), (500, 1000), (500, 1001), (12_000, 91), (12_000, 1000)])
+WIDTHS = [(500, 1, 6), (500, 8, 6), (500, 1000, 6), (500, 1001, 6), (12_000, 91, 6)]
+# So many bytes that the copy engine moves them, a token in one strip or in several.
+WIDTHS += [(12_000, 1000, 6), (1500, 20_000, 6)]
+WIDTHS += [(300, 2048, k) for k in (1, 2, 4, 8, 10)]  # choices that are loaded together, or not
+
+
+@pytest.mark.parametrize("tokens, width, k", WIDTHS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_values_are_those_of_plain_jax(tokens, width, dtype):
-    ids, x, w = operands(1, tokens, width, dtype)
+def test_values_are_those_of_plain_jax(tokens, width, k, dtype):
+    ids, x, w = operands(1, tokens, width, dtype, k)
     plan, y, out = jax.jit(layer)(ids, x, w)
     rows = plan.token_of_row
     assert same_bits(y, jnp.where((rows >= 0)[:, None], x[rows], 0))

@@ -152,7 +152,10 @@ def run_sorts(rng):
 def run_moe(rng):
     kernels = set()
     for (tokens, k, experts, align, width), dtype in itertools.product(
-        [(7, 4, 300, 1, 61), (25, 9, 130, 1, 8), (37, 2, 5, 4, 61), (900, 8, 130, 4, 64), (6001, 3, 70, 4, 8)],
+        [(7, 4, 300, 1, 61), (25, 9, 130, 1, 8), (37, 2, 5, 4, 61), (900, 8, 130, 4, 64), (6001, 3, 70, 4, 8)]
+        # Choices that are loaded together, and so many bytes that the copy engine moves them.
+        + [(n, n, 9, 1, 64) for n in (1, 2, 4, 6)]
+        + [(25_000, 8, 64, 1, 128)],
         ("float8_e5m2", "bfloat16", "float32", "float64"),
     ):
         with jax.enable_x64(dtype == "float64"):

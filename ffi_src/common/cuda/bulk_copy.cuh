@@ -61,6 +61,22 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
 #endif
 }
 
+// Starts a bulk copy from shared to global memory, of what bulk copies brought there. Addresses and the number of bytes
+// must be multiples of 16.
+__device__ __forceinline__ void copy_bulk_back(void* to, const void* from, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+#endif
+}
+// Waits until all that this thread's copy_bulk_back() calls copy has been read. The block must not end before that.
+__device__ __forceinline__ void wait_for_copies_back() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
 // Prefetches into the L2 cache. Addresses and the number of bytes must be multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

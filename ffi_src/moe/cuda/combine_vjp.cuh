@@ -70,24 +70,27 @@ struct Task {
 };
 
 template <class Element>
-__device__ __forceinline__ Task<Element> task_of_row(const MoveProblem& p, int64_t row, int32_t assignment,
+__device__ __forceinline__ Task<Element> task_of_row(const MoveProblem& p, uint32_t row, int32_t assignment,
                                                      const void* weights) {
-  const int64_t o = p.outer == 1 ? 0 : quotient(row, p.rows);
+  const uint32_t o = p.outer == 1 ? 0 : row / static_cast<uint32_t>(p.rows);
   const auto token = static_cast<uint32_t>(assignment) / static_cast<uint32_t>(p.choices);
   return {static_cast<uint32_t>(o * p.tokens) + token,
           1,
           o * p.assignments() + assignment,
           row,
           0,
-          Weight<Element>::load(p, weights, (p.outer == 1 ? 0 : p.weight(o)) + assignment)};
+          Weight<Element>::load(p, weights, (p.outer == 1 ? 0 : offset_in(p.weight, o)) + assignment)};
 }
 
-// `parts` blocks share a token, each of which has at most `each` of its assignments.
+// `parts` blocks share a token, each of which has at most `each` of its assignments. The last token comes first: the
+// gradient of dispatch, which often follows and begins with the first one, then finds rows that were written last in
+// L2.
 template <class Element>
 __device__ __forceinline__ Task<Element> task_of_token(const MoveProblem& p, uint32_t parts, uint32_t each,
                                                        const int32_t* row_of_assignment, const void* weights) {
   const auto choices = static_cast<uint32_t>(p.choices), lane = threadIdx.x % 32;
-  const uint32_t token = parts == 1 ? blockIdx.x : blockIdx.x / parts, first = (blockIdx.x - token * parts) * each;
+  const uint32_t block = parts == 1 ? blockIdx.x : blockIdx.x / parts, first = (blockIdx.x - block * parts) * each;
+  const uint32_t token = static_cast<uint32_t>(p.outer * p.tokens) - 1 - block;
   const Shift shift = shift_of(p, token);
   Task<Element> task = {token, min(each, choices - first), int64_t{token} * choices + first, shift.row, -1, {}};
   if (lane < task.count) {
@@ -102,7 +105,8 @@ template <class Element>
 __device__ __forceinline__ void fill_dropped(const MoveProblem& p, int64_t a, const int32_t* row_of_assignment,
                                              void* dw) {
   if (a >= p.outer * p.assignments()) return;
-  if (row_of_assignment[a + shift_of(p, quotient(a, p.choices)).index] < 0) put_weight<Element>(p, dw, a, 0);
+  const uint32_t token = static_cast<uint32_t>(a) / static_cast<uint32_t>(p.choices);
+  if (row_of_assignment[a + shift_of(p, token).index] < 0) put_weight<Element>(p, dw, a, 0);
 }
 
 template <class Element, bool kWhole, bool kByRow>
@@ -134,16 +138,16 @@ __global__ void __launch_bounds__(kGradientThreads)
   Task<Element> task;
   V early[kRows][kUnits];
   if constexpr (kByRow) {
-    const int64_t row = blockIdx.x;
+    const uint32_t row = blockIdx.x;
     const int32_t assignment = assignment_of_row[row + shift_of_rows(p, row)];
     if constexpr (kHeld) {
 #pragma unroll
       for (int n = 0; n < kUnits; ++n)
-        if (unit_of(0, n) < units.count) early[0][n] = units.read(y + row * p.inner, unit_of(0, n));
+        if (unit_of(0, n) < units.count) early[0][n] = units.read(y + int64_t{row} * p.inner, unit_of(0, n));
     }
     if (assignment < 0) {
 #pragma unroll 1
-      for (uint32_t u = threadIdx.x; u < units.count; u += blockDim.x) units.write(dy + row * p.inner, u, V{});
+      for (uint32_t u = threadIdx.x; u < units.count; u += blockDim.x) units.write(dy + int64_t{row} * p.inner, u, V{});
       return;
     }
     task = task_of_row<Element>(p, row, assignment, weights);

@@ -38,9 +38,10 @@ ffi::Error dispatch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer assign
     Rest rest(weights);
     const void* scales = weights.size() > 0 ? weights_of(problem, rest, dims_of(x), axis) : nullptr;
     rest.require_end();
-    const cudaError_t status = launch_dispatch(stream, problem, x.untyped_data(), ints(row_of_assignment),
+    const Device device = current_device();
+    const cudaError_t status = launch_dispatch(stream, device.gpu(), problem, x.untyped_data(), ints(row_of_assignment),
                                                ints(assignment_of_row), scales, out->untyped_data());
-    require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, current_device());
+    require_launched(status, "dispatch", {problem.outer, problem.rows, problem.inner}, x, device);
   });
 }
 

@@ -21,7 +21,7 @@ struct Routes {
 cudaError_t launch_route(cudaStream_t stream, const Plan& plan, const PlanProblem& problem, const Routes& routes);
 
 // `weights` may be null, which means that all are one.
-cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& problem, const void* x,
+cudaError_t launch_dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& problem, const void* x,
                             const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                             void* out);
 cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& problem, const void* y, const int32_t* index,

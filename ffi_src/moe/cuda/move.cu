@@ -5,11 +5,17 @@
 // combine loads its units from several rows before it adds, so that these loads overlap. A unit is a vector of 16
 // bytes, or less if rows are not multiples of that; neighbouring threads have neighbouring units. Sums are in float32
 // (float64 for float64) and in the order of choices, so that every run gives the same bits. Without scales, dispatch
-// copies bytes for any dtype.
+// copies bytes for any dtype; if these are many, the copy engine does it.
+//
+// A small call takes about as long as its first loads, each of which also waits for the code before it and for the
+// parameters that it needs. So that code is short, and those parameters come first.
+#include <algorithm>
 #include <type_traits>
 
+#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/dispatch.cuh"
 #include "common/cuda/element.h"
+#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
 #include "moe/cuda/combine_vjp.cuh"
@@ -26,28 +32,44 @@ constexpr int kAhead = 4;                  // rows whose indices, or elements, a
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
 constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
 constexpr int64_t kMostLines = 65535;      // of the second dimension of a grid
+constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the copy engine is faster
+constexpr int64_t kManyChoices = 6;        // if a token has so many rows
+constexpr int64_t kStrip = 16 << 10;       // the most bytes that a block of the copy engine's has of a token
 
-// The number of a block, and that of its line, in a grid as Shares has it.
+// The line of the grid in which a block is. A line has the parts of a token, or of several narrow ones: see Shares.
 __device__ __forceinline__ uint32_t line_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
-__device__ __forceinline__ uint64_t block_of_grid() { return uint64_t{line_of_grid()} * gridDim.x + blockIdx.x; }
+__device__ __forceinline__ uint32_t token_of_thread() { return line_of_grid() * blockDim.y + threadIdx.y; }
+// The first unit of the token that the thread has.
+__device__ __forceinline__ uint32_t unit_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-// The units of a token that a thread has: the n-th is `first + n * threads`, if that is below `units`.
-struct Place {
-  int64_t token;  // counted over all outer indices
-  uint32_t first;
+// The place of a row, for a pointer to the same place of row 0. Rows have less than 4 GB, so that this is one
+// instruction; the compiler takes the product apart.
+template <class V>
+__device__ __forceinline__ V* row_at(V* rows, uint32_t row, uint32_t units) {
+  size_t address = __cvta_generic_to_global(rows);
+  asm("mad.wide.u32 %0, %1, %2, %0;" : "+l"(address) : "r"(row), "r"(units * static_cast<uint32_t>(sizeof(V))));
+  return static_cast<V*>(__cvta_global_to_generic(address));
+}
 
-  // If rows are wide, the blocks of a line of the grid have the parts of a token; else a block has several tokens.
-  __device__ __forceinline__ Place(bool wide, uint32_t threads) {
-    const uint64_t thread = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (wide) {
-      token = line_of_grid();
-      first = static_cast<uint32_t>(thread);
-    } else {
-      token = quotient(static_cast<int64_t>(thread), threads);
-      first = static_cast<uint32_t>(thread - token * threads);
-    }
-  }
+// Neighbouring numbers that are loaded together.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T) % 16 == 0  ? 16
+               : kCount * sizeof(T) % 8 == 0 ? 8
+                                             : sizeof(T)) Several {
+  T of[kCount];
 };
+// If `kAll`, a token has kCount choices: all are loaded, and together. Else those from the j-th on; others get `none`.
+template <bool kAll, int kCount, class T>
+__device__ __forceinline__ Several<T, kCount> numbers_from(const T* of_token, uint32_t j, uint32_t choices, T none) {
+  if constexpr (kAll) {
+    return *reinterpret_cast<const Several<T, kCount>*>(of_token);
+  } else {
+    Several<T, kCount> found;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) found.of[n] = j + n < choices ? of_token[j + n] : none;
+    return found;
+  }
+}
 
 // ---- dispatch -------------------------------------------------------------------------------------------------------
 
@@ -74,51 +96,92 @@ struct Scaled {
   }
 };
 
-// The first blocks copy tokens, the others search for rows that have no token.
-template <class V, int kEach, class Made>
+// The first lines of the grid copy tokens, the others search for rows that have no token.
+template <class V, int kEach, bool kAll, int kTogether, class Made>
 __global__ void __launch_bounds__(kThreads)
-    dispatch_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide, uint64_t blocks,
-                    Made made, const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
-                    const int32_t* __restrict__ assignment_of_row, V* __restrict__ out) {
-  const uint64_t block = block_of_grid();
-  if (block >= blocks) return fill(p, block - blocks, assignment_of_row, units, out);
-  const Place at(wide, threads);
-  if (at.first >= threads || at.token >= p.outer * p.tokens) return;
-  const auto choices = static_cast<uint32_t>(p.choices), rows = static_cast<uint32_t>(p.rows);
-  const Shift shift = shift_of(p, at.token);
-  const int64_t a = at.token * choices, weight = a + shift.weight;
-  row_of_assignment += a + shift.index;
-  x += at.token * units + at.first;
-  out += shift.row * units + at.first;
-  V token[kEach];
+    dispatch_kernel(const V* __restrict__ x, const int32_t* __restrict__ row_of_assignment, V* __restrict__ out,
+                    uint32_t units, uint32_t threads, uint32_t choices, uint32_t rows, uint32_t tokens, uint32_t lines,
+                    Made made, const int32_t* __restrict__ assignment_of_row, const __grid_constant__ MoveProblem p) {
+  const uint32_t line = line_of_grid(), first = unit_of_thread(), token = token_of_thread();
+  if (__builtin_expect(line >= lines, false))  // so that its code stands after that of the others
+    return fill(p, int64_t{line - lines} * gridDim.x + blockIdx.x, assignment_of_row, units, out);
+  if (first >= threads || token >= tokens) return;
+  int64_t a = int64_t{token} * choices;
+  row_of_assignment += a;
+  x += uint64_t{token} * units + first;
+  out += first;
+  if (p.outer != 1) {
+    const Shift shift = shift_of_batch(p, token);
+    row_of_assignment += shift.index;
+    out += shift.row * units;
+    a += shift.weight;  // from here on, where the token's weights begin
+  }
+  V v[kEach];
 #pragma unroll
   for (int n = 0; n < kEach; ++n)
-    if (at.first + n * threads < units) token[n] = x[n * threads];
+    if (first + n * threads < units) v[n] = x[n * threads];
 #pragma unroll 1
-  for (uint32_t j = 0; j < choices; j += kAhead) {
-    uint32_t row[kAhead];
+  for (uint32_t j = 0; kAll ? j == 0 : j < choices; j += kTogether) {
+    const auto row = numbers_from<kAll, kTogether, int32_t>(row_of_assignment, j, choices, -1);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) row[i] = j + i < choices ? row_of_assignment[j + i] : ~0u;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (row[i] >= rows) continue;  // skips assignments without a row, too: their -1 is a large number here
-      const auto factor = made.factor(p, weight + j + i);
+    for (int i = 0; i < kTogether; ++i) {
+      if (static_cast<uint32_t>(row.of[i]) >= rows) continue;  // skips -1, too
+      const auto factor = made.factor(p, a + j + i);
 #pragma unroll
       for (int n = 0; n < kEach; ++n)
-        if (at.first + n * threads < units) out[int64_t{row[i]} * units + n * threads] = made(token[n], factor);
+        if (first + n * threads < units) row_at(out, row.of[i], units)[n * threads] = made(v[n], factor);
     }
   }
+}
+
+// A warp brings a strip of a token into shared memory, from where it goes to all rows.
+__global__ void __launch_bounds__(32)
+    dispatch_bulk_kernel(const uint4* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
+                         uint4* __restrict__ out, uint32_t units, uint32_t strip, uint32_t choices, uint32_t rows,
+                         uint32_t tokens, const int32_t* __restrict__ assignment_of_row,
+                         const __grid_constant__ MoveProblem p) {
+  // Bulk copies are slow if memory and shared memory are not aligned alike. So the barrier comes after the strip.
+  uint4* const held = reinterpret_cast<uint4*>(dynamic_shared_memory());
+  uint64_t* const copied = reinterpret_cast<uint64_t*>(held + strip);
+  const uint32_t token = line_of_grid(), first = blockIdx.x * strip, lane = threadIdx.x;
+  if (token >= tokens) return fill(p, int64_t{token - tokens} * gridDim.x + blockIdx.x, assignment_of_row, units, out);
+  const uint32_t bytes = min(strip, units - first) * static_cast<uint32_t>(sizeof(uint4));
+  if (lane == 0) {
+    make_copy_barrier(copied);
+    make_barriers_visible();
+    expect_copies(copied, bytes);
+    copy_bulk(held, x + uint64_t{token} * units + first, bytes, copied);
+  }
+  row_of_assignment += int64_t{token} * choices;
+  out += first;
+  if (p.outer != 1) {
+    const Shift shift = shift_of_batch(p, token);
+    row_of_assignment += shift.index;
+    out += shift.row * units;
+  }
+  uint32_t row = lane < choices ? row_of_assignment[lane] : ~0u;
+  __syncwarp();
+  wait_for_copies(copied, 0);
+  for (uint32_t j = lane; j < choices; j += 32) {
+    if (row < rows) copy_bulk_back(row_at(out, row, units), held, bytes);
+    row = j + 32 < choices ? row_of_assignment[j + 32] : ~0u;
+  }
+  wait_for_copies_back();
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
 // W: float16 or bfloat16 like Element, or the type of the sums. It is not chosen by a branch as for other kernels,
 // since that took 3 to 5 %, also without weights.
-template <class Element, class W, int kVector, int kEach, int kTogether>
+template <class Element, class W, int kVector, int kEach, bool kAll, int kTogether>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(const __grid_constant__ MoveProblem p, uint32_t units, uint32_t threads, bool wide,
-                   const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
-                   const W* __restrict__ weights, Vector<Element, kVector>* __restrict__ out) {
+    combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
+                   const W* __restrict__ weights, Vector<Element, kVector>* __restrict__ out, uint32_t units,
+                   uint32_t threads, uint32_t choices, uint32_t tokens, const __grid_constant__ MoveProblem p) {
+  using V = Vector<Element, kVector>;
+  // Vectors are held as they were loaded. As elements of 8 or 16 bits they would be taken apart, and waited for, before
+  // the next one is asked for.
+  using Held = std::conditional_t<sizeof(V) == 16, uint4, V>;
   using Acc = typename Element::Acc;
   const auto number = [](W weight) -> Acc {
     if constexpr (std::is_same_v<W, Acc>)
@@ -126,44 +189,58 @@ __global__ void __launch_bounds__(kCombineThreads)
     else
       return Element::load(weight);
   };
-  const Place at(wide, threads);
-  if (at.first >= threads || at.token >= p.outer * p.tokens) return;
-  const auto choices = static_cast<uint32_t>(p.choices);
-  const Shift shift = shift_of(p, at.token);
-  const int64_t a = at.token * choices;
-  const int32_t* const rows = index + a + shift.index;
-  if (weights) weights += a + shift.weight;
-  y += shift.row * units + at.first;
-  out += at.token * units + at.first;
-  const auto within = [&](int c) { return at.first + c * threads < units; };
+  const uint32_t first = unit_of_thread(), token = token_of_thread();
+  if (first >= threads || token >= tokens) return;
+  index += int64_t{token} * choices;
+  if (weights) weights += int64_t{token} * choices;
+  y += first;
+  if (p.outer != 1) {
+    const Shift shift = shift_of_batch(p, token);
+    index += shift.index;
+    if (weights) weights += shift.weight;
+    y += shift.row * units;
+  }
+  const auto within = [&](int c) { return first + c * threads < units; };
   Acc sums[kEach][kVector] = {};
-#pragma unroll 1
-  for (uint32_t j = 0; j < choices; j += kTogether) {
-    Vector<Element, kVector> v[kTogether][kEach];
-    W scale[kTogether];
-    bool there[kTogether];
+  Several<W, kTogether> scale;
+  const auto load_weights = [&](uint32_t j) {
+    if (weights) {
+      scale = numbers_from<kAll, kTogether, W>(weights, j, choices, W{});
+    } else {
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      const int32_t row = j + n < choices ? rows[j + n] : -1;
-      there[n] = row >= 0;
-#pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        if (there[n] && within(c)) v[n][c] = y[static_cast<uint32_t>(row) * uint64_t{units} + c * threads];
-      scale[n] = there[n] && weights ? weights[j + n] : W{1};  // narrow weights are never null
+      for (auto& one : scale.of) one = W{1};  // narrow weights are never null
     }
+  };
+  constexpr bool kWeightsFirst =
+      kTogether > kAhead;  // what the compiler makes of the other order takes up to 15 % more
+#pragma unroll 1
+  for (uint32_t j = 0; kAll ? j == 0 : j < choices; j += kTogether) {
+    const auto row = numbers_from<kAll, kTogether, int32_t>(index, j, choices, -1);
+    if (kWeightsFirst) load_weights(j);
+    Held held[kTogether][kEach];
 #pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (!there[n]) continue;
+    for (int n = 0; n < kTogether; ++n)
 #pragma unroll
       for (int c = 0; c < kEach; ++c)
+        if (row.of[n] >= 0 && within(c))
+          held[n][c] = reinterpret_cast<const Held*>(row_at(y, row.of[n], units))[c * threads];
+    if (!kWeightsFirst) load_weights(j);
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += number(scale[n]) * Element::load(v[n][c].bits[i]);
+    for (int n = 0; n < kTogether; ++n) {
+      if (row.of[n] < 0) continue;
+#pragma unroll
+      for (int c = 0; c < kEach; ++c) {
+        const auto v = bits_as<V>(held[n][c]);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sums[c][i] += number(scale.of[n]) * Element::load(v.bits[i]);
+      }
     }
   }
+  out += uint64_t{token} * units + first;
 #pragma unroll
   for (int c = 0; c < kEach; ++c) {
     if (!within(c)) continue;
-    Vector<Element, kVector> result;
+    V result;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) result.bits[i] = Element::store(sums[c][i]);
     out[c * threads] = result;
@@ -198,52 +275,87 @@ cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
 
 dim3 grid_of(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
 
-// How blocks of at most `most` threads share tokens of `units` units, `each` of which belong to a thread: see Place.
+// A grid of so many lines of blocks.
+dim3 grid_of(int64_t parts, int64_t lines) {
+  const int64_t planes = std::max<int64_t>(ceil_div(lines, kMostLines), 1);
+  return dim3(static_cast<unsigned>(parts), static_cast<unsigned>(ceil_div(lines, planes)),
+              static_cast<unsigned>(planes));
+}
+
+// How blocks of about `most` threads share tokens of `units` units, `each` of which belong to a thread. The blocks of a
+// line have the parts of a token, or the only block has several narrow tokens.
 struct Shares {
-  int64_t threads, parts = 1, block, blocks;
-  bool wide;
+  int64_t threads, parts = 1, tokens_at_once = 1, lines;
+  dim3 block;
 
-  Shares(const MoveProblem& p, int64_t units, int64_t each, int64_t most)
-      : threads(ceil_div(units, each)),
-        block(most),
-        blocks(ceil_div(p.outer * p.tokens * threads, most)),
-        wide(threads >= kWideRow) {
-    if (!wide) return;
-    parts = ceil_div(threads, most);
-    block = ceil_div(ceil_div(threads, parts), 32) * 32;
-    blocks = p.outer * p.tokens * parts;
-  }
-
-  // A grid of these blocks and some more. Threads of wide rows find their place without a division.
-  dim3 grid(int64_t more = 0) const {
-    if (!wide) return grid_of(blocks + more);
-    const int64_t lines = ceil_div(blocks + more, parts), planes = ceil_div(lines, kMostLines);
-    return dim3(static_cast<unsigned>(parts), static_cast<unsigned>(ceil_div(lines, planes)),
-                static_cast<unsigned>(planes));
+  Shares(const MoveProblem& p, int64_t units, int64_t each, int64_t most) : threads(ceil_div(units, each)) {
+    int64_t wide = threads;
+    if (threads >= kWideRow) {
+      parts = ceil_div(threads, most);
+      wide = ceil_div(ceil_div(threads, parts), 32) * 32;
+    } else {
+      tokens_at_once = most / threads;
+    }
+    block = dim3(static_cast<unsigned>(wide), static_cast<unsigned>(tokens_at_once));
+    lines = ceil_div(p.outer * p.tokens, tokens_at_once);
   }
 };
+
+// Whether the numbers of a token's assignments, up to 16 bytes of them, lie where a vector of so many may be loaded.
+bool aligned_numbers(const void* numbers, const MoveProblem& p, const IndexMap& map) {
+  if (reinterpret_cast<uintptr_t>(numbers) % 16) return false;
+  const auto whole = [](int64_t stride) { return stride % 8 == 0; };
+  return p.outer == 1 || std::all_of(map.stride, map.stride + map.groups, whole);
+}
 
 template <class V, class Made>
 cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, Made made, const void* x,
                      const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
-  const auto start = [&](auto each) {
+  const auto start = [&](auto each, auto all, auto together) {
     const Shares shares(p, units, each, kThreads);
-    return launch(stream, {shares.grid(fill_blocks(p, shares.block)), grid_of(shares.block)},
-                  dispatch_kernel<V, each, Made>, p, units, shares.threads, shares.wide, shares.blocks, made,
-                  static_cast<const V*>(x), row_of_assignment, assignment_of_row, static_cast<V*>(out));
+    const int64_t more = ceil_div(fill_blocks(p, shares.block.x * shares.block.y), shares.parts);
+    return launch(stream, {grid_of(shares.parts, shares.lines + more), shares.block},
+                  dispatch_kernel<V, each, all, together, Made>, static_cast<const V*>(x), row_of_assignment,
+                  static_cast<V*>(out), units, shares.threads, p.choices, p.rows, p.outer * p.tokens, shares.lines,
+                  made, assignment_of_row, p);
   };
+  const std::integral_constant<int, 1> one;
+  const std::integral_constant<int, kAhead> ahead;
   // A thread that has one small unit does too little work, unless it writes that unit to many rows.
   if constexpr (sizeof(V) < 16)
-    if (units > 2 && p.choices <= 4) return start(std::integral_constant<int, kColumns>());
-  return start(std::integral_constant<int, 1>());
+    if (units > 2 && p.choices <= 4) return start(std::integral_constant<int, kColumns>(), std::false_type(), ahead);
+  if constexpr (std::is_same_v<V, uint4>) {
+    if (aligned_numbers(row_of_assignment, p, p.index)) {
+      switch (p.choices) {
+        case 2: return start(one, std::true_type(), std::integral_constant<int, 2>());
+        case 4: return start(one, std::true_type(), std::integral_constant<int, 4>());
+        case 6: return start(one, std::true_type(), std::integral_constant<int, 6>());
+        case 8: return start(one, std::true_type(), std::integral_constant<int, 8>());
+      }
+    }
+  }
+  return start(one, std::false_type(), ahead);
+}
+
+cudaError_t dispatch_by_copies(cudaStream_t stream, const MoveProblem& p, int64_t units, const void* x,
+                               const int32_t* row_of_assignment, const int32_t* assignment_of_row, void* out) {
+  const int64_t strips = ceil_div(units * 16, kStrip), strip = ceil_div(units, strips);
+  const int64_t tokens = p.outer * p.tokens, more = ceil_div(fill_blocks(p, 32), strips);
+  Launch shape;
+  shape.grid = grid_of(strips, tokens + more);
+  shape.block = dim3(32);
+  shape.shared_bytes = static_cast<size_t>(16 * strip + 16);
+  return launch(stream, shape, dispatch_bulk_kernel, static_cast<const uint4*>(x), row_of_assignment,
+                static_cast<uint4*>(out), units, strip, p.choices, p.rows, tokens, assignment_of_row, p);
 }
 
 }  // namespace
 
-cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const void* x, const int32_t* row_of_assignment,
-                            const int32_t* assignment_of_row, const void* weights, void* out) {
+cudaError_t launch_dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProblem& p, const void* x,
+                            const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
+                            void* out) {
   if (p.outer * p.rows * p.inner == 0) return cudaSuccess;
-  if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
+  if (!countable(p)) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const int bytes = alignment(row_bytes, x, out);
   const auto copy = [&](auto unit) {
@@ -252,6 +364,8 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
                        assignment_of_row, out);
   };
   if (!weights) {
+    if (gpu.bulk_copy && bytes == 16 && p.choices >= kManyChoices && p.outer * p.rows * row_bytes >= kManyBytes)
+      return dispatch_by_copies(stream, p, row_bytes / 16, x, row_of_assignment, assignment_of_row, out);
     switch (bytes) {
       case 16: return copy(uint4{});
       case 8: return copy(uint2{});
@@ -271,36 +385,50 @@ cudaError_t launch_dispatch(cudaStream_t stream, const MoveProblem& p, const voi
 cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void* y, const int32_t* index,
                            const void* weights, void* out) {
   if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
-  if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
+  if (!countable(p)) return cudaErrorInvalidValue;
   const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
+  const bool aligned = aligned_numbers(index, p, p.index) && aligned_numbers(weights, p, p.weight);
   return dispatch_vector(p.dtype, whole, [&](auto element, auto vector) {
     using Element = decltype(element);
     using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
-    const auto start = [&](auto each, auto together) {
+    const auto start = [&](auto each, auto all, auto together) {
       const Shares shares(p, units, each, kCombineThreads);
       const auto with = [&](auto weight) {
         using W = decltype(weight);
-        return launch(stream, {shares.grid(), grid_of(shares.block)},
-                      combine_kernel<Element, W, vector, each, together>, p, units, shares.threads, shares.wide,
-                      static_cast<const V*>(y), index, static_cast<const W*>(weights), static_cast<V*>(out));
+        return launch(stream, {grid_of(shares.parts, shares.lines), shares.block},
+                      combine_kernel<Element, W, vector, each, all, together>, static_cast<const V*>(y), index,
+                      static_cast<const W*>(weights), static_cast<V*>(out), units, shares.threads, p.choices,
+                      p.outer * p.tokens, p);
       };
       if constexpr (sizeof(typename Element::Bits) == 2)
         if (p.narrow) return with(typename Element::Bits{});
       return with(typename Element::Acc{});
     };
+    const std::false_type some;
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
     if constexpr (vector > 1) {
-      if (p.choices <= 2) return start(two, two);
-      // If there are few blocks, time goes into waiting for loads, so a thread should issue all its loads at once.
-      if constexpr (sizeof(typename Element::Bits) > 1)
-        if (p.choices > kAhead && 4 * p.outer * p.tokens * units <= kManyThreads)
-          return start(one, std::integral_constant<int, 2 * kAhead>());
-      return start(one, ahead);
+      constexpr int64_t kBytes = sizeof(typename Element::Bits);
+      if constexpr (kBytes == 2 || kBytes == 4) {
+        if (aligned) {
+          switch (p.choices) {
+            case 1: return start(two, std::true_type(), one);
+            case 2: return start(two, std::true_type(), two);
+            case 4: return start(one, std::true_type(), ahead);
+            case 6: return start(one, std::true_type(), std::integral_constant<int, 6>());
+            case 8: return start(one, std::true_type(), std::integral_constant<int, 8>());
+          }
+        }
+      } else if (p.choices <= 2) {
+        return start(two, some, two);
+      }
+      if constexpr (kBytes > 1)  // a vector of bytes becomes too many numbers for so many rows
+        if (p.choices > kAhead) return start(one, some, std::integral_constant<int, 2 * kAhead>());
+      return start(one, some, ahead);
     } else {
-      return units > 2 ? start(std::integral_constant<int, kColumns>(), ahead) : start(one, ahead);
+      return units > 2 ? start(std::integral_constant<int, kColumns>(), some, ahead) : start(one, some, ahead);
     }
   });
 }
@@ -309,7 +437,7 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
                                const int32_t* row_of_assignment, const int32_t* assignment_of_row, const void* weights,
                                void* dy, void* dw) {
   if (p.outer == 0 || p.rows * p.inner == 0 && p.assignments() == 0) return cudaSuccess;
-  if (p.inner > UINT32_MAX) return cudaErrorInvalidValue;
+  if (!countable(p)) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
   // The number of threads of a row depends on sizes alone, since it decides the order of additions. Together they take

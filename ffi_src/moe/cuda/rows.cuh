@@ -2,6 +2,7 @@
 // zeros for rows that have no token.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "common/cuda/element.h"
@@ -14,31 +15,43 @@ constexpr int64_t kFilled = 32;  // rows that a warp searches for rows without a
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Divisions of 64 bits are long and rarely needed. So they are functions that are not inlined, which keeps the code
-// short that small calls have to load.
-__device__ inline __noinline__ int64_t wide_quotient(int64_t a, int64_t b) { return a / b; }
-__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
-  return (a | b) >> 32 ? wide_quotient(a, b) : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+// Tokens, assignments and rows are counted over all outer indices. There are fewer than 2^32 of each, so that divisions
+// are short: code that a small call has to load takes as long as what it does.
+inline bool countable(const MoveProblem& p) {
+  return p.outer * std::max(p.assignments(), p.rows) <= UINT32_MAX && p.inner * bytes_of(p.dtype) <= UINT32_MAX;
 }
 
-// Tokens are counted over all outer indices, but these may share indices and weights, and have rows of their own. So
-// this must be added to the place of an index or weight of a token, and to a row of its outer index.
+// Not inlined: only batches call it, and the compiler does not move loads that should begin early behind a call.
+__device__ inline __noinline__ int64_t offset_in(const IndexMap& map, uint32_t index) {
+  int64_t offset = 0;
+#pragma unroll 1
+  for (int g = 0; g < map.groups; ++g) {
+    const auto size = static_cast<uint32_t>(map.size[g]), next = index / size;
+    offset += (index - next * size) * map.stride[g];
+    index = next;
+  }
+  return offset;
+}
+
+// Outer indices may share indices and weights, and have rows of their own. So this must be added to the place of an
+// index or weight of a token, and to a row of its outer index. Only batches call this, so it is not inlined.
 struct Shift {
   int64_t index = 0, weight = 0, row = 0;
 };
-__device__ inline __noinline__ Shift shift_of_batch(const MoveProblem& p, int64_t token) {
-  const int64_t o = token / p.tokens, before = o * p.tokens * p.choices;
-  return {p.index(o) - before, p.weight(o) - before, o * p.rows};
+__device__ inline __noinline__ Shift shift_of_batch(const MoveProblem& p, uint32_t token) {
+  const uint32_t o = token / static_cast<uint32_t>(p.tokens);
+  const int64_t before = o * p.tokens * p.choices;
+  return {offset_in(p.index, o) - before, offset_in(p.weight, o) - before, o * p.rows};
 }
-__device__ __forceinline__ Shift shift_of(const MoveProblem& p, int64_t token) {
+__device__ __forceinline__ Shift shift_of(const MoveProblem& p, uint32_t token) {
   return p.outer == 1 ? Shift{} : shift_of_batch(p, token);
 }
 
-__device__ inline __noinline__ int64_t shift_of_batched_rows(const MoveProblem& p, int64_t line) {
-  const int64_t o = line / p.rows;
-  return p.other(o) - o * p.rows;
+__device__ inline __noinline__ int64_t shift_of_batched_rows(const MoveProblem& p, uint32_t line) {
+  const uint32_t o = line / static_cast<uint32_t>(p.rows);
+  return offset_in(p.other, o) - o * p.rows;
 }
-__device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, int64_t line) {
+__device__ __forceinline__ int64_t shift_of_rows(const MoveProblem& p, uint32_t line) {
   return p.outer == 1 ? 0 : shift_of_batched_rows(p, line);
 }
 
@@ -80,9 +93,12 @@ __device__ __forceinline__ void put_weight(const MoveProblem& p, void* weights, 
 // Writes zeros to the rows that have no token. `block`: the number of this block among those that do this.
 template <class V>
 __device__ __forceinline__ void fill(const MoveProblem& p, int64_t block, const int32_t* index, int64_t units, V* out) {
-  const int lane = threadIdx.x % 32;
-  const int64_t first = (block * (blockDim.x / 32) + threadIdx.x / 32) * kFilled, line = first + lane;
-  unsigned empty = __ballot_sync(kEveryLane, line < p.outer * p.rows && index[line + shift_of_rows(p, line)] < 0);
+  const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int warps = static_cast<int>(blockDim.x * blockDim.y / 32);  // those that have all lanes
+  if (warp >= warps) return;
+  const int64_t first = (block * warps + warp) * kFilled, line = first + lane;
+  const bool there = line < p.outer * p.rows;
+  unsigned empty = __ballot_sync(kEveryLane, there && index[line + shift_of_rows(p, static_cast<uint32_t>(line))] < 0);
 #pragma unroll 1
   for (; empty; empty &= empty - 1) {
     V* const row = out + (first + __ffs(empty) - 1) * units;
