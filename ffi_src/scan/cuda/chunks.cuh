@@ -7,6 +7,7 @@
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
 #include "scan/cuda/runs.h"
+#include "scan/cuda/shift.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -53,6 +54,7 @@ class Chunks : public BetweenWarps<Policy> {
 
   static constexpr int kExtrasAt = Policy::kOperands * kTile * static_cast<int>(sizeof(Bits));
   static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kThreads * static_cast<int>(sizeof(Bits)) : 0);
+  static_assert(Policy::kOperands * 16 <= 32 * sizeof(State));  // last_pack()
   static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
   static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
 
@@ -82,22 +84,17 @@ class Chunks : public BetweenWarps<Policy> {
   // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
   // it.
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
-    fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
-    if constexpr (Policy::kBroadcast) {
-      const auto* const a = static_cast<const Bits*>(p.operands[1]) + place.a;
-      if (p.a.axis_stride == 0) {
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      if (is_constant(o)) {
         Pack pack = {};
 #pragma unroll
-        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *a);
+        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *axis_of(o, place));
 #pragma unroll
-        for (int u = 0; u < kPacks; ++u) memory_order(stage, 1)[u * 32] = pack;
+        for (int u = 0; u < kPacks; ++u) memory_order(stage, o)[u * 32] = pack;
       } else {
-        fetch_operand(stage, 1, a, span);
+        fetch_operand(stage, o, axis_of(o, place), span);
       }
-    } else {
-#pragma unroll
-      for (int o = 1; o < Policy::kOperands; ++o)
-        fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
     }
     if constexpr (Policy::kNeighbour) {
       const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
@@ -112,13 +109,12 @@ class Chunks : public BetweenWarps<Policy> {
   // Prefetches a later tile into the L2 cache, on GPUs that can. Called by one thread.
   __device__ void let_come_near(const Place& place, const Span& span) const {
 #if __CUDA_ARCH__ >= 900
-    if (!p.aligned || !span.whole) return;
+    if (!span.whole) return;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
-      const bool a = Policy::kBroadcast && o == 1;
-      if (a && p.a.axis_stride == 0) continue;
-      const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+      if (is_constant(o)) continue;
+      const Bits* const from = axis_of(o, place) + span.memory;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from) - misaligned(from)),
                    "n"(kTile * static_cast<int>(sizeof(Bits)))
                    : "memory");
     }
@@ -127,6 +123,30 @@ class Chunks : public BetweenWarps<Policy> {
 
   __device__ void put_extras(int stage, const Extra (&extra)[1]) const {
     if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
+  }
+
+  // Shifts operands to where take() expects them. Called once for a tile, by all lanes of a warp, after their copies have
+  // ended.
+  __device__ void settle(int stage, const Place& place, const Span& span) const {
+    if (p.aligned) return;
+    __syncwarp();
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      const unsigned shift = misaligned(axis_of(o, place) + span.memory);
+      if (is_constant(o) || shift == 0) continue;
+      Pack packs[kPacks + 1];
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) packs[j] = *pack_at(stage, o, lane * kPacks + j);
+      packs[kPacks] = lane == 31 ? *last_pack(stage, o) : *pack_at(stage, o, (lane + 1) * kPacks);
+      shift_packs<sizeof(Bits)>(packs, shift);
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) *pack_at(stage, o, lane * kPacks + j) = packs[j];
+      if (span.memory >= 0) continue;
+      __syncwarp();  // clears what the first vector of the row had of the row before
+      const int64_t e = -1 - span.memory - lane - part * kOfWarp;
+      if (lane < kInPack && e >= 0 && e < kOfWarp) *element(stage, o, static_cast<int>(e)) = Bits{};
+    }
   }
 
   // Called by all lanes of a warp, after their copies have ended.
@@ -236,15 +256,28 @@ class Chunks : public BetweenWarps<Policy> {
     return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
   }
   // Pack number `lane` of the warp's part in the order of memory; number u * 32 + lane is u * 32 packs after it.
-  __device__ Pack* memory_order(int stage, int operand) const {
-    const int j = lane & (kPacks - 1);
-    return of_warp(stage, operand) + (lane - j) + (j ^ (lane / 8 & (kPacks - 1)));
+  __device__ Pack* memory_order(int stage, int operand) const { return pack_at(stage, operand, lane); }
+  // Pack number `pack` of the warp's part, in the order of memory.
+  __device__ Pack* pack_at(int stage, int operand, int pack) const {
+    return of_warp(stage, operand) + (pack ^ (pack / 8 & (kPacks - 1)));
   }
   // Element e of the warp's part, in the order of memory.
   __device__ Bits* element(int stage, int operand, int e) const {
-    const int pack = e / kInPack, run = pack / kPacks, j = pack & (kPacks - 1);
-    return reinterpret_cast<Bits*>(of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)))) +
-           e % kInPack;
+    return reinterpret_cast<Bits*>(pack_at(stage, operand, e / kInPack)) + e % kInPack;
+  }
+  // The pack after the warp's part, which has the end of it if packs are to be shifted. It is there until folds are.
+  __device__ Pack* last_pack(int stage, int operand) const {
+    unsigned char* const folds = dynamic_shared_memory() + stage * kStageBytes + kFoldsAt;
+    return reinterpret_cast<Pack*>(folds + thread / 32 * (32 * sizeof(State))) + operand;
+  }
+
+  // Whether an operand has one element for the whole row.
+  __device__ bool is_constant(int operand) const {
+    return Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0;
+  }
+  __device__ const Bits* axis_of(int operand, const Place& place) const {
+    return static_cast<const Bits*>(p.operands[operand]) +
+           (Policy::kBroadcast && operand == 1 ? place.a : place.at);
   }
 
   __device__ int64_t position(const Span& span) const {  // position at which the run begins
@@ -257,85 +290,47 @@ class Chunks : public BetweenWarps<Policy> {
     return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
   }
 
-  // How many elements of a pack that is not inside the array are, for the only row if it ends with a part of a pack.
-  __device__ int part_inside(const Span& span, int e) const {
-    const int64_t left = p.length - span.memory - e;
-    return p.length % kInPack != 0 && left > 0 && left < kInPack ? static_cast<int>(left) : 0;
-  }
-
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
-    if (p.aligned) {
-      Pack* const to = memory_order(stage, operand);
-      const int first = part * kOfWarp + lane * kInPack;
-      const Bits* const from = axis + span.memory + first;
-      if (span.whole) {
+    const Bits* const first = axis + span.memory + part * kOfWarp;
+    const Pack* const from = vector_of(first) + lane;
+    Pack* const to = memory_order(stage, operand);
+    if (span.whole) {
 #pragma unroll
-        for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32 * kInPack);
-      } else {
-#pragma unroll 1
-        for (int u = 0; u < kPacks; ++u) {
-          const int e = first + u * 32 * kInPack;
-          const int count = part_inside(span, e);
-          if (count == 0) {
-            copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, e, kInPack));
-          } else {
-            to[u * 32] = Pack{};
-#pragma unroll 1
-            for (int i = 0; i < count; ++i) reinterpret_cast<Bits*>(to + u * 32)[i] = from[u * 32 * kInPack + i];
-          }
-        }
-      }
-    } else if constexpr (sizeof(Bits) >= 4) {
-#pragma unroll 4
-      for (int i = 0; i < kRun; ++i) {
-        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
-        Bits* const to = element(stage, operand, e);
-        if (inside(span, in_tile, 1)) {
-          copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
-        } else {
-          *to = Bits{};
-        }
-      }
+      for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32);
     } else {
-      Bits values[kRun];
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        const int in_tile = part * kOfWarp + i * 32 + lane;
-        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
-      }
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
+#pragma unroll 1
+      for (int u = 0; u < kPacks; ++u) copy_row_part(to + u * 32, from + u * 32, axis, axis + p.length);
     }
+    if (misaligned(first) != 0 && lane == 31)
+      copy_row_part(last_pack(stage, operand), from + (kPacks - 1) * 32 + 1, axis, axis + p.length);
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
-    if (p.aligned) {
-      const Pack* const from = memory_order(stage, result);
-      const int first = part * kOfWarp + lane * kInPack;
-      Bits* const to = axis + span.memory + first;
-      if (span.whole) {
+    Bits* const to = axis + span.memory + part * kOfWarp;
+    const unsigned shift = misaligned(to);
+    const int skew = static_cast<int>(shift / sizeof(Bits));  // pack k of memory begins at element k * kInPack - skew
+    Pack packs[kPacks];
 #pragma unroll
-        for (int u = 0; u < kPacks; ++u) *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
-      } else {
-#pragma unroll 1
-        for (int u = 0; u < kPacks; ++u) {
-          const int e = first + u * 32 * kInPack;
-          if (inside(span, e, kInPack)) {
-            *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
-          } else {
-#pragma unroll 1
-            for (int i = part_inside(span, e) - 1; i >= 0; --i)
-              to[u * 32 * kInPack + i] = reinterpret_cast<const Bits*>(from + u * 32)[i];
-          }
-        }
-      }
-    } else {
-#pragma unroll 4
-      for (int i = 0; i < kRun; ++i) {
-        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
-        if (inside(span, in_tile, 1)) axis[span.memory + in_tile] = *element(stage, result, e);
+    for (int u = 0; u < kPacks; ++u) packs[u] = *pack_at(stage, result, u * 32 + lane);
+    if (shift != 0) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u) {
+        Pack two[2] = {*pack_at(stage, result, max(u * 32 + lane - 1, 0)), packs[u]};
+        shift_packs<sizeof(Bits)>(two, 16 - shift);
+        packs[u] = two[0];
       }
     }
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      const int k = u * 32 + lane, e = k * kInPack - skew;
+      if ((k > 0 || shift == 0) && inside(span, part * kOfWarp + e, kInPack)) *(vector_of(to) + k) = packs[u];
+    }
+    if (shift == 0 && span.whole) return;
+    // Elements of packs of which other warps or rows have a part: the first, the last, and that where the row ends.
+    const int64_t end = (span.memory < 0 ? 0 : p.length) - span.memory - part * kOfWarp + skew;
+    const int64_t k = lane < 8 ? 0 : lane < 16 ? 32 * kPacks : end / kInPack, e = k * kInPack - skew + lane % 8;
+    if (lane < 24 && lane % 8 < kInPack && e >= 0 && e < kOfWarp && inside(span, part * kOfWarp + e, 1))
+      to[e] = *element(stage, result, static_cast<int>(e));
   }
 
   // Element i of the run.

@@ -130,6 +130,7 @@ class LookAhead {
 
   __device__ void publish(int stage, Part at, const typename Work::Place& place) const {
     const auto span = work.span(at.tile);
+    if constexpr (Work::kOneColumn) work.settle(stage, place, span);
     Tile tile;
     work.take(stage, place, span, tile);
     const auto folds = work.fold(place, span, tile, work.starts(place, span));

@@ -148,6 +148,7 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
       wait_for_async_copies<1>();
     }
     const auto span = work.span(t);
+    work.settle(t % p.stages, place, span);
     typename Work::Tile tile;
     work.take(t % p.stages, place, span, tile);
     const auto starts = work.starts(place, span);

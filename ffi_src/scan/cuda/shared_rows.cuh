@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
   auto arrived = grid.barrier_arrive();
   work.put_extras(team, extra);
   wait_for_async_copies<0>();
+  work.settle(team, place, span);
   typename Work::Tile tile;
   work.take(team, place, span, tile);
   const auto starts = work.starts(place, span);
@@ -312,6 +313,7 @@ class RowLookAhead {
       const Part at = part(ticket);
       const auto place = work.place(at.row);
       const auto span = work.span(at.tile);
+      work.settle(turn.stage, place, span);
       Tile tile;
       work.take(turn.stage, place, span, tile);
       const auto folds = work.fold(place, span, tile, work.starts(place, span));

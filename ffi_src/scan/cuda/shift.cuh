@@ -1,0 +1,55 @@
+// Vectors of memory that begin at a multiple of 16 bytes, and vectors of elements that do not.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "common/cuda/async_copy.cuh"
+#include "common/cuda/element.h"
+#include "common/cuda/intrinsics.cuh"
+
+namespace jaxgpuops::scan {
+
+// How many bytes an address is after a multiple of 16.
+__device__ __forceinline__ unsigned misaligned(const void* address) {
+  return static_cast<unsigned>(reinterpret_cast<uintptr_t>(address)) & 15;
+}
+
+// The 16 aligned bytes that hold the element.
+template <class T>
+__device__ __forceinline__ auto* vector_of(T* element) {
+  using Vector = std::conditional_t<std::is_const_v<T>, const Pack, Pack>;
+  return reinterpret_cast<Vector*>(reinterpret_cast<uintptr_t>(element) - misaligned(element));
+}
+
+// Starts to copy what a row from `begin` to `end` has of 16 aligned bytes, and clears what comes after the row. (What
+// came before it is copied.)
+template <class T>
+__device__ __forceinline__ void copy_row_part(Pack* to, const Pack* from, const T* begin, const T* end) {
+  const auto bytes = [&](const T* element) {
+    return reinterpret_cast<const unsigned char*>(element) - reinterpret_cast<const unsigned char*>(from);
+  };
+  const int64_t before = bytes(begin), left = bytes(end);
+  copy_async_part(to, from, before < 16 ? static_cast<int>(max(int64_t{0}, min(left, int64_t{16}))) : 0);
+}
+
+// Moves packs, which follow each other, down by `shift` bytes (less than 16, a multiple of kUnit). All but the last are
+// whole then.
+template <int kUnit, int n>
+__device__ __forceinline__ void shift_packs(Pack (&packs)[n], unsigned shift) {
+  const auto word = [&](int i) -> uint32_t& { return packs[i / 4].word[i % 4]; };
+  if (shift & 8) {
+#pragma unroll
+    for (int i = 0; i < 4 * n - 2; ++i) word(i) = word(i + 2);
+  }
+  if (kUnit <= 4 && shift & 4) {
+#pragma unroll
+    for (int i = 0; i < 4 * n - 1; ++i) word(i) = word(i + 1);
+  }
+  if (kUnit <= 2 && shift & 2) {
+#pragma unroll
+    for (int i = 0; i < 4 * n - 1; ++i) word(i) = funnel_right(word(i), word(i + 1), 16);
+  }
+}
+
+}  // namespace jaxgpuops::scan
