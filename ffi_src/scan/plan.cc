@@ -337,7 +337,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
+  const int64_t sums = plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes);
+  const bool fits = plan.layout == Layout::kAlong
+                        ? !cut && plan.strips * plan.tiles <= kResidentTiles
+                        : plan.layout == Layout::kSpans && plan.strips * plan.tiles <= kSpanTiles && sums <= kMostSums;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
