@@ -138,10 +138,10 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) packs[j] = *pack_at(stage, o, lane * kPacks + j);
       packs[kPacks] = lane == 31 ? *last_pack(stage, o) : *pack_at(stage, o, (lane + 1) * kPacks);
-      shift_packs<sizeof(Bits)>(packs, shift);
       __syncwarp();
 #pragma unroll
-      for (int j = 0; j < kPacks; ++j) *pack_at(stage, o, lane * kPacks + j) = packs[j];
+      for (int j = 0; j < kPacks; ++j)
+        *pack_at(stage, o, lane * kPacks + j) = between<sizeof(Bits), 15>(packs[j], packs[j + 1], shift);
       if (span.memory >= 0) continue;
       __syncwarp();  // clears what the first vector of the row had of the row before
       const int64_t e = -1 - span.memory - lane - part * kOfWarp;
@@ -314,11 +314,8 @@ class Chunks : public BetweenWarps<Policy> {
     for (int u = 0; u < kPacks; ++u) packs[u] = *pack_at(stage, result, u * 32 + lane);
     if (shift != 0) {
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u) {
-        Pack two[2] = {*pack_at(stage, result, max(u * 32 + lane - 1, 0)), packs[u]};
-        shift_packs<sizeof(Bits)>(two, 16 - shift);
-        packs[u] = two[0];
-      }
+      for (int u = 0; u < kPacks; ++u)
+        packs[u] = between<sizeof(Bits), 16>(*pack_at(stage, result, max(u * 32 + lane - 1, 0)), packs[u], 16 - shift);
     }
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {

@@ -300,10 +300,10 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) run[j] = *place(operand, lane * kPacks + j);
     run[kPacks] = is_end() ? *last_pack(operand, lane >> p.run_bits) : *place(operand, (lane + 1) * kPacks);
-    shift_packs<sizeof(Bits)>(run, shift);
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) *place(operand, lane * kPacks + j) = run[j];
+    for (int j = 0; j < kPacks; ++j)
+      *place(operand, lane * kPacks + j) = between<sizeof(Bits), 15>(run[j], run[j + 1], shift);
     __syncwarp();
     if (origin >= 0) return;
     // Clears what the vectors in which rows begin have of the rows before.
@@ -325,12 +325,11 @@ class Rows : public BetweenWarps<Policy> {
       const int pack = u * 32 + lane, row = pack / row_packs(), k = pack - row * row_packs();
       Bits* const to = data + row * length + origin;
       const unsigned shift = misaligned(to);
-      Pack two[2] = {*place(result, max(pack - 1, 0)), *place(result, pack)};
-      if (shift == 0) two[0] = two[1];
-      shift_packs<sizeof(Bits)>(two, shift == 0 ? 0 : 16 - shift);
+      const Pack shifted =
+          between<sizeof(Bits), 16>(*place(result, max(pack - 1, 0)), *place(result, pack), 16 - shift);
       const int at = origin + k * kInPack - static_cast<int>(shift / sizeof(Bits));
       if (row < rows && (k > 0 || shift == 0) && at >= 0 && at + kInPack <= length)
-        *(vector_of(to) + k) = two[0];
+        *(vector_of(to) + k) = shifted;
     }
 #pragma unroll 1
     for (int i = lane; i < 24 * rows_here(); i += 32) {

@@ -1,4 +1,4 @@
-// Vectors of memory that begin at a multiple of 16 bytes, and vectors of elements that do not.
+// Rows that need not begin at a multiple of 16 bytes, and the vectors of memory that hold them.
 #pragma once
 
 #include <cstdint>
@@ -31,25 +31,6 @@ __device__ __forceinline__ void copy_row_part(Pack* to, const Pack* from, const 
   };
   const int64_t before = bytes(begin), left = bytes(end);
   copy_async_part(to, from, before < 16 ? static_cast<int>(max(int64_t{0}, min(left, int64_t{16}))) : 0);
-}
-
-// Moves packs, which follow each other, down by `shift` bytes (less than 16, a multiple of kUnit). All but the last are
-// whole then.
-template <int kUnit, int n>
-__device__ __forceinline__ void shift_packs(Pack (&packs)[n], unsigned shift) {
-  const auto word = [&](int i) -> uint32_t& { return packs[i / 4].word[i % 4]; };
-  if (shift & 8) {
-#pragma unroll
-    for (int i = 0; i < 4 * n - 2; ++i) word(i) = word(i + 2);
-  }
-  if (kUnit <= 4 && shift & 4) {
-#pragma unroll
-    for (int i = 0; i < 4 * n - 1; ++i) word(i) = word(i + 1);
-  }
-  if (kUnit <= 2 && shift & 2) {
-#pragma unroll
-    for (int i = 0; i < 4 * n - 1; ++i) word(i) = funnel_right(word(i), word(i + 1), 16);
-  }
 }
 
 }  // namespace jaxgpuops::scan
