@@ -212,6 +212,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kColumns: return "columns";
     case Algorithm::kColumnLookAhead: return "column_look_ahead";
     case Algorithm::kSpans: return "spans";
+    case Algorithm::kSpanResident: return "span_resident";
     case Algorithm::kSpanLookAhead: return "span_look_ahead";
   }
   return "?";
@@ -337,10 +338,12 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
+  // Whether all tiles may be on the GPU at the same time.
   const int64_t sums = plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes);
   const bool fits = plan.layout == Layout::kAlong
                         ? !cut && plan.strips * plan.tiles <= kResidentTiles
                         : plan.layout == Layout::kSpans && plan.strips * plan.tiles <= kSpanTiles && sums <= kMostSums;
+  const Algorithm resident = plan.layout == Layout::kAlong ? Algorithm::kResident : Algorithm::kSpanResident;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
@@ -352,11 +355,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.stages = 1;
     return plan;
   }
-  auto choice = enough && !ragged ? alone : fits ? Algorithm::kResident : shared_out;
+  auto choice = enough && !ragged ? alone : fits ? resident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = alone;
-  if (choice == Algorithm::kResident && !fits) choice = shared_out;
-  if (choice != Algorithm::kResident && choice != shared_out) return plan;
+  if (choice == resident && !fits) choice = shared_out;
+  if (choice != resident && choice != shared_out) return plan;
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));

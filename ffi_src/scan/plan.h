@@ -21,12 +21,13 @@ enum class Algorithm {
   kPieces,           // kAcross, kSpans: few elements in all, and a block has whole columns
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
-  kResident,         // kAlong, kSpans: blocks share the axis, and all run at the same time
+  kResident,         // kAlong: blocks share a row, and all run at the same time
   kRowLookAhead,     // kAlong: blocks share a row; some warps only fold what comes before a tile
   kChunkLookAhead,   // kAlong: blocks share a row; for three operands, and for segments of cumulative calls
   kColumns,          // kAcross: a block walks over the tiles of its columns
   kColumnLookAhead,  // kAcross: blocks share the columns
   kSpans,            // kSpans: a block walks over the tiles of its columns, or a cluster has them
+  kSpanResident,     // kSpans: blocks share the columns, and all run at the same time
   kSpanLookAhead,    // kSpans: blocks share the columns
 };
 

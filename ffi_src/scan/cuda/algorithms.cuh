@@ -4,8 +4,8 @@
 //   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
-//   resident             blocks share the axis, and all tiles are on the GPU at the same time (shared_rows.cuh,
-//                        shared_spans.cuh)
+//   resident             blocks share the axis, and all tiles are on the GPU at the same time (shared_rows.cuh; of
+//                        columns, span_resident, shared_spans.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -183,8 +183,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
       case Algorithm::kWalk: return launch_walk<Policy>(stream, p);
       case Algorithm::kResident:
-        if constexpr (!Policy::kCut)
-          if (plan.layout == Layout::kAlong) return launch_resident<Policy>(stream, plan, p);
+        if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
         break;
       case Algorithm::kRowLookAhead:
       case Algorithm::kChunkLookAhead:
@@ -199,7 +198,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
-    case Algorithm::kResident: return launch_span_resident<Policy>(stream, plan, p);
+    case Algorithm::kSpanResident: return launch_span_resident<Policy>(stream, plan, p);
     case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, p.width);
     case Algorithm::kSpanLookAhead: return launch_look_ahead<Policy, Spans<Policy>>(stream, plan, p, p.width);
     default: return cudaErrorInvalidValue;

@@ -292,7 +292,7 @@ class Chunks : public BetweenWarps<Policy> {
 
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
     const Bits* const first = axis + span.memory + part * kOfWarp;
-    const Pack* const from = vector_of(first) + lane;
+    const Pack* const from = (p.aligned ? reinterpret_cast<const Pack*>(first) : vector_of(first)) + lane;
     Pack* const to = memory_order(stage, operand);
     if (span.whole) {
 #pragma unroll
@@ -301,28 +301,32 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll 1
       for (int u = 0; u < kPacks; ++u) copy_row_part(to + u * 32, from + u * 32, axis, axis + p.length);
     }
-    if (misaligned(first) != 0 && lane == 31)
+    if (!p.aligned && misaligned(first) != 0 && lane == 31)
       copy_row_part(last_pack(stage, operand), from + (kPacks - 1) * 32 + 1, axis, axis + p.length);
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
     Bits* const to = axis + span.memory + part * kOfWarp;
+    if (p.aligned && span.whole) {
+#pragma unroll
+      for (int u = 0; u < kPacks; ++u)
+        reinterpret_cast<Pack*>(to)[u * 32 + lane] = memory_order(stage, result)[u * 32];
+      return;
+    }
     const unsigned shift = misaligned(to);
     const int skew = static_cast<int>(shift / sizeof(Bits));  // pack k of memory begins at element k * kInPack - skew
     Pack packs[kPacks];
 #pragma unroll
-    for (int u = 0; u < kPacks; ++u) packs[u] = *pack_at(stage, result, u * 32 + lane);
-    if (shift != 0) {
-#pragma unroll
-      for (int u = 0; u < kPacks; ++u)
-        packs[u] = between<sizeof(Bits), 16>(*pack_at(stage, result, max(u * 32 + lane - 1, 0)), packs[u], 16 - shift);
+    for (int u = 0; u < kPacks; ++u) {
+      const int k = u * 32 + lane;
+      packs[u] =
+          between<sizeof(Bits), 16>(*pack_at(stage, result, max(k - 1, 0)), *pack_at(stage, result, k), 16 - shift);
     }
 #pragma unroll
     for (int u = 0; u < kPacks; ++u) {
       const int k = u * 32 + lane, e = k * kInPack - skew;
       if ((k > 0 || shift == 0) && inside(span, part * kOfWarp + e, kInPack)) *(vector_of(to) + k) = packs[u];
     }
-    if (shift == 0 && span.whole) return;
     // Elements of packs of which other warps or rows have a part: the first, the last, and that where the row ends.
     const int64_t end = (span.memory < 0 ? 0 : p.length) - span.memory - part * kOfWarp + skew;
     const int64_t k = lane < 8 ? 0 : lane < 16 ? 32 * kPacks : end / kInPack, e = k * kInPack - skew + lane % 8;

@@ -1,13 +1,12 @@
 // Whole rows (inner = 1) of at most a tile, for any policy: as in Chunks (chunks.cuh), a lane has one run of 64 bytes
-// (32 if there are many operands). Runs are loaded and stored through shared memory, 16 bytes at a time, and shifted
-// where rows do not begin at a multiple of 16 bytes. A warp has several rows, or several warps share a row. Each warp
-// loads what it works on, so only the warps of one row wait for each other.
+// (32 if there are many operands). Runs are loaded and stored through shared memory, 16 bytes at a time. A warp has
+// several rows, or several warps share a row. Each warp loads what it works on, so only the warps of one row wait for
+// each other.
 #pragma once
 
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
 #include "scan/cuda/runs.h"
-#include "scan/cuda/shift.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -24,9 +23,7 @@ class Rows : public BetweenWarps<Policy> {
   static constexpr int kInPack = 16 / sizeof(Bits);
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun;
-  // The most rows of a warp: of more than kShortAxis positions.
-  static constexpr int kMostRows = kShortAxis / kRun >= 4 ? 4 : kShortAxis / kRun == 2 ? 8 : 16;
-  static constexpr int kBytesOfWarp = Policy::kOperands * (32 * kPacks + kMostRows) * 16;
+  static constexpr int kBytesOfWarp = Policy::kOperands * 32 * kPacks * 16;
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
@@ -75,26 +72,24 @@ class Rows : public BetweenWarps<Policy> {
       if (lane == (p.neighbour_before ? 0 : 31) && row() < p.columns && q >= 0 && q < length)
         beside = static_cast<const Bits*>(p.operands[kLast])[row() * p.length + index(q)];
     }
-    unsigned shift[Policy::kOperands] = {};
+    if (p.aligned) {
+      const int64_t from = first * p.length + moved;
 #pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o) {
-      const auto* const data = static_cast<const Bits*>(p.operands[o]);
-      if (Policy::kBroadcast && o == 1 && !dense_a()) {
-        shift[o] = fetch_rows(o, data, row() < p.columns ? p.a.outer(row()) : 0);
-      } else if (p.aligned) {
-        fetch(o, data + first * p.length + moved);
-      } else {
-        shift[o] = fetch_shifted(o, data + first * p.length, [&](int row) { return row * length; });
-      }
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!Policy::kBroadcast || o != 1 || dense_a()) fetch(o, static_cast<const Bits*>(p.operands[o]) + from);
+    } else {
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!Policy::kBroadcast || o != 1 || dense_a())
+          fetch_each(o, static_cast<const Bits*>(p.operands[o]) + first * p.length,
+                     [&](int row) { return row * length; });
     }
+    if constexpr (Policy::kBroadcast)
+      if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
     commit_async_copies();
     tile.starts = starts();
     wait_for_async_copies<0>();
     __syncwarp();
-    if (!p.aligned) {
-#pragma unroll
-      for (int o = 0; o < Policy::kOperands; ++o) settle(o, shift[o]);
-    }
     if constexpr (Policy::kNeighbour) {
       const int i = length - position();
       if (!p.neighbour_before && i > 0 && i < kRun) {
@@ -209,27 +204,32 @@ class Rows : public BetweenWarps<Policy> {
   }
   // The u-th of the kPacks packs that the lane copies, which are neighbours of other lanes' packs in memory.
   __device__ Pack* memory_order(int operand, int u) const { return place(operand, u * 32 + lane); }
-  // The pack after those of a row, which has the end of it if packs are to be shifted.
-  __device__ Pack* last_pack(int operand, int row) const {
-    return packs + Policy::kOperands * 32 * kPacks + operand * kMostRows + row;
+  // The i-th of the elements that the lane copies one by one: every 32nd element.
+  __device__ Bits* element(int operand, int i) const {
+    return reinterpret_cast<Bits*>(place(operand, i * (32 / kInPack) + lane / kInPack)) + lane % kInPack;
   }
-  // Element e of a row's part.
-  __device__ Bits* element(int operand, int row, int e) const {
-    return reinterpret_cast<Bits*>(place(operand, row * row_packs() + e / kInPack)) + e % kInPack;
-  }
-  __device__ int row_packs() const { return kPacks << p.run_bits; }
 
   // Where an element of the warp's part is, in the order of memory: its row, its place in the row, and whether it
-  // exists.
+  // exists. The row is that of element e - lane % 32, too.
   struct Where {
     int row, at;
     bool there;
   };
-  __device__ Where where(int e) const {
-    const int row = e / kRun >> p.run_bits;
+  __device__ Where where(int e, int in_row) const {
+    const int row = in_row / kRun >> p.run_bits;
     const int at = origin + e - (row * kRun << p.run_bits);
     return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
+  __device__ Where where(int e) const { return where(e, e); }
+  // The i-th of the elements that the lane copies one by one. A row has more than 32, so its row is that of other
+  // lanes. kOneRow: the warp has only one row.
+  template <bool kOneRow>
+  __device__ Where where_element(int i) const {
+    if (!kOneRow) return where(i * 32 + lane, i * 32);
+    const int at = origin + i * 32 + lane;
+    return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+  }
+
   // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
   __device__ int step(int u) const {
     static_assert(kPacks == 2 || kPacks == 4);
@@ -251,8 +251,8 @@ class Rows : public BetweenWarps<Policy> {
   }
 
   // Starts to load an operand whose rows do not follow each other in memory, or have one element for the whole row. The
-  // lane's row begins at data[at]. Returns the lane's shift.
-  __device__ unsigned fetch_rows(int operand, const Bits* data, int64_t at) const {
+  // lane's row begins at data[at].
+  __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
     if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
       const Bits value = data[at];
       Pack pack = {};
@@ -260,86 +260,59 @@ class Rows : public BetweenWarps<Policy> {
       for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, value);
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) *run_order(operand, j) = pack;
-      return 0;
+      return;
     }
-    if (!p.aligned) return fetch_shifted(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
+    if (p.aligned) {
 #pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const Where from = where((u * 32 + lane) * kInPack);
-      const Bits* const pack = data + shuffle_from(at, from.row << p.run_bits) + from.at;
-      copy_async_or_clear(memory_order(operand, u), pack, from.there);
+      for (int u = 0; u < kPacks; ++u) {
+        const Where from = where((u * 32 + lane) * kInPack);
+        const Bits* const pack = data + shuffle_from(at, from.row << p.run_bits) + from.at;
+        copy_async_or_clear(memory_order(operand, u), pack, from.there);
+      }
+    } else {
+      fetch_each(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
     }
-    return 0;
   }
 
-  // Starts to load the 16 bytes of memory that hold parts of rows. `row_at(row)` is where a row begins in `data`. Returns
-  // by how many bytes they begin too early in the lane's row.
+  // `row_at(row)` is where a row begins in `data`.
   template <class RowAt>
-  __device__ unsigned fetch_shifted(int operand, const Bits* data, RowAt row_at) const {
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const int pack = u * 32 + lane, row = pack / row_packs();
-      const Bits* const begin = data + row_at(row);
-      copy_row_part(memory_order(operand, u), vector_of(begin + origin) + (pack - row * row_packs()), begin,
-                    row < rows ? begin + length : begin);
+  __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
+    if (p.run_bits == 5) {
+      fetch_elements<true>(operand, data + row_at(0), row_at);
+    } else {
+      fetch_elements<false>(operand, data, row_at);
     }
-    const int row = lane >> p.run_bits;
-    const Bits* const begin = data + row_at(row);
-    const unsigned shift = misaligned(begin + origin);
-    if (shift != 0 && row < rows && is_end())
-      copy_row_part(last_pack(operand, row), vector_of(begin + origin) + row_packs(), begin, begin + length);
-    return shift;
+  }
+  template <bool kOneRow, class RowAt>
+  __device__ void fetch_elements(int operand, const Bits* data, RowAt row_at) const {
+    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
+#pragma unroll
+    for (int begin = 0; begin < kRun; begin += kAtOnce) {
+      Bits values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Where from = where_element<kOneRow>(begin + i);
+        const Bits* const row = kOneRow ? data : data + row_at(from.row);
+        values[i] = from.there ? row[from.at] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) *element(operand, begin + i) = values[i];
+    }
   }
 
-  // Whether the lane's run is the last of its row in the order of memory.
-  __device__ bool is_end() const { return (~lane & ((1 << p.run_bits) - 1)) == 0; }
-
-  // Shifts the runs of an operand to where take() expects them.
-  __device__ void settle(int operand, unsigned shift) const {
-    Pack run[kPacks + 1];
+  template <bool kOneRow>
+  __device__ void store_elements(int result, Bits* data) const {
+    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) run[j] = *place(operand, lane * kPacks + j);
-    run[kPacks] = is_end() ? *last_pack(operand, lane >> p.run_bits) : *place(operand, (lane + 1) * kPacks);
-    __syncwarp();
+    for (int begin = 0; begin < kRun; begin += kAtOnce) {
+      Bits values[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j)
-      *place(operand, lane * kPacks + j) = between<sizeof(Bits), 15>(run[j], run[j + 1], shift);
-    __syncwarp();
-    if (origin >= 0) return;
-    // Clears what the vectors in which rows begin have of the rows before.
-#pragma unroll 1
-    for (int i = lane; i < 8 * rows_here(); i += 32) {
-      const int e = -origin - 1 - i % 8;
-      if (i % 8 < kInPack && e >= 0) *element(operand, i / 8, e) = Bits{};
-    }
-    __syncwarp();
-  }
-
-  __device__ int rows_here() const { return min(rows, 32 >> p.run_bits); }
-
-  // Stores results of rows that begin anywhere: whole vectors of memory, and then the elements of those of which other
-  // warps or rows have a part.
-  __device__ void store_shifted(int result, Bits* data) const {
+      for (int i = 0; i < kAtOnce; ++i) values[i] = *element(result, begin + i);
 #pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const int pack = u * 32 + lane, row = pack / row_packs(), k = pack - row * row_packs();
-      Bits* const to = data + row * length + origin;
-      const unsigned shift = misaligned(to);
-      const Pack shifted =
-          between<sizeof(Bits), 16>(*place(result, max(pack - 1, 0)), *place(result, pack), 16 - shift);
-      const int at = origin + k * kInPack - static_cast<int>(shift / sizeof(Bits));
-      if (row < rows && (k > 0 || shift == 0) && at >= 0 && at + kInPack <= length)
-        *(vector_of(to) + k) = shifted;
-    }
-#pragma unroll 1
-    for (int i = lane; i < 24 * rows_here(); i += 32) {
-      const int row = i / 24, which = i % 24 / 8;
-      Bits* const to = data + row * length + origin;
-      const int skew = static_cast<int>(misaligned(to) / sizeof(Bits)), end = (origin < 0 ? 0 : length) - origin;
-      const int k = which == 0 ? 0 : which == 1 ? row_packs() : (end + skew) / kInPack;
-      const int e = k * kInPack - skew + i % 8, at = origin + e;
-      if (i % 8 < kInPack && e >= 0 && e < row_packs() * kInPack && at >= 0 && at < length)
-        to[e] = *element(result, row, e);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Where to = where_element<kOneRow>(begin + i);
+        if (to.there) data[to.row * length + to.at] = values[i];
+      }
     }
   }
 
@@ -351,9 +324,11 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
-      return;
+    } else if (p.run_bits == 5) {
+      store_elements<true>(result, data);
+    } else {
+      store_elements<false>(result, data);
     }
-    store_shifted(result, data);
   }
 
   // A bit for each element of the run: whether there is a boundary.
