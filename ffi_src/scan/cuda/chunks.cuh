@@ -134,14 +134,15 @@ class Chunks : public BetweenWarps<Policy> {
     for (int o = 0; o < Policy::kOperands; ++o) {
       const unsigned shift = misaligned(axis_of(o, place) + span.memory);
       if (is_constant(o) || shift == 0) continue;
-      Pack packs[kPacks + 1];
-#pragma unroll
-      for (int j = 0; j < kPacks; ++j) packs[j] = *pack_at(stage, o, lane * kPacks + j);
-      packs[kPacks] = lane == 31 ? *last_pack(stage, o) : *pack_at(stage, o, (lane + 1) * kPacks);
+      const Pack beyond = lane == 31 ? *last_pack(stage, o) : *pack_at(stage, o, (lane + 1) * kPacks);
       __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kPacks; ++j)
-        *pack_at(stage, o, lane * kPacks + j) = between<sizeof(Bits), 15>(packs[j], packs[j + 1], shift);
+      Pack pack = *pack_at(stage, o, lane * kPacks);
+#pragma unroll 1  // registers are scarce
+      for (int j = 0; j < kPacks; ++j) {
+        const Pack next = j + 1 < kPacks ? *pack_at(stage, o, lane * kPacks + j + 1) : beyond;
+        *pack_at(stage, o, lane * kPacks + j) = between<sizeof(Bits), 15>(pack, next, shift);
+        pack = next;
+      }
       if (span.memory >= 0) continue;
       __syncwarp();  // clears what the first vector of the row had of the row before
       const int64_t e = -1 - span.memory - lane - part * kOfWarp;
@@ -315,17 +316,12 @@ class Chunks : public BetweenWarps<Policy> {
     }
     const unsigned shift = misaligned(to);
     const int skew = static_cast<int>(shift / sizeof(Bits));  // pack k of memory begins at element k * kInPack - skew
-    Pack packs[kPacks];
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const int k = u * 32 + lane;
-      packs[u] =
+#pragma unroll 1  // registers are scarce
+    for (int k = lane; k < 32 * kPacks; k += 32) {
+      const int e = k * kInPack - skew;
+      const Pack pack =
           between<sizeof(Bits), 16>(*pack_at(stage, result, max(k - 1, 0)), *pack_at(stage, result, k), 16 - shift);
-    }
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const int k = u * 32 + lane, e = k * kInPack - skew;
-      if ((k > 0 || shift == 0) && inside(span, part * kOfWarp + e, kInPack)) *(vector_of(to) + k) = packs[u];
+      if ((k > 0 || shift == 0) && inside(span, part * kOfWarp + e, kInPack)) *(vector_of(to) + k) = pack;
     }
     // Elements of packs of which other warps or rows have a part: the first, the last, and that where the row ends.
     const int64_t end = (span.memory < 0 ? 0 : p.length) - span.memory - part * kOfWarp + skew;
