@@ -30,26 +30,15 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #endif
 }
 
-// Copies the first `count` (at most 16) bytes of 16 that are aligned, and clears the rest.
-__device__ __forceinline__ void copy_async_part(void* to, const void* from, int count) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-               "l"(__cvta_generic_to_global(from)), "r"(count)
-               : "memory");
-#else
-  if (count == 16 || count == 0) {
-    *static_cast<uint4*>(to) = count > 0 ? *static_cast<const uint4*>(from) : uint4{};
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < 16; ++i)
-      static_cast<unsigned char*>(to)[i] = i < count ? static_cast<const unsigned char*>(from)[i] : 0;
-  }
-#endif
-}
-
 // Copies 16 bytes if `there`, else stores 16 zero bytes.
 __device__ __forceinline__ void copy_async_or_clear(void* to, const void* from, bool there) {
-  copy_async_part(to, from, there ? 16 : 0);
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+               : "memory");
+#else
+  *static_cast<uint4*>(to) = there ? *static_cast<const uint4*>(from) : uint4{};
+#endif
 }
 
 __device__ __forceinline__ void commit_async_copies() {

@@ -84,10 +84,9 @@ JAXGPUOPS_FN bool is_zero(Complex<Real> a) {
 }
 
 #if defined(__CUDACC__)
-// Not inlined, since otherwise kernels of float64 would be mostly copies of these long functions. Whole warps may ask for
-// 0 = e^-inf, and for log(1), where a fold begins.
-__device__ __noinline__ inline double called_exp(double x) { return x < -746.0 ? 0.0 : exp(x); }
-__device__ __noinline__ inline double called_log(double x) { return x == 1.0 ? 0.0 : log(x); }
+// Not inlined, since otherwise kernels of float64 would be mostly copies of this long function.
+__device__ __noinline__ inline double called_exp(double x) { return exp(x); }
+__device__ __noinline__ inline double called_log(double x) { return log(x); }
 #endif
 
 // e^x for x <= 0 or NaN, with a relative error of about 1e-7 |x|.

@@ -2,6 +2,7 @@
 // once and written once. The sweeps over split rows are the same kernel.
 #pragma once
 
+#include "common/cuda/between.cuh"
 #include "common/cuda/bulk_copy.cuh"
 #include "row_engine/cuda/parts.cuh"
 
