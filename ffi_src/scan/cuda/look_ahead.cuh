@@ -139,7 +139,13 @@ class LookAhead {
     wait_at_barrier(kAmongMovers, movers);
     const int member = static_cast<int>(threadIdx.x);
     const int64_t column = work.column_of(at.strip, member);
-    if (column < p.columns) sums.template publish<Work::kOneColumn>(0, at.tile, column, work.tile_total(stage, member));
+    if (column >= p.columns) return;
+    const State sum = work.tile_total(stage, member);
+    if (Work::kOneColumn || (Work::kMayBeFew && columns <= kFewColumns)) {
+      sums.publish(0, at.tile, column, sum);
+    } else {
+      sums.template publish<false>(0, at.tile, column, sum);
+    }
   }
 
   __device__ void finish(int stage, Part at, const typename Work::Place& place) const {
