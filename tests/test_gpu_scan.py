@@ -30,8 +30,9 @@ REGIMES = {
     "spans": ((600, 5003, 3), 1),
     "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),  # of recurrences and gradients
-    "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
-    "look-ahead, spans": ((2, 50_001, 19), 1),
+    "spans, resident": ((2, 50_001, 19), 1),
+    "look-ahead, spans, few columns": ((1, 2_000_003, 3), 1),
+    "look-ahead, spans": ((2, 200_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
     "packs, rows of two packs": ((70_003, 8), 1),
@@ -160,7 +161,7 @@ def test_every_kernel_has_a_regime():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
     assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
-        *("columns", "column_look_ahead", "spans", "span_look_ahead")
+        *("columns", "column_look_ahead", "spans", "span_resident", "span_look_ahead")
     }  # chunk_look_ahead is missing: gradients take it, and have the same shapes
 
 

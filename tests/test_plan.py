@@ -246,9 +246,11 @@ SCAN_POINTS = [
     ((1, 512, 301), "float16", "pieces"),
     ((1, 2048, 88), "bfloat16", "pieces"),
     ((1, 4096, 40), "float32", "column_look_ahead"),
-    ((1, 100_000, 3), "float32", "span_look_ahead"),
+    ((1, 100_000, 3), "float32", "span_resident"),
+    ((1, 2_000_000, 3), "float32", "span_look_ahead"),
     ((1, 100_000, 34), "float32", "column_look_ahead"),
-    ((1, 100_000, 35), "bfloat16", "span_look_ahead"),
+    ((1, 50_000, 35), "bfloat16", "span_resident"),
+    ((1, 400_000, 35), "bfloat16", "span_look_ahead"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "short"),
@@ -281,7 +283,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead"}),
-    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_look_ahead"}),
+    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_resident", "span_look_ahead"}),
 }
 
 

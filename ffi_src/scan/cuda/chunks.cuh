@@ -134,15 +134,7 @@ class Chunks : public BetweenWarps<Policy> {
     for (int o = 0; o < Policy::kOperands; ++o) {
       const unsigned shift = misaligned(axis_of(o, place) + span.memory);
       if (is_constant(o) || shift == 0) continue;
-      const Pack beyond = lane == 31 ? *last_pack(stage, o) : *pack_at(stage, o, (lane + 1) * kPacks);
-      __syncwarp();
-      Pack pack = *pack_at(stage, o, lane * kPacks);
-#pragma unroll 1  // registers are scarce
-      for (int j = 0; j < kPacks; ++j) {
-        const Pack next = j + 1 < kPacks ? *pack_at(stage, o, lane * kPacks + j + 1) : beyond;
-        *pack_at(stage, o, lane * kPacks + j) = between<sizeof(Bits), 15>(pack, next, shift);
-        pack = next;
-      }
+      shift_part<Bits, kPacks>(offset(of_warp(stage, o)), offset(last_pack(stage, o)), shift);
       if (span.memory >= 0) continue;
       __syncwarp();  // clears what the first vector of the row had of the row before
       const int64_t e = -1 - span.memory - lane - part * kOfWarp;
@@ -248,19 +240,21 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
            (operand * kWarps + part) * (32 * kPacks);
   }
-  // Pack j of the lane's run. Packs are permuted within a run, so that lanes meet in no bank; after kTurns runs the
-  // permutation changes.
-  static constexpr int kTurns = 8 / kPacks;
+  // Where something is, as bytes from the start of shared memory.
+  __device__ static int offset(const Pack* pack) {
+    return static_cast<int>(reinterpret_cast<const unsigned char*>(pack) - dynamic_shared_memory());
+  }
+  // Pack j of the lane's run.
   __device__ Pack* run_order(int stage, int operand, int j) const {
     const int run = p.backward ? 31 - lane : lane;
     if (p.backward) j ^= kPacks - 1;
-    return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
+    return pack_at(stage, operand, run * kPacks + j);
   }
   // Pack number `lane` of the warp's part in the order of memory; number u * 32 + lane is u * 32 packs after it.
   __device__ Pack* memory_order(int stage, int operand) const { return pack_at(stage, operand, lane); }
   // Pack number `pack` of the warp's part, in the order of memory.
   __device__ Pack* pack_at(int stage, int operand, int pack) const {
-    return of_warp(stage, operand) + (pack ^ (pack / 8 & (kPacks - 1)));
+    return of_warp(stage, operand) + permuted<kPacks>(pack);
   }
   // Element e of the warp's part, in the order of memory.
   __device__ Bits* element(int stage, int operand, int e) const {
@@ -286,11 +280,6 @@ class Chunks : public BetweenWarps<Policy> {
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
-  // Whether `count` elements of the tile, from `first` in the order of memory, are inside the array.
-  __device__ bool inside(const Span& span, int e, int count) const {
-    return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
-  }
-
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
     const Bits* const first = axis + span.memory + part * kOfWarp;
     const Pack* const from = (p.aligned ? reinterpret_cast<const Pack*>(first) : vector_of(first)) + lane;
@@ -314,20 +303,9 @@ class Chunks : public BetweenWarps<Policy> {
         reinterpret_cast<Pack*>(to)[u * 32 + lane] = memory_order(stage, result)[u * 32];
       return;
     }
-    const unsigned shift = misaligned(to);
-    const int skew = static_cast<int>(shift / sizeof(Bits));  // pack k of memory begins at element k * kInPack - skew
-#pragma unroll 1  // registers are scarce
-    for (int k = lane; k < 32 * kPacks; k += 32) {
-      const int e = k * kInPack - skew;
-      const Pack pack =
-          between<sizeof(Bits), 16>(*pack_at(stage, result, max(k - 1, 0)), *pack_at(stage, result, k), 16 - shift);
-      if ((k > 0 || shift == 0) && inside(span, part * kOfWarp + e, kInPack)) *(vector_of(to) + k) = pack;
-    }
-    // Elements of packs of which other warps or rows have a part: the first, the last, and that where the row ends.
-    const int64_t end = (span.memory < 0 ? 0 : p.length) - span.memory - part * kOfWarp + skew;
-    const int64_t k = lane < 8 ? 0 : lane < 16 ? 32 * kPacks : end / kInPack, e = k * kInPack - skew + lane % 8;
-    if (lane < 24 && lane % 8 < kInPack && e >= 0 && e < kOfWarp && inside(span, part * kOfWarp + e, 1))
-      to[e] = *element(stage, result, static_cast<int>(e));
+    const auto inside = [&](int64_t e) { return static_cast<int>(min(max(e, int64_t{0}), int64_t{kOfWarp})); };
+    const int64_t first = span.memory + part * kOfWarp;
+    store_part<Bits, kPacks>(offset(of_warp(stage, result)), to, inside(-first), inside(p.length - first));
   }
 
   // Element i of the run.

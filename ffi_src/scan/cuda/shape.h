@@ -126,7 +126,7 @@ constexpr int kMostStages = 6;
 constexpr int kResidentTiles = 528;
 // The same of spans: a multiprocessor holds so many blocks. All tiles read all sums before them, of kMostSums words in
 // all.
-constexpr int kSpanBlocks = 3, kSpanTiles = 132 * kSpanBlocks;
+constexpr int kSpanBlocks = 2, kSpanTiles = 132 * kSpanBlocks;
 constexpr int64_t kMostSums = 1 << 23;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.

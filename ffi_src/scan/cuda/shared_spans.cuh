@@ -17,8 +17,8 @@ size_t group_bytes(int tiles, int columns) {
   return (tiles / kGroup + 1) * columns * sizeof(typename Policy::State);
 }
 
-// The fold of all before tile t of a column, as Counter has it, by all threads of a block: a thread folds a group of a
-// column. Threads from the number of columns on return nothing.
+// The fold of all before tile t of a column, as Counter has it, by all threads of a block: warps fold the groups of few
+// columns, and threads those of many. Threads from the number of columns on return nothing.
 template <class Policy>
 __device__ __forceinline__ typename Policy::State before_of_column(const Parameters& p, const Spans<Policy>& work,
                                                                    unsigned strip, int t) {
@@ -26,22 +26,34 @@ __device__ __forceinline__ typename Policy::State before_of_column(const Paramet
   const Sums<Policy> sums{p};
   State* const groups = work.totals(1);
   const int columns = work.block_columns(), whole = t / kGroup, digit = t % kGroup;
+  const int all = (whole + 1) * columns, warps = p.threads / 32, lane = threadIdx.x % 32;
   const State none = work.identity();
+  const bool few = all <= 2 * kWarps;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < (whole + 1) * columns; i += p.threads) {
+  for (int i = static_cast<int>(few ? threadIdx.x / 32 : threadIdx.x); i < all; i += few ? warps : p.threads) {
     const int g = i / columns, count = g < whole ? kGroup : digit;
     const int64_t column = work.column_of(strip, i - g * columns);
     if (column >= p.columns) continue;
-    Tree<Policy> tree;
-    State last = none;
-    sums.each(0, g * kGroup, count, column, [&](int j, State sum) {
-      if (j < kGroup - 1) {
-        tree.add(j, sum, p.options);
-      } else {
-        last = sum;
-      }
-    });
-    groups[i] = tree.fold(min(count, kGroup - 1), last, p.options);
+    State sum = none;
+    if (few) {
+      auto words = bits_as<WordsOf<State>>(none);
+      if (lane < count)
+        while (!Sums<Policy>::load(sums.at(0, g * kGroup + lane, column), words)) {
+        }
+      __syncwarp();
+      sum = shuffle_from(scan_group<Policy>(p.options, bits_as<State>(words)), max(count - 1, 0));
+    } else {
+      Tree<Policy> tree;
+      sums.each(0, g * kGroup, count, column, [&](int j, State next) {
+        if (j < kGroup - 1) {
+          tree.add(j, next, p.options);
+        } else {
+          sum = next;
+        }
+      });
+      sum = tree.fold(min(count, kGroup - 1), sum, p.options);
+    }
+    groups[i] = sum;
   }
   __syncthreads();
   if (threadIdx.x >= columns) return none;
