@@ -30,9 +30,9 @@ REGIMES = {
     "spans": ((600, 5003, 3), 1),
     "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),  # of recurrences and gradients
-    "spans, resident": ((2, 50_001, 19), 1),
-    "look-ahead, spans, few columns": ((1, 2_000_003, 3), 1),
-    "look-ahead, spans": ((2, 200_001, 19), 1),
+    "spans, resident": ((2, 10_001, 19), 1),  # recurrences
+    "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
+    "look-ahead, spans": ((2, 50_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
     "packs, rows of two packs": ((70_003, 8), 1),

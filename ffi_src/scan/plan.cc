@@ -6,11 +6,15 @@ namespace jaxgpuops::scan {
 namespace {
 
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// One block of kAcross has several tiles in flight and fills a multiprocessor.
-int64_t enough_strips(Layout layout, const Gpu& gpu) {
-  return layout == Layout::kAcross ? gpu.multiprocessors : 2 * gpu.multiprocessors;
+// One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are
+// enough, as it takes some time to begin to share an axis.
+int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, const Gpu& gpu) {
+  const int64_t all = gpu.multiprocessors;
+  if (layout == Layout::kAlong) return 2 * all;
+  if (layout == Layout::kSpans) return all * 11 / 8;
+  const bool exponentials = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
+  return tiles <= 8 && !exponentials ? all - all * 5 / 3 / tiles : all;
 }
-
 // With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
@@ -315,7 +319,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
     return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
-  bool enough = plan.strips >= enough_strips(plan.layout, gpu);
+  bool enough = plan.strips >= enough_strips(problem, plan.layout, plan.tiles, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
@@ -342,7 +346,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const int64_t sums = plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes);
   const bool fits = plan.layout == Layout::kAlong
                         ? !cut && plan.strips * plan.tiles <= kResidentTiles
-                        : plan.layout == Layout::kSpans && plan.strips * plan.tiles <= kSpanTiles && sums <= kMostSums;
+                        : plan.layout == Layout::kSpans && is_span_resident(problem.kind, problem.dtype) &&
+                              plan.strips * plan.tiles <= kSpanTiles && sums <= kMostSums;
   const Algorithm resident = plan.layout == Layout::kAlong ? Algorithm::kResident : Algorithm::kSpanResident;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&

@@ -11,7 +11,16 @@
 
 namespace jaxgpuops::scan {
 
+// Whether rows begin at multiples of 16 bytes (or there is one, from its first element on): if the parameters say so,
+// always, or not always.
+enum class Begin { kAsked, kAligned, kAnywhere };
+
+// Kernels whose blocks share a multiprocessor have few registers, and of 16 bits a lane has so many elements that those
+// of kAsked are too few.
 template <class Policy>
+constexpr bool kSplit = sizeof(typename Policy::Element::Bits) == 2;
+
+template <class Policy, Begin kBegin>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -128,13 +137,13 @@ class Chunks : public BetweenWarps<Policy> {
   // Shifts operands to where take() expects them. Called once for a tile, by all lanes of a warp, after their copies have
   // ended.
   __device__ void settle(int stage, const Place& place, const Span& span) const {
-    if (p.aligned) return;
+    if (aligned()) return;
     __syncwarp();
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
       const unsigned shift = misaligned(axis_of(o, place) + span.memory);
       if (is_constant(o) || shift == 0) continue;
-      shift_part<Bits, kPacks>(offset(of_warp(stage, o)), offset(last_pack(stage, o)), shift);
+      shift_part<Bits, kPacks, kBegin == Begin::kAnywhere>(of_warp(stage, o), last_pack(stage, o), shift);
       if (span.memory >= 0) continue;
       __syncwarp();  // clears what the first vector of the row had of the row before
       const int64_t e = -1 - span.memory - lane - part * kOfWarp;
@@ -240,10 +249,6 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
            (operand * kWarps + part) * (32 * kPacks);
   }
-  // Where something is, as bytes from the start of shared memory.
-  __device__ static int offset(const Pack* pack) {
-    return static_cast<int>(reinterpret_cast<const unsigned char*>(pack) - dynamic_shared_memory());
-  }
   // Pack j of the lane's run.
   __device__ Pack* run_order(int stage, int operand, int j) const {
     const int run = p.backward ? 31 - lane : lane;
@@ -266,6 +271,8 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<Pack*>(folds + thread / 32 * (32 * sizeof(State))) + operand;
   }
 
+  __device__ bool aligned() const { return kBegin == Begin::kAsked ? p.aligned : kBegin == Begin::kAligned; }
+
   // Whether an operand has one element for the whole row.
   __device__ bool is_constant(int operand) const {
     return Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0;
@@ -282,7 +289,7 @@ class Chunks : public BetweenWarps<Policy> {
 
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
     const Bits* const first = axis + span.memory + part * kOfWarp;
-    const Pack* const from = (p.aligned ? reinterpret_cast<const Pack*>(first) : vector_of(first)) + lane;
+    const Pack* const from = (aligned() ? reinterpret_cast<const Pack*>(first) : vector_of(first)) + lane;
     Pack* const to = memory_order(stage, operand);
     if (span.whole) {
 #pragma unroll
@@ -291,13 +298,13 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll 1
       for (int u = 0; u < kPacks; ++u) copy_row_part(to + u * 32, from + u * 32, axis, axis + p.length);
     }
-    if (!p.aligned && misaligned(first) != 0 && lane == 31)
+    if (!aligned() && misaligned(first) != 0 && lane == 31)
       copy_row_part(last_pack(stage, operand), from + (kPacks - 1) * 32 + 1, axis, axis + p.length);
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
     Bits* const to = axis + span.memory + part * kOfWarp;
-    if (p.aligned && span.whole) {
+    if (aligned() && span.whole) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         reinterpret_cast<Pack*>(to)[u * 32 + lane] = memory_order(stage, result)[u * 32];
@@ -305,7 +312,21 @@ class Chunks : public BetweenWarps<Policy> {
     }
     const auto inside = [&](int64_t e) { return static_cast<int>(min(max(e, int64_t{0}), int64_t{kOfWarp})); };
     const int64_t first = span.memory + part * kOfWarp;
-    store_part<Bits, kPacks>(offset(of_warp(stage, result)), to, inside(-first), inside(p.length - first));
+    const int begin = inside(-first), end = inside(p.length - first);
+    if constexpr (kBegin != Begin::kAligned) {
+      store_part<Bits, kPacks, kBegin == Begin::kAnywhere>(of_warp(stage, result), to, begin, end);
+    } else {
+#pragma unroll 1
+      for (int e = lane * kInPack; e < kOfWarp; e += 32 * kInPack) {
+        if (e >= begin && e + kInPack <= end) {
+          *reinterpret_cast<Pack*>(to + e) = *pack_at(stage, result, e / kInPack);
+        } else {
+#pragma unroll 1
+          for (int i = e; i < min(e + kInPack, end); ++i)
+            if (i >= begin) to[i] = *element(stage, result, i);
+        }
+      }
+    }
   }
 
   // Element i of the run.

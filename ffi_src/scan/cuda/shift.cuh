@@ -45,50 +45,44 @@ __device__ __forceinline__ void copy_row_part(Pack* to, const Pack* from, const 
   copy_async_part(to, from, before < 16 ? static_cast<int>(max(int64_t{0}, min(left, int64_t{16}))) : 0);
 }
 
-// A warp's part of a tile in shared memory: kPacks for each lane, at byte `at`, in the order of memory. Packs are permuted
-// within the kPacks of a lane, so that lanes meet in no bank.
+// A warp's part of a tile in shared memory has kPacks for each lane, in the order of memory. Packs are permuted within the
+// kPacks of a lane, so that lanes meet in no bank.
 template <int kPacks>
 constexpr __device__ int permuted(int pack) {
   return pack ^ (pack / 8 & (kPacks - 1));
 }
 
-// What follows is not inlined, since kernels, whose registers are scarce, seldom need it.
-
-// Moves a part down by `shift` bytes. `last` is where the pack after the part is.
-template <class Bits, int kPacks>
-__device__ __noinline__ void shift_part(int at, int last, unsigned shift) {
-  Pack* const part = reinterpret_cast<Pack*>(dynamic_shared_memory() + at);
+// Moves a part down by `shift` bytes. `last` is the pack after the part. kFast takes more registers.
+template <class Bits, int kPacks, bool kFast>
+__device__ __forceinline__ void shift_part(Pack* part, const Pack* last, unsigned shift) {
+  constexpr int kUnroll = kFast ? kPacks : 1;
   const int lane = threadIdx.x % 32;
-  Pack packs[kPacks + 1];
-#pragma unroll
-  for (int j = 0; j < kPacks; ++j) packs[j] = part[permuted<kPacks>(lane * kPacks + j)];
-  packs[kPacks] = lane == 31 ? *reinterpret_cast<const Pack*>(dynamic_shared_memory() + last)
-                             : part[permuted<kPacks>((lane + 1) * kPacks)];
+  const auto own = [&](int j) { return part + permuted<kPacks>(lane * kPacks + j); };
+  const Pack beyond = lane == 31 ? *last : part[permuted<kPacks>((lane + 1) * kPacks)];
   __syncwarp();
-#pragma unroll
-  for (int j = 0; j < kPacks; ++j)
-    part[permuted<kPacks>(lane * kPacks + j)] = between<sizeof(Bits), 15>(packs[j], packs[j + 1], shift);
+  Pack pack = *own(0);
+#pragma unroll kUnroll
+  for (int j = 0; j < kPacks; ++j) {
+    const Pack next = j + 1 < kPacks ? *own(j + 1) : beyond;
+    *own(j) = between<sizeof(Bits), 15>(pack, next, shift);
+    pack = next;
+  }
 }
 
 // Stores elements `begin` to `end` of a part, whose first element belongs to `to`: vectors that are aligned in memory,
 // and the elements before and after them.
-template <class Bits, int kPacks>
-__device__ __noinline__ void store_part(int at, Bits* to, int begin, int end) {
-  constexpr int kInPack = 16 / sizeof(Bits);
-  const Pack* const part = reinterpret_cast<const Pack*>(dynamic_shared_memory() + at);
+template <class Bits, int kPacks, bool kFast>
+__device__ __forceinline__ void store_part(const Pack* part, Bits* to, int begin, int end) {
+  constexpr int kInPack = 16 / sizeof(Bits), kUnroll = kFast ? kPacks : 1;
   const int lane = threadIdx.x % 32;
   const unsigned shift = misaligned(to);
   const int skew = static_cast<int>(shift / sizeof(Bits));  // vector k of memory begins at element k * kInPack - skew
-  Pack packs[kPacks];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const int k = u * 32 + lane;
-    packs[u] = between<sizeof(Bits), 16>(part[permuted<kPacks>(max(k - 1, 0))], part[permuted<kPacks>(k)], 16 - shift);
-  }
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const int k = u * 32 + lane, e = k * kInPack - skew;
-    if (e >= begin && e + kInPack <= end) vector_of(to)[k] = packs[u];
+#pragma unroll kUnroll
+  for (int k = lane; k < 32 * kPacks; k += 32) {
+    const int e = k * kInPack - skew;
+    const Pack pack =
+        between<sizeof(Bits), 16>(part[permuted<kPacks>(max(k - 1, 0))], part[permuted<kPacks>(k)], 16 - shift);
+    if (e >= begin && e + kInPack <= end) vector_of(to)[k] = pack;
   }
   const int k = ((lane < 8 ? begin : end) + skew) / kInPack, e = k * kInPack - skew + lane % 8;
   if (lane < 16 && lane % 8 < kInPack && e >= begin && e < end)
