@@ -7,37 +7,6 @@
 
 namespace jaxgpuops::scan {
 
-// Folds up to 32 states of one thread as a balanced tree.
-template <class Policy>
-struct Tree {
-  using State = typename Policy::State;
-
-  // Adds state i, after those before it.
-  __device__ void add(int i, State sum, const Options& options) {
-    bool carry = true;
-#pragma unroll
-    for (int bit = 0; bit < kGroupBits; ++bit) {
-      if (!carry) continue;
-      carry = i >> bit & 1;
-      if (carry) {
-        sum = Policy::combine(trees[bit], sum, options);
-      } else {
-        trees[bit] = sum;
-      }
-    }
-  }
-
-  // The fold of the first `count` (less than 32) states, and then of `state`.
-  __device__ State fold(int count, State state, const Options& options) const {
-#pragma unroll
-    for (int bit = 0; bit < kGroupBits; ++bit)
-      if (count >> bit & 1) state = Policy::combine(trees[bit], state, options);
-    return state;
-  }
-
-  State trees[kGroupBits];  // the fold of 2^bit states
-};
-
 // Used by one thread that gets the sums of all tiles of a column, one after the other.
 template <class Policy>
 class Counter {

@@ -43,25 +43,26 @@ __device__ __forceinline__ typename Policy::State before_of_column(const Paramet
       __syncwarp();
       sum = shuffle_from(scan_group<Policy>(p.options, bits_as<State>(words)), max(count - 1, 0));
     } else {
-      Tree<Policy> tree;
-      sums.each(0, g * kGroup, count, column, [&](int j, State next) {
-        if (j < kGroup - 1) {
-          tree.add(j, next, p.options);
-        } else {
-          sum = next;
-        }
-      });
-      sum = tree.fold(min(count, kGroup - 1), sum, p.options);
+      if (count == kGroup) sums.each(0, g * kGroup + count - 1, 1, column, [&](int, State last) { sum = last; });
+      sum = sums.fold(0, g * kGroup, min(count, kGroup - 1), column, sum);
     }
     groups[i] = sum;
   }
   __syncthreads();
+  if (whole > 0) {  // warps fold the groups before the tile's
+#pragma unroll 1
+    for (int c = static_cast<int>(threadIdx.x) / 32; c < columns; c += warps) {
+      const State earlier =
+          scan_group<Policy>(p.options, lane < whole ? groups[lane * columns + c] : none, whole);
+      const State fold = shuffle_from(earlier, whole - 1);
+      if (lane == 0) groups[c] = fold;
+      __syncwarp();
+    }
+    __syncthreads();
+  }
   if (threadIdx.x >= columns) return none;
-  State before = Policy::combine(groups[whole * columns + threadIdx.x], none, p.options);
-  if (whole == 0) return before;
-  Tree<Policy> tree;
-  for (int g = 0; g < whole; ++g) tree.add(g, groups[g * columns + threadIdx.x], p.options);
-  return Policy::combine(tree.fold(whole, none, p.options), before, p.options);
+  const State before = Policy::combine(groups[whole * columns + threadIdx.x], none, p.options);
+  return whole == 0 ? before : Policy::combine(groups[threadIdx.x], before, p.options);
 }
 
 template <class Policy>

@@ -57,9 +57,24 @@ struct Sums {
 
   // Folds `count` sums of a level, from the first of a group on, and then `state`.
   __device__ State fold(int level, int first, int count, int64_t column, State state) const {
-    Tree<Policy> tree;
-    each(level, first, count, column, [&](int i, State sum) { tree.add(i, sum, p.options); });
-    return tree.fold(count, state, p.options);
+    State trees[kGroupBits];
+    each(level, first, count, column, [&](int i, State sum) {
+      bool carry = true;
+#pragma unroll
+      for (int bit = 0; bit < kGroupBits; ++bit) {
+        if (!carry) continue;
+        carry = i >> bit & 1;
+        if (carry) {
+          sum = Policy::combine(trees[bit], sum, p.options);
+        } else {
+          trees[bit] = sum;
+        }
+      }
+    });
+#pragma unroll
+    for (int bit = 0; bit < kGroupBits; ++bit)
+      if (count >> bit & 1) state = Policy::combine(trees[bit], state, p.options);
+    return state;
   }
 
   // Publishes a sum in words that are clear.
