@@ -15,6 +15,7 @@ int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, cons
   const bool exponentials = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
   return tiles <= 8 && !exponentials ? all - all * 5 / 3 / tiles : all;
 }
+
 // With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
@@ -343,11 +344,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   // Whether all tiles may be on the GPU at the same time.
-  const int64_t sums = plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes);
-  const bool fits = plan.layout == Layout::kAlong
-                        ? !cut && plan.strips * plan.tiles <= kResidentTiles
-                        : plan.layout == Layout::kSpans && is_span_resident(problem.kind, problem.dtype) &&
-                              plan.strips * plan.tiles <= kSpanTiles && sums <= kMostSums;
+  bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
+  if (plan.layout == Layout::kSpans && is_span_resident(problem.kind, problem.dtype))
+    fits = plan.strips * plan.tiles <= kSpanTiles &&
+           plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes) <= kMostSums;
   const Algorithm resident = plan.layout == Layout::kAlong ? Algorithm::kResident : Algorithm::kSpanResident;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&

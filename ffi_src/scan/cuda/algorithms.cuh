@@ -4,8 +4,8 @@
 //   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
-//   resident             blocks share the axis, and all tiles are on the GPU at the same time (shared_rows.cuh; of
-//                        columns, span_resident, shared_spans.cuh)
+//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh; of columns,
+//                        span_resident, shared_spans.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -94,13 +94,13 @@ cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Para
   if constexpr (kRowBlocks<Policy> > 0) {
     return launch_row_look_ahead<Policy>(stream, plan, p);
   } else {
-    return launch_look_ahead<Policy, Chunks<Policy, Begin::kAsked>>(stream, plan, p, 1);
+    return launch_look_ahead<Policy, Chunks<Policy>>(stream, plan, p, 1);
   }
 }
 
 // If the GPU has no room for all tiles at the same time, the kernels that look ahead run instead, which give the same
 // bits.
-template <class Policy, Begin kBegin>
+template <class Policy>
 cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
   static Residents of_kernel;
   const int teams = plan.strips * plan.tiles > kResidentTiles / kMostTeams ? kMostTeams : 1;
@@ -109,22 +109,11 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   shape.shared_bytes = layout_shared<Policy>(q, teams, 0, teams, 1) + teams * kGroup * sizeof(typename Policy::State);
   shape.together = true;
   int fitting = 0;
-  const auto kernel = scan_resident<Policy, kBegin>;
-  const cudaError_t status = of_kernel.count(reinterpret_cast<const void*>(kernel), shape, &fitting);
+  const void* const kernel = reinterpret_cast<const void*>(scan_resident<Policy>);
+  const cudaError_t status = of_kernel.count(kernel, shape, &fitting);
   if (status != cudaSuccess) return status;
   if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_shared_rows<Policy>(stream, plan, p);
-  return launch(stream, shape, kernel, q);
-}
-
-// Calls f with how rows begin, as a constant, if there are kernels for that.
-template <class Policy, class F>
-cudaError_t with_begin(const Parameters& p, F f) {
-  if constexpr (!kSplit<Policy>) {
-    return f(std::integral_constant<Begin, Begin::kAsked>());
-  } else {
-    if (p.aligned) return f(std::integral_constant<Begin, Begin::kAligned>());
-    return f(std::integral_constant<Begin, Begin::kAnywhere>());
-  }
+  return launch(stream, shape, scan_resident<Policy>, q);
 }
 
 // The same of spans.
@@ -153,10 +142,10 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
 }
 
-template <class Policy, Begin kBegin>
+template <class Policy>
 cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
-  return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy, kBegin>, p);
+  return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
 }
 
 // A block walks over the tiles of `columns` columns, or each block of a cluster has one of these tiles.
@@ -192,11 +181,9 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
-      case Algorithm::kWalk:
-        return with_begin<Policy>(p, [&](auto begin) { return launch_walk<Policy, begin>(stream, p); });
+      case Algorithm::kWalk: return launch_walk<Policy>(stream, p);
       case Algorithm::kResident:
-        if constexpr (!Policy::kCut)
-          return with_begin<Policy>(p, [&](auto begin) { return launch_resident<Policy, begin>(stream, plan, p); });
+        if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
         break;
       case Algorithm::kRowLookAhead:
       case Algorithm::kChunkLookAhead:

@@ -7,20 +7,10 @@
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
 #include "scan/cuda/runs.h"
-#include "scan/cuda/shift.cuh"
 
 namespace jaxgpuops::scan {
 
-// Whether rows begin at multiples of 16 bytes (or there is one, from its first element on): if the parameters say so,
-// always, or not always.
-enum class Begin { kAsked, kAligned, kAnywhere };
-
-// Kernels whose blocks share a multiprocessor have few registers, and of 16 bits a lane has so many elements that those
-// of kAsked are too few.
 template <class Policy>
-constexpr bool kSplit = sizeof(typename Policy::Element::Bits) == 2;
-
-template <class Policy, Begin kBegin>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -63,7 +53,6 @@ class Chunks : public BetweenWarps<Policy> {
 
   static constexpr int kExtrasAt = Policy::kOperands * kTile * static_cast<int>(sizeof(Bits));
   static constexpr int kFoldsAt = kExtrasAt + (Policy::kNeighbour ? kThreads * static_cast<int>(sizeof(Bits)) : 0);
-  static_assert(Policy::kOperands * 16 <= 32 * sizeof(State));  // last_pack()
   static constexpr int kStageBytes = stage_bytes(Layout::kAlong, Policy::kOperands, sizeof(Bits), sizeof(State));
   static_assert(kFoldsAt + kThreads * sizeof(State) <= kStageBytes);
 
@@ -93,17 +82,22 @@ class Chunks : public BetweenWarps<Policy> {
   // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
   // it.
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
-#pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o) {
-      if (is_constant(o)) {
+    fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
+    if constexpr (Policy::kBroadcast) {
+      const auto* const a = static_cast<const Bits*>(p.operands[1]) + place.a;
+      if (p.a.axis_stride == 0) {
         Pack pack = {};
 #pragma unroll
-        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *axis_of(o, place));
+        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *a);
 #pragma unroll
-        for (int u = 0; u < kPacks; ++u) memory_order(stage, o)[u * 32] = pack;
+        for (int u = 0; u < kPacks; ++u) memory_order(stage, 1)[u * 32] = pack;
       } else {
-        fetch_operand(stage, o, axis_of(o, place), span);
+        fetch_operand(stage, 1, a, span);
       }
+    } else {
+#pragma unroll
+      for (int o = 1; o < Policy::kOperands; ++o)
+        fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
     }
     if constexpr (Policy::kNeighbour) {
       const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
@@ -118,12 +112,13 @@ class Chunks : public BetweenWarps<Policy> {
   // Prefetches a later tile into the L2 cache, on GPUs that can. Called by one thread.
   __device__ void let_come_near(const Place& place, const Span& span) const {
 #if __CUDA_ARCH__ >= 900
-    if (!span.whole) return;
+    if (!p.aligned || !span.whole) return;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
-      if (is_constant(o)) continue;
-      const Bits* const from = axis_of(o, place) + span.memory;
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from) - misaligned(from)),
+      const bool a = Policy::kBroadcast && o == 1;
+      if (a && p.a.axis_stride == 0) continue;
+      const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
                    "n"(kTile * static_cast<int>(sizeof(Bits)))
                    : "memory");
     }
@@ -132,23 +127,6 @@ class Chunks : public BetweenWarps<Policy> {
 
   __device__ void put_extras(int stage, const Extra (&extra)[1]) const {
     if constexpr (Policy::kNeighbour) in_stage<Bits>(stage, kExtrasAt)[0] = extra[0];
-  }
-
-  // Shifts operands to where take() expects them. Called once for a tile, by all lanes of a warp, after their copies have
-  // ended.
-  __device__ void settle(int stage, const Place& place, const Span& span) const {
-    if (aligned()) return;
-    __syncwarp();
-#pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o) {
-      const unsigned shift = misaligned(axis_of(o, place) + span.memory);
-      if (is_constant(o) || shift == 0) continue;
-      shift_part<Bits, kPacks, kBegin == Begin::kAnywhere>(of_warp(stage, o), last_pack(stage, o), shift);
-      if (span.memory >= 0) continue;
-      __syncwarp();  // clears what the first vector of the row had of the row before
-      const int64_t e = -1 - span.memory - lane - part * kOfWarp;
-      if (lane < kInPack && e >= 0 && e < kOfWarp) *element(stage, o, static_cast<int>(e)) = Bits{};
-    }
   }
 
   // Called by all lanes of a warp, after their copies have ended.
@@ -249,37 +227,24 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
            (operand * kWarps + part) * (32 * kPacks);
   }
-  // Pack j of the lane's run.
+  // Pack j of the lane's run. Packs are permuted within a run, so that lanes meet in no bank; after kTurns runs the
+  // permutation changes.
+  static constexpr int kTurns = 8 / kPacks;
   __device__ Pack* run_order(int stage, int operand, int j) const {
     const int run = p.backward ? 31 - lane : lane;
     if (p.backward) j ^= kPacks - 1;
-    return pack_at(stage, operand, run * kPacks + j);
+    return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
   }
   // Pack number `lane` of the warp's part in the order of memory; number u * 32 + lane is u * 32 packs after it.
-  __device__ Pack* memory_order(int stage, int operand) const { return pack_at(stage, operand, lane); }
-  // Pack number `pack` of the warp's part, in the order of memory.
-  __device__ Pack* pack_at(int stage, int operand, int pack) const {
-    return of_warp(stage, operand) + permuted<kPacks>(pack);
+  __device__ Pack* memory_order(int stage, int operand) const {
+    const int j = lane & (kPacks - 1);
+    return of_warp(stage, operand) + (lane - j) + (j ^ (lane / 8 & (kPacks - 1)));
   }
   // Element e of the warp's part, in the order of memory.
   __device__ Bits* element(int stage, int operand, int e) const {
-    return reinterpret_cast<Bits*>(pack_at(stage, operand, e / kInPack)) + e % kInPack;
-  }
-  // The pack after the warp's part, which has the end of it if packs are to be shifted. It is there until folds are.
-  __device__ Pack* last_pack(int stage, int operand) const {
-    unsigned char* const folds = dynamic_shared_memory() + stage * kStageBytes + kFoldsAt;
-    return reinterpret_cast<Pack*>(folds + thread / 32 * (32 * sizeof(State))) + operand;
-  }
-
-  __device__ bool aligned() const { return kBegin == Begin::kAsked ? p.aligned : kBegin == Begin::kAligned; }
-
-  // Whether an operand has one element for the whole row.
-  __device__ bool is_constant(int operand) const {
-    return Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0;
-  }
-  __device__ const Bits* axis_of(int operand, const Place& place) const {
-    return static_cast<const Bits*>(p.operands[operand]) +
-           (Policy::kBroadcast && operand == 1 ? place.a : place.at);
+    const int pack = e / kInPack, run = pack / kPacks, j = pack & (kPacks - 1);
+    return reinterpret_cast<Bits*>(of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)))) +
+           e % kInPack;
   }
 
   __device__ int64_t position(const Span& span) const {  // position at which the run begins
@@ -287,44 +252,88 @@ class Chunks : public BetweenWarps<Policy> {
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
+  // Whether `count` elements of the tile, from `first` in the order of memory, are inside the array.
+  __device__ bool inside(const Span& span, int e, int count) const {
+    return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
+  }
+
+  // How many elements of a pack that is not inside the array are, for the only row if it ends with a part of a pack.
+  __device__ int part_inside(const Span& span, int e) const {
+    const int64_t left = p.length - span.memory - e;
+    return p.length % kInPack != 0 && left > 0 && left < kInPack ? static_cast<int>(left) : 0;
+  }
+
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
-    const Bits* const first = axis + span.memory + part * kOfWarp;
-    const Pack* const from = (aligned() ? reinterpret_cast<const Pack*>(first) : vector_of(first)) + lane;
-    Pack* const to = memory_order(stage, operand);
-    if (span.whole) {
+    if (p.aligned) {
+      Pack* const to = memory_order(stage, operand);
+      const int first = part * kOfWarp + lane * kInPack;
+      const Bits* const from = axis + span.memory + first;
+      if (span.whole) {
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32);
-    } else {
+        for (int u = 0; u < kPacks; ++u) copy_async(to + u * 32, from + u * 32 * kInPack);
+      } else {
 #pragma unroll 1
-      for (int u = 0; u < kPacks; ++u) copy_row_part(to + u * 32, from + u * 32, axis, axis + p.length);
+        for (int u = 0; u < kPacks; ++u) {
+          const int e = first + u * 32 * kInPack;
+          const int count = part_inside(span, e);
+          if (count == 0) {
+            copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, e, kInPack));
+          } else {
+            to[u * 32] = Pack{};
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) reinterpret_cast<Bits*>(to + u * 32)[i] = from[u * 32 * kInPack + i];
+          }
+        }
+      }
+    } else if constexpr (sizeof(Bits) >= 4) {
+#pragma unroll 4
+      for (int i = 0; i < kRun; ++i) {
+        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        Bits* const to = element(stage, operand, e);
+        if (inside(span, in_tile, 1)) {
+          copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
+        } else {
+          *to = Bits{};
+        }
+      }
+    } else {
+      Bits values[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int in_tile = part * kOfWarp + i * 32 + lane;
+        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
     }
-    if (!aligned() && misaligned(first) != 0 && lane == 31)
-      copy_row_part(last_pack(stage, operand), from + (kPacks - 1) * 32 + 1, axis, axis + p.length);
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
-    Bits* const to = axis + span.memory + part * kOfWarp;
-    if (aligned() && span.whole) {
+    if (p.aligned) {
+      const Pack* const from = memory_order(stage, result);
+      const int first = part * kOfWarp + lane * kInPack;
+      Bits* const to = axis + span.memory + first;
+      if (span.whole) {
 #pragma unroll
-      for (int u = 0; u < kPacks; ++u)
-        reinterpret_cast<Pack*>(to)[u * 32 + lane] = memory_order(stage, result)[u * 32];
-      return;
-    }
-    const auto inside = [&](int64_t e) { return static_cast<int>(min(max(e, int64_t{0}), int64_t{kOfWarp})); };
-    const int64_t first = span.memory + part * kOfWarp;
-    const int begin = inside(-first), end = inside(p.length - first);
-    if constexpr (kBegin != Begin::kAligned) {
-      store_part<Bits, kPacks, kBegin == Begin::kAnywhere>(of_warp(stage, result), to, begin, end);
-    } else {
+        for (int u = 0; u < kPacks; ++u) *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+      } else {
 #pragma unroll 1
-      for (int e = lane * kInPack; e < kOfWarp; e += 32 * kInPack) {
-        if (e >= begin && e + kInPack <= end) {
-          *reinterpret_cast<Pack*>(to + e) = *pack_at(stage, result, e / kInPack);
-        } else {
+        for (int u = 0; u < kPacks; ++u) {
+          const int e = first + u * 32 * kInPack;
+          if (inside(span, e, kInPack)) {
+            *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
+          } else {
 #pragma unroll 1
-          for (int i = e; i < min(e + kInPack, end); ++i)
-            if (i >= begin) to[i] = *element(stage, result, i);
+            for (int i = part_inside(span, e) - 1; i >= 0; --i)
+              to[u * 32 * kInPack + i] = reinterpret_cast<const Bits*>(from + u * 32)[i];
+          }
         }
+      }
+    } else {
+#pragma unroll 4
+      for (int i = 0; i < kRun; ++i) {
+        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        if (inside(span, in_tile, 1)) axis[span.memory + in_tile] = *element(stage, result, e);
       }
     }
   }

@@ -130,7 +130,6 @@ class LookAhead {
 
   __device__ void publish(int stage, Part at, const typename Work::Place& place) const {
     const auto span = work.span(at.tile);
-    if constexpr (Work::kOneColumn) work.settle(stage, place, span);
     Tile tile;
     work.take(stage, place, span, tile);
     const auto folds = work.fold(place, span, tile, work.starts(place, span));
@@ -139,13 +138,7 @@ class LookAhead {
     wait_at_barrier(kAmongMovers, movers);
     const int member = static_cast<int>(threadIdx.x);
     const int64_t column = work.column_of(at.strip, member);
-    if (column >= p.columns) return;
-    const State sum = work.tile_total(stage, member);
-    if (Work::kOneColumn || (Work::kMayBeFew && columns <= kFewColumns)) {
-      sums.publish(0, at.tile, column, sum);
-    } else {
-      sums.template publish<false>(0, at.tile, column, sum);
-    }
+    if (column < p.columns) sums.template publish<Work::kOneColumn>(0, at.tile, column, work.tile_total(stage, member));
   }
 
   __device__ void finish(int stage, Part at, const typename Work::Place& place) const {

@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
 }
 
 // For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
-template <class Policy, Begin kBegin>
+template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
-  using Work = Chunks<Policy, kBegin>;
+  using Work = Chunks<Policy>;
   using State = typename Work::State;
   const Work work(p);
   const auto place = work.place(blockIdx.x);
@@ -148,7 +148,6 @@ __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const
       wait_for_async_copies<1>();
     }
     const auto span = work.span(t);
-    work.settle(t % p.stages, place, span);
     typename Work::Tile tile;
     work.take(t % p.stages, place, span, tile);
     const auto starts = work.starts(place, span);

@@ -17,8 +17,8 @@ namespace jaxgpuops::scan {
 
 // One thread folds the sum of a tile from the sums of its warps, and stores for each warp the fold of the warps before
 // it.
-template <class Policy, class Work>
-__device__ typename Policy::State row_total(const Work& work, const Parameters& p, int slot) {
+template <class Policy>
+__device__ typename Policy::State row_total(const Chunks<Policy>& work, const Parameters& p, int slot) {
   typename Policy::State warps[kWarps], fold = Policy::identity(p.options);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) warps[w] = work.totals(slot)[w];
@@ -31,13 +31,14 @@ __device__ typename Policy::State row_total(const Work& work, const Parameters& 
 }
 
 // The fold of all before a warp, from the fold of earlier warps and that of earlier tiles.
-template <class Policy, class Work>
-__device__ void before_warp(const Work& work, const Parameters& p, int slot, typename Policy::State (&base)[1]) {
+template <class Policy>
+__device__ void before_warp(const Chunks<Policy>& work, const Parameters& p, int slot,
+                            typename Policy::State (&base)[1]) {
   base[0] = Policy::combine(work.carry(slot)[0], work.totals(slot)[threadIdx.x % kThreads / 32], p.options);
 }
 
-template <class Policy, class Work, class State>
-__device__ State with_initial(const Work& work, const Parameters& p, unsigned row, int tile, State before) {
+template <class Policy, class State>
+__device__ State with_initial(const Chunks<Policy>& work, const Parameters& p, unsigned row, int tile, State before) {
   const State initial = work.initial(row);
   return tile == 0 ? initial : Policy::combine(initial, before, p.options);
 }
@@ -78,9 +79,9 @@ __device__ __forceinline__ typename Policy::State before_resident(const Paramete
   return before;
 }
 
-template <class Policy, Begin kBegin>
+template <class Policy>
 __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __grid_constant__ Parameters p) {
-  using Work = Chunks<Policy, kBegin>;
+  using Work = Chunks<Policy>;
   using State = typename Work::State;
   constexpr int kWords = Sums<Policy>::kWords;
   const auto grid = cooperative_groups::this_grid();
@@ -108,7 +109,6 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
   auto arrived = grid.barrier_arrive();
   work.put_extras(team, extra);
   wait_for_async_copies<0>();
-  work.settle(team, place, span);
   typename Work::Tile tile;
   work.take(team, place, span, tile);
   const auto starts = work.starts(place, span);
@@ -150,7 +150,7 @@ constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and o
 template <class Policy>
 class RowLookAhead {
  public:
-  using Work = Chunks<Policy, Begin::kAsked>;
+  using Work = Chunks<Policy>;
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 
@@ -312,7 +312,6 @@ class RowLookAhead {
       const Part at = part(ticket);
       const auto place = work.place(at.row);
       const auto span = work.span(at.tile);
-      work.settle(turn.stage, place, span);
       Tile tile;
       work.take(turn.stage, place, span, tile);
       const auto folds = work.fold(place, span, tile, work.starts(place, span));
