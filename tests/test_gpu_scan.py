@@ -30,6 +30,7 @@ REGIMES = {
     "spans": ((600, 5003, 3), 1),
     "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),  # of recurrences and gradients
+    "spans, resident": ((2, 10_001, 19), 1),  # recurrences
     "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
     "look-ahead, spans": ((2, 50_001, 19), 1),
     "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
@@ -161,7 +162,7 @@ def test_every_kernel_has_a_regime():
         found.add(chosen["algorithm"])
     assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
         *("columns", "column_look_ahead", "spans", "span_look_ahead")
-    }  # chunk_look_ahead is missing: gradients take it, and have the same shapes
+    }  # missing: chunk_look_ahead, which gradients take, and span_resident, which recurrences take, of the same shapes
 
 
 @regimes

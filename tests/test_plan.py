@@ -303,7 +303,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead"}),
-    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_look_ahead"}),
+    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_resident", "span_look_ahead"}),
 }
 
 
@@ -330,8 +330,8 @@ def test_scan_forms(capability):
             assert plan["algorithm"] in alone - {"walk"}, (call, plan)
         assert (plan["workspace_bytes"] > 0) == (plan["algorithm"] in shared), (call, plan)
     expected = set().union(*(alone | shared for alone, shared in SCAN_KERNELS.values()))
-    # In the shared memory of 7.5 there is no room for two tiles of columns.
-    assert found == expected - ({"column_look_ahead"} if capability == 75 else set())
+    # In the shared memory of 7.5 there is no room for two tiles of columns, nor of spans of two operands.
+    assert found == expected - ({"column_look_ahead", "span_resident"} if capability == 75 else set())
 
 
 def test_scans_of_rows_in_packs():
@@ -364,6 +364,25 @@ def test_scans_in_pieces():
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
+
+
+def test_scans_of_few_columns():
+    """Recurrences of so few tiles that the GPU has all at a time; the tiles are those of larger batches."""
+    for dtype, rows, many in (("float32", (14_608, 5), 40), ("bfloat16", (65_536, 2), 100)):
+        plans = [plan_scan("linear_scan", outer, *rows, dtype, False, 1, 90) for outer in (1, many, 1000)]
+        assert [plan["algorithm"] for plan in plans] == ["span_resident", "span_look_ahead", "spans"]
+        assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
+        assert plan_scan("cumsum", 1, 200_000, 5, dtype, False, 1, 90)["algorithm"] == "span_look_ahead"
+    # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
+    for outer, length, inner, algorithm in (
+        (40, 300, 64, "columns"),
+        (40, 1000, 64, "column_look_ahead"),
+        (60, 1000, 64, "columns"),
+        (60, 4000, 64, "column_look_ahead"),
+        (180, 20_000, 3, "span_look_ahead"),
+        (200, 20_000, 3, "spans"),
+    ):
+        assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm
 
 
 def test_scan_tiles_do_not_depend_on_the_batch():

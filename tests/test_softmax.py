@@ -540,3 +540,21 @@ def test_short_rows_are_left_to_xla_on_a_gpu(cuda_build):
             assert has_kernel(name, rows, 2, scale=2.0) and has_kernel(name, rows, 2, where=jnp.ones(2, bool))
         assert has_kernel(name, 3, 2, 50) == (name == "logsumexp")
     assert not has_kernel("logsumexp", 5, 8) and has_kernel("logsumexp", 5, 9)
+
+
+def test_short_columns_are_one_expression():
+    """On a GPU, XLA makes one loop of the log-sum-exp of short float32 columns, and of what is around it."""
+    for shape, dtype, left in (
+        ((4, 9, 21), "float32", True),
+        ((4, 17, 21), "float32", False),
+        ((4, 9, 15), "float32", False),
+        ((4, 9, 21), "bfloat16", False),
+    ):
+        x = jax.ShapeDtypeStruct(shape, dtype)
+        [call] = jaxgpuops.explain(lambda x: jaxgpuops.logsumexp(x, axis=1), x, platform="cuda")
+        assert (call.kernel is None) == left
+    x = 30 * np.random.default_rng(0).standard_normal((4, 9, 21), dtype=np.float32)
+    x[0, :, 0], x[1, 2, 3], x[2, 2, 3] = -np.inf, np.nan, np.inf
+    logits = {"factor": 1.0, "scaled": False, "biased": False, "masked": False, "query_axis": None}
+    [y] = softmax_primitives.logsumexp_p.fallback(jnp.asarray(x), axis=1, parts=False, **logits)
+    np.testing.assert_allclose(y, jax.nn.logsumexp(x, axis=1), rtol=1e-6)

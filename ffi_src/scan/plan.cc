@@ -6,9 +6,14 @@ namespace jaxgpuops::scan {
 namespace {
 
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// One block of kAcross has several tiles in flight and fills a multiprocessor.
-int64_t enough_strips(Layout layout, const Gpu& gpu) {
-  return layout == Layout::kAcross ? gpu.multiprocessors : 2 * gpu.multiprocessors;
+// One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are
+// enough, as it takes some time to begin to share an axis.
+int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, const Gpu& gpu) {
+  const int64_t all = gpu.multiprocessors;
+  if (layout == Layout::kAlong) return 2 * all;
+  if (layout == Layout::kSpans) return all * 11 / 8;
+  const bool exponentials = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
+  return tiles <= 8 && !exponentials ? all - all * 5 / 3 / tiles : all;
 }
 
 // With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
@@ -212,6 +217,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kColumns: return "columns";
     case Algorithm::kColumnLookAhead: return "column_look_ahead";
     case Algorithm::kSpans: return "spans";
+    case Algorithm::kSpanResident: return "span_resident";
     case Algorithm::kSpanLookAhead: return "span_look_ahead";
   }
   return "?";
@@ -314,7 +320,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
     return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
-  bool enough = plan.strips >= enough_strips(plan.layout, gpu);
+  bool enough = plan.strips >= enough_strips(problem, plan.layout, plan.tiles, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
@@ -337,7 +343,12 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
+  // Whether all tiles may be on the GPU at the same time.
+  bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
+  if (plan.layout == Layout::kSpans && is_span_resident(problem.kind, problem.dtype))
+    fits = plan.strips * plan.tiles <= kSpanTiles &&
+           plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes) <= kMostSums;
+  const Algorithm resident = plan.layout == Layout::kAlong ? Algorithm::kResident : Algorithm::kSpanResident;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
@@ -349,11 +360,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.stages = 1;
     return plan;
   }
-  auto choice = enough && !ragged ? alone : fits ? Algorithm::kResident : shared_out;
+  auto choice = enough && !ragged ? alone : fits ? resident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = alone;
-  if (choice == Algorithm::kResident && !fits) choice = shared_out;
-  if (choice != Algorithm::kResident && choice != shared_out) return plan;
+  if (choice == resident && !fits) choice = shared_out;
+  if (choice != resident && choice != shared_out) return plan;
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));

@@ -36,6 +36,17 @@ from jaxgpuops._primitive import Kernel, asks_partitioner, like
 # Rows of so few numbers are left to XLA on a GPU: as expressions of a whole row, in which the order of additions is
 # fixed. Those of a pair are elementwise, so XLA makes one loop of them and of what is around them.
 PAIR, SHORT = 2, 8
+# The same of the log-sum-exp of float32 columns of so few numbers, at least so many beside each other: a loop over columns.
+SHORT_COLUMN, BESIDE = 16, 16
+
+
+def _is_short(shape, axis, dtype):
+    """Whether the log-sum-exp is written as one expression of a row, or column."""
+    length, *after = shape[axis:]
+    if not all(isinstance(n, int) for n in (length, *after)):
+        return False
+    inner = math.prod(after)
+    return 1 < length <= (SHORT if inner == 1 else SHORT_COLUMN if dtype == np.float32 and inner >= BESIDE else 0)
 
 
 def _leaves_pairs(rows, avals, *, factor=1.0, scaled=False, biased=False, masked=False, query_axis=None, **_):
@@ -44,7 +55,7 @@ def _leaves_pairs(rows, avals, *, factor=1.0, scaled=False, biased=False, masked
 
 def _leaves_short(rows, avals, **params):
     plain = _leaves_pairs((1, PAIR, 1), avals, **params)
-    return plain and 1 < rows[1] <= SHORT and rows[2] == 1
+    return plain and _is_short(rows, 1, avals[0].dtype)
 
 
 def _kernel(name, operands, *, plan=True, shortest=2, make=Kernel, **kwargs):
@@ -429,7 +440,7 @@ def_jvp(log_softmax_p, _log_softmax_jvp)
 
 def _logsumexp_fallback(x, *rest, axis, parts, **logits):
     z, _ = _call(x, rest, axis, **logits)
-    if 1 < _length(x, axis) <= SHORT:
+    if _is_short(x.shape, axis, x.dtype):
         each = [lax.index_in_dim(z, i, axis, keepdims=False) for i in range(x.shape[axis])]
         m = functools.reduce(jnp.maximum, each)
         m = jnp.where(jnp.isfinite(m), m, np.zeros((), m.dtype))

@@ -4,7 +4,8 @@
 //   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
-//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
+//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh; of columns,
+//                        span_resident, shared_spans.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -20,6 +21,7 @@
 #include "scan/cuda/packs.cuh"
 #include "scan/plan.h"
 #include "scan/cuda/shared_rows.cuh"
+#include "scan/cuda/shared_spans.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -114,6 +116,23 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
+// The same of spans.
+template <class Policy>
+cudaError_t launch_span_resident(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  static Residents of_kernel;
+  Parameters q = p;
+  Launch shape{dim3(p.tiles, p.strips), dim3(plan.threads())};
+  shape.shared_bytes = layout_shared<Policy>(q, 1, 0, 1, p.width) + group_bytes<Policy>(p.tiles, p.width);
+  shape.together = true;
+  int fitting = 0;
+  const void* const kernel = reinterpret_cast<const void*>(scan_span_resident<Policy>);
+  const cudaError_t status = of_kernel.count(kernel, shape, &fitting);
+  if (status != cudaSuccess) return status;
+  if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting)
+    return launch_look_ahead<Policy, Spans<Policy>>(stream, plan, p, p.width);
+  return launch(stream, shape, scan_span_resident<Policy>, q);
+}
+
 // Launches the kernel for rows of one tile.
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
@@ -176,6 +195,8 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
       default: break;
     }
   }
+  if constexpr (is_span_resident(Policy::kKind, Policy::Element::kDType))
+    if (plan.algorithm == Algorithm::kSpanResident) return launch_span_resident<Policy>(stream, plan, p);
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);

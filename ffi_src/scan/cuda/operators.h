@@ -104,10 +104,12 @@ struct LogSumExp {
   JAXGPUOPS_FN static State combine(State l, State r) {
     const Real apart = l.maximum - r.maximum;  // NaN also if both are the same infinity
     const bool left = l.maximum >= r.maximum;
-    const Real factor = exp_below_one(not_nan(-std::fabs(apart)));
+    const Real factor = power(not_nan(-std::fabs(apart)));
     return {larger(l.maximum, r.maximum), multiply_add(left ? r.sum : l.sum, factor, left ? l.sum : r.sum)};
   }
-  JAXGPUOPS_FN static Real result(State s, const Options&) { return log_of_sum(s.sum, s.maximum); }
+  JAXGPUOPS_FN static Real result(State s, const Options&) {
+    return kLong && s.sum == Real{1} ? s.maximum : log_of_sum(s.sum, s.maximum);
+  }
 
   // Folds n numbers x(i) and computes one exponential for each. sums[i] is the sum of e^(x - m) over the first i + 1
   // numbers, where m is the maximum of all n.
@@ -143,6 +145,10 @@ struct LogSumExp {
   }
 
  private:
+  // Exponentials and logarithms are long functions. Whole warps need none where a fold begins: e^-inf is 0, and log 1.
+  static constexpr bool kLong = sizeof(Real) == 8;
+  JAXGPUOPS_FN static Real power(Real x) { return kLong && x < Real{-746} ? Real{0} : exp_below_one(x); }
+
   template <int n, class X>
   JAXGPUOPS_FN static Real maximum_of(X x) {
     Real maximum = x(0);

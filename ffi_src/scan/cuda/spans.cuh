@@ -36,6 +36,9 @@ class Spans : public BetweenWarps<Policy> {
                                    : Policy::kOperands * sizeof(Bits) <= 8 ? 8
                                                                            : 4;
 
+  // Whether they are taken together, for which two are too few: a part of logsumexps has two exponentials of its own.
+  static constexpr bool kParts = kTogether > 2 && (kByParts<Policy> || kCutParts<Policy>);
+
   static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
 
   struct Extra {};
@@ -208,14 +211,14 @@ class Spans : public BetweenWarps<Policy> {
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
-      if constexpr (kCutParts<Policy>) {
+      if constexpr (kCutParts<Policy> && kParts) {
         if (words.starts == 0 && Policy::is_uncut(p.options)) {
           fold_on<typename Policy::Uncut, kTogether, true>(
               state.value, [&](int j) { return input(words, j); }, p.options);
           continue;
         }
       }
-      if constexpr (kByParts<Policy> || kAnyWeights<Policy>) {
+      if constexpr ((kByParts<Policy> && kParts) || kAnyWeights<Policy>) {
         fold_on<Policy, kTogether, true>(state, [&](int j) { return input(words, j); }, p.options);
       } else {
 #pragma unroll
@@ -514,10 +517,10 @@ class Spans : public BetweenWarps<Policy> {
       results[0][j] = Element::store(out.first);
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
-    if constexpr (kCutParts<Policy> && n > 1)
+    if constexpr (kCutParts<Policy> && kParts && n > 1)
       if (count == n && words.starts == 0 && Policy::is_uncut(p.options))
         return step_run<typename Policy::Uncut, n>(state.value, [&](int j) { return input(words, j); }, p.options, put);
-    if constexpr ((kByParts<Policy> || kAnyWeights<Policy>) && n > 1)
+    if constexpr (((kByParts<Policy> && kParts) || kAnyWeights<Policy>) && n > 1)
       if (count == n) return step_run<Policy, n, true>(state, [&](int j) { return input(words, j); }, p.options, put);
 #pragma unroll
     for (int j = 0; j < n; ++j)
