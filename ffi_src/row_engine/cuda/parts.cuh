@@ -65,6 +65,74 @@ __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
                : "memory");
 }
 
+// Loads 16 bytes at any address, from the two aligned packs that have them (twice the same one if the address is
+// aligned). No branch stands between the loads, so all are in flight together.
+template <class Bits>
+__device__ __forceinline__ Pack load_across(const Bits* from) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const Pack* const packs = reinterpret_cast<const Pack*>(address & ~uintptr_t{15});
+  const Pack low = load_pack(packs), high = load_pack(packs + (address & 15 ? 1 : 0));  // without a branch
+  uint32_t word[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
+                      high.word[0], high.word[1], high.word[2], high.word[3]};
+#pragma unroll
+  for (int w = 0; w < 6; ++w) word[w] = address & 8 ? word[w + 2] : word[w];
+#pragma unroll
+  for (int w = 0; w < 5; ++w) word[w] = address & 4 ? word[w + 1] : word[w];
+  Pack pack;
+  const int bits = 8 * static_cast<int>(address & 3);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) pack.word[w] = sizeof(Bits) < 4 ? funnel_right(word[w], word[w + 1], bits) : word[w];
+  return pack;
+}
+
+// Stores 16 bytes at any address, as so few words as the address allows. (Neighbouring lanes have neighbouring packs, so
+// that the L2 cache puts sectors together.)
+template <class Bits>
+__device__ __forceinline__ void store_across(Bits* to, const Pack& pack) {
+  const auto address = reinterpret_cast<uintptr_t>(to);
+  if (address % 16 == 0) {
+    store_pack(reinterpret_cast<Pack*>(to), pack);
+  } else if (address % 8 == 0) {
+    auto* const words = reinterpret_cast<uint2*>(to);
+    words[0] = {pack.word[0], pack.word[1]};
+    words[1] = {pack.word[2], pack.word[3]};
+  } else if (sizeof(Bits) == 4 || address % 4 == 0) {
+    auto* const words = reinterpret_cast<uint32_t*>(to);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) words[w] = pack.word[w];
+  } else {
+    static_assert(sizeof(Bits) == 2 || sizeof(Bits) == 4);
+    auto* const words = reinterpret_cast<uint32_t*>(to + 1);
+    to[0] = get<Bits>(pack, 0);
+    to[7] = get<Bits>(pack, 7);
+#pragma unroll
+    for (int w = 0; w < 3; ++w) words[w] = funnel_right(pack.word[w], pack.word[w + 1], 16);
+  }
+}
+
+// Where a column is. With kPacks, columns are counted in packs of neighbouring columns: an outer index has as few as
+// cover its columns, so the last pack may begin early and share columns with the one before. Both then compute the same
+// bits for them.
+template <class P, bool kPacks>
+struct ColumnPlace {
+  bool exists;
+  int64_t outer, i;  // 0 if the column does not exist
+
+  __device__ __forceinline__ ColumnPlace(const Parameters<P>& p, int64_t column) {
+    if constexpr (kPacks) {
+      constexpr int kWidth = 16 / sizeof(typename P::Element::Bits);
+      const int64_t pack = column / kWidth;
+      exists = pack < p.all_packs;
+      outer = exists ? pack / p.packs : 0;
+      i = exists ? min((pack - outer * p.packs) * kWidth, p.inner - kWidth) + column % kWidth : 0;
+    } else {
+      exists = column < p.columns;
+      outer = exists ? column / p.inner : 0;
+      i = exists ? column - outer * p.inner : 0;
+    }
+  }
+};
+
 // ---- What a lane holds ----------------------------------------------------------------------------------------------
 
 // The elements that a lane holds: kCount units, each a pack of 16 bytes or, without kPacks, one element. In kernels of
