@@ -188,7 +188,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // If rows are longer but few, a block has a row, and a lane two vectors of it. (One vector, in spread_kernel, took up
   // to 1.7 times as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
-  if (traits.tiled && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
+  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
       rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
     plan.wide = true;
     plan.block_warps = static_cast<int>(wide_warps);

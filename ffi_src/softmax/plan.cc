@@ -38,7 +38,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.masked = problem.general;
       traits.fast = traits.fast && !traits.masked;
       traits.output = problem.op != Op::kLogSumExp;
-      traits.tiled = traits.output && !problem.general;
+      traits.tiled = traits.wide = traits.output && !problem.general;
       // Of 16 bits, teams of lanes are faster by themselves, unless a lane has one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
@@ -47,7 +47,7 @@ RowTraits traits_of(const Problem& problem) {
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad:
       traits.label = true;
-      traits.output = problem.op == Op::kCrossEntropyGrad;
+      traits.output = traits.wide = problem.op == Op::kCrossEntropyGrad;
       traits.stat_bytes = 3 * acc_bytes;
       traits.final_bytes = (shift_numbers + 6) * acc_bytes;
       break;
@@ -57,7 +57,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.fast = traits.fast && !traits.masked;
       traits.large = false;
       traits.operands = 2;
-      traits.tiled = !problem.general && !problem.of_logits;
+      traits.tiled = traits.wide = !problem.general && !problem.of_logits;
       traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;
       traits.final_bytes = 4 * acc_bytes;
       break;
