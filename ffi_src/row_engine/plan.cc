@@ -281,7 +281,7 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const int64_t resident = along_resident(plan.traits.item_bytes) * gpu.multiprocessors;
   plan.along = true;
   plan.block_warps = kAlongWarps;
-  const int64_t across = ceil_div(rows.inner * plan.traits.item_bytes, 16);
+  const int64_t across = rows.inner * plan.traits.item_bytes / 16;
   const auto strips = [&](int bits) { return ceil_div(across, int64_t{1} << bits); };
   // Positions that a block takes at a time.
   const auto batch = [&](int bits) { return int64_t{plan.vectors} << (kLaneBits - bits); };
@@ -332,7 +332,7 @@ int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu
 // bits either way.
 bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, const Gpu& gpu) {
   if (!traits.strips) return false;
-  const int64_t columns = strip_columns(traits.item_bytes), strips = ceil_div(rows.inner, columns);
+  const int64_t columns = 32 * kStripColumns, strips = ceil_div(rows.inner, columns);
   return 2 * rows.inner >= strips * columns && rows.outer * strips * axis_warps >= kStripWarps * gpu.multiprocessors;
 }
 
@@ -346,7 +346,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   if (!plan.vector) strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));
   if (walks_in_strips(plan.traits, rows, plan.axis_warps, gpu)) {
     plan.vector = true;
-    strips = rows.outer * ceil_div(rows.inner, strip_columns(plan.traits.item_bytes));
+    strips = rows.outer * ceil_div(rows.inner, 32 * kStripColumns);
   }
   while (plan.axis_warps << (plan.column_warp_bits + 1) <= kWalkWarps &&
          strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
@@ -401,20 +401,11 @@ void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const G
   if (plan.blocks > 1) plan.workspace_bytes = rows.inner * plan.blocks * (ceil_div(plan.traits.stat_bytes, 8) * 8);
 }
 
-// Whether lanes have packs of columns that are not aligned. Each is then put together from two, and stored as up to five
-// words.
-bool takes_across(const RowTraits& traits, const Rows& rows, const RowTuning& tuning) {
-  if (traits.masked || rows.inner * traits.item_bytes < 16 || rows.length < held_positions(1)) return false;
-  if (tuning.packs) return tuning.packs == 2;
-  return traits.output ? rows.length > 256 : rows.length > 128;
-}
-
 void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
-  const bool whole = rows.inner * traits.item_bytes % 16 == 0;
-  plan.vector = traits.fast && !traits.label && (whole || takes_across(traits, rows, tuning));
+  plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
   // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
@@ -423,7 +414,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
     if (!traits.label) return plan_flat(plan, rows, gpu);
   }
   // Lanes that the columns of an outer index keep busy.
-  const int64_t across = plan.vector ? ceil_div(rows.inner * traits.item_bytes, 16) : rows.inner;
+  const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;
   const int64_t units = std::max<int64_t>(1, ceil_div(rows.length, plan.vectors));
   // Lanes across columns cover at least 128 bytes; 256 where several blocks share an axis, if a cluster still holds it.
   // (Memory was a third slower with pieces of 128 bytes that lie far apart. Larger pieces were no faster.)
@@ -436,7 +427,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   plan.blocks = ceil_div(units, int64_t{plan.axis_warps} << axis_bits);
   if (plan.blocks <= kMaxColumnWarps) plan.blocks = int64_t{1} << bits_for(plan.blocks);  // clusters are powers of two
 
-  const int64_t lanes = rows.outer * across;
+  const int64_t lanes = plan.vector ? ceil_div(rows.count() * traits.item_bytes, 16) : rows.count();
   if (plan.axis_warps == 1) {
     plan.column_warp_bits = bits_for(kTeamWarps);
     while (plan.column_warp_bits > 0 &&
@@ -446,7 +437,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
   const int64_t most = std::min<int64_t>(kMaxColumnWarps, gpu.max_cluster);
   if (plan.blocks <= most && !(tuning.split && plan.blocks > 1)) {
-    if (plan.vector && whole && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes, gpu);
+    if (plan.vector && most == kMaxCluster && !tuning.cluster) plan_columns_stream(plan, rows, lanes, gpu);
     return;
   }
   if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more blocks than the largest cluster of any GPU has

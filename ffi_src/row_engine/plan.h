@@ -82,8 +82,8 @@ constexpr int column_vectors(int operands) { return operands == 1 ? 8 : 4; }
 constexpr int walk_columns(int item_bytes, bool label) {
   return item_bytes == 8 || (label && item_bytes == 4) ? 1 : item_bytes == 1 ? 4 : 2;
 }
-// Columns of a warp's strip in the kernel that walks strips for statistics: 16 bytes of neighbouring columns for each lane.
-constexpr int strip_columns(int item_bytes) { return 32 * 16 / item_bytes; }
+// Columns of a lane of the kernel that walks strips for statistics. They are neighbours in memory.
+constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
 constexpr int kFewPacks = 4;  // a kernel of its own for as many packs of columns
@@ -139,7 +139,6 @@ struct RowTuning {
   int cluster = 0;
   int block_warps = 0;  // used where spans is 1
   bool split = false;
-  int packs = 0;  // of columns that are not aligned: 1: none, 2: wherever there can be
 };
 
 // The register-resident plan for the same shape: kRows for rows that are streamed or split, kColumns for

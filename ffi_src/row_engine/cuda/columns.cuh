@@ -116,9 +116,9 @@ struct ColumnsThread {
   const unsigned index = p.phase == Phase::kFinish ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int block = index % static_cast<unsigned>(p.blocks);
   const int64_t strip = int64_t{index / static_cast<unsigned>(p.blocks)} * block_columns;
-  const ColumnPlace<P, kPacks> place{p, strip + column_of_block};  // the first of kWidth columns of the lane
-  const bool exists = place.exists;
-  const int64_t outer = place.outer, i0 = place.i;
+  const int64_t column = strip + column_of_block;  // the first of kWidth columns of the lane
+  const bool exists = column < p.columns;
+  const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
   // The first of kCount positions of the lane, and its element.
   const int64_t first = ((int64_t{block} * p.axis_warps + axis_warp) * (32 >> p.column_lane_bits) + axis_lane) * kCount;
   const int64_t at = (outer * p.length + first) * p.inner + i0;
@@ -167,9 +167,14 @@ struct ColumnsThread {
             lane.raw[o][j] = *unit;
           }
         }
-      } else if constexpr (kPacks) {
+      } else {
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) lane.raw[o][j] = j < wanted ? load_across(from + j * p.inner) : padding;
+        for (int j = 0; j < kCount; ++j) {
+          lane.raw[o][j] = padding;
+          if (j >= wanted) continue;
+#pragma unroll
+          for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, from[j * p.inner + i]);
+        }
       }
     }
   }
@@ -236,7 +241,7 @@ struct ColumnsThread {
         for (int i = 0; i < kWidth; ++i) {
           const auto final = P::finish(p.args, row[i], stat[i]);
           of_columns[column_of_block + i] = final;
-          P::write_row(p.args, outer * p.inner + i0 + i, row[i], final);
+          P::write_row(p.args, column + i, row[i], final);
         }
       }
       __syncwarp();
@@ -250,16 +255,16 @@ struct ColumnsThread {
       if (p.cluster) wait_at_cluster_barrier();
       const int half_lane = threadIdx.x % 16;
       const auto finish = [&](int c, const Stat<P>& all) {
-        const ColumnPlace<P, kPacks> mine(p, strip + c);
-        if (half_lane != 0 || !mine.exists) return;
-        const auto mine_row = P::row(p.args, mine.outer, mine.i, p.length, p.inner);
+        const int64_t mine = strip + c;
+        if (half_lane != 0 || mine >= p.columns) return;
+        const auto mine_row = P::row(p.args, mine / p.inner, mine % p.inner, p.length, p.inner);
         of_columns[c] = P::finish(p.args, mine_row, all);
-        if (block == 0) P::write_row(p.args, mine.outer * p.inner + mine.i, mine_row, of_columns[c]);
+        if (block == 0) P::write_row(p.args, mine, mine_row, of_columns[c]);
       };
       merge_by_halves<P>(of_warps, warp_places, block_columns, p.axis_warps, [&](int c, int, const Stat<P>& merged) {
         if (p.phase == Phase::kPartial) {
-          const ColumnPlace<P, kPacks> mine(p, strip + c);
-          if (half_lane == 0 && mine.exists) *stat_at(p, mine.outer, block, mine.i) = merged;
+          const int64_t mine = strip + c;
+          if (half_lane == 0 && mine < p.columns) *stat_at(p, mine / p.inner, block, mine % p.inner) = merged;
         } else if (p.cluster) {
           if (half_lane < p.blocks) store_in_cluster(&of_blocks[c * block_places + block], half_lane, merged);
         } else {
@@ -302,7 +307,9 @@ struct ColumnsThread {
     } else if constexpr (kPacks) {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
-        if (j < here) store_across(to + j * p.inner, lane.raw[0][j]);
+        if (j >= here) continue;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) to[j * p.inner + i] = get<Bits>(lane.raw[0][j], i);
       }
     }
   }
@@ -342,8 +349,9 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
   const int bits = p.column_lane_bits, across = threadIdx.x & ((1 << bits) - 1), along = threadIdx.x >> bits;
   const int step = 32 * kAlongWarps >> bits, block_columns = kWidth << bits;
   const unsigned strips = gridDim.x / static_cast<unsigned>(p.blocks), part = blockIdx.x / strips;
-  const int64_t strip = int64_t{blockIdx.x % strips} * block_columns;
-  const ColumnPlace<P, true> place(p, strip + across * kWidth);
+  const int64_t strip = int64_t{blockIdx.x % strips} * block_columns, column = strip + across * kWidth;
+  const bool exists = column < p.columns;
+  const int64_t outer = exists ? column / p.inner : 0, i0 = exists ? column - outer * p.inner : 0;
   const int64_t begin = part * p.part_length + along, end = min((part + 1) * p.part_length, p.length);
 
   Pack padding[P::kOperands];
@@ -357,10 +365,10 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
   const Bits* from[P::kOperands];
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o)
-    from[o] = static_cast<const Bits*>(p.operands[o]) + (place.outer * p.length + begin) * p.inner + place.i;
+    from[o] = static_cast<const Bits*>(p.operands[o]) + (outer * p.length + begin) * p.inner + i0;
   P::with_args(p.args, [&](const auto& args) {
     const int64_t apart = step * p.inner;
-    int64_t left = place.exists ? (end - begin + step - 1) / step : 0;  // positions of this lane
+    int64_t left = exists ? (end - begin + step - 1) / step : 0;  // positions of this lane
 #pragma unroll 1
     for (; left > 0; left -= kCount) {
       Lane lane;
@@ -370,8 +378,12 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
         for (int j = 0; j < kCount; ++j) {
           lane.raw[o][j] = padding[o];
           if (j >= left) continue;
-          const Bits* const unit = from[o] + j * apart;
-          lane.raw[o][j] = p.aligned ? load_once(reinterpret_cast<const Pack*>(unit)) : load_across(unit);
+          if (p.aligned) {
+            lane.raw[o][j] = load_once(reinterpret_cast<const Pack*>(from[o] + j * apart));
+          } else {
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, from[o][j * apart + i]);
+          }
         }
         from[o] += kCount * apart;
       }
@@ -412,14 +424,15 @@ __global__ void __launch_bounds__(32 * kAlongWarps, along_resident(sizeof(typena
   __syncthreads();
   if (p.phase == Phase::kPartial) let_dependents_start();
   for (int c = threadIdx.x; c < block_columns; c += blockDim.x) {
-    const ColumnPlace<P, true> mine(p, strip + c);
-    if (!mine.exists) continue;
+    const int64_t mine = strip + c;
+    if (mine >= p.columns) continue;
     const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, places);
+    const int64_t its_outer = mine / p.inner, i = mine - its_outer * p.inner;
     if (p.phase == Phase::kPartial) {
-      *stat_at(p, mine.outer, part, mine.i) = all;
+      *stat_at(p, its_outer, part, i) = all;
     } else {
-      const auto row = P::row(p.args, mine.outer, mine.i, p.length, p.inner);
-      P::write_row(p.args, mine.outer * p.inner + mine.i, row, P::finish(p.args, row, all));
+      const auto row = P::row(p.args, its_outer, i, p.length, p.inner);
+      P::write_row(p.args, mine, row, P::finish(p.args, row, all));
     }
   }
   if (p.phase == Phase::kPartial) wait_for_predecessor();

@@ -60,6 +60,26 @@ struct FlatPlace {
   }
 };
 
+// Loads 16 bytes at any address, from the two aligned packs that have them (twice the same one if the address is
+// aligned). No branch stands between the loads, so all are in flight together.
+template <class Bits>
+__device__ __forceinline__ Pack load_across(const Bits* from) {
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const Pack* const packs = reinterpret_cast<const Pack*>(address & ~uintptr_t{15});
+  const Pack low = load_pack(packs), high = load_pack(packs + (address & 15 ? 1 : 0));  // without a branch
+  uint32_t word[8] = {low.word[0],  low.word[1],  low.word[2],  low.word[3],
+                      high.word[0], high.word[1], high.word[2], high.word[3]};
+#pragma unroll
+  for (int w = 0; w < 6; ++w) word[w] = address & 8 ? word[w + 2] : word[w];
+#pragma unroll
+  for (int w = 0; w < 5; ++w) word[w] = address & 4 ? word[w + 1] : word[w];
+  Pack pack;
+  const int bits = 8 * static_cast<int>(address & 3);
+#pragma unroll
+  for (int w = 0; w < 4; ++w) pack.word[w] = sizeof(Bits) < 4 ? funnel_right(word[w], word[w + 1], bits) : word[w];
+  return pack;
+}
+
 // Loads the first `count` packs, which are `apart` elements from each other, and leaves the others as they are.
 template <class Bits, int kCount>
 __device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* from, int64_t apart, int64_t count) {

@@ -358,84 +358,74 @@ constexpr bool kStrips =
     kWalks<P> && !P::kOutput && !P::kHole && P::kOperands == 1 && sizeof(typename P::Element::Bits) < 4 &&
     (P::kFast || std::is_integral_v<typename P::Element::Acc>);
 
-// Statistics only. A warp has a strip of one outer index, of which a lane has 16 bytes of neighbouring columns; the
-// positions need not be aligned. So there is one address and a few loads where walk_kernel has a division and a load for
-// each column. Positions are added up in its order, so the bits are the same.
+// Statistics only. A warp has a strip: neighbouring columns of one outer index. So a lane finds its columns by adding
+// constants to one address; walk_kernel divides for each column, which is most of its work on a short axis. The bits
+// are the same.
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) strip_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kWidth = 16 / sizeof(Bits), kStrip = strip_columns(sizeof(Bits));
+  constexpr int kColumns = kStripColumns, kStrip = 32 * kColumns;
   // Positions that walk_kernel takes at a time; positions that this kernel loads at a time.
   constexpr int kCount = Walk<P>::kCount, kTogether = 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, axis_warp = warp >> p.column_warp_bits;
   const int strip_of_block = warp & ((1 << p.column_warp_bits) - 1);
   const auto strips = static_cast<uint32_t>((p.inner + kStrip - 1) / kStrip);  // strips of an outer index
   const uint32_t strip = (blockIdx.x << p.column_warp_bits) + strip_of_block, outer = strip / strips;
-  const int64_t first = int64_t{strip - outer * strips} * kStrip;
-  // The first column of a pack of the strip. The last pack of an outer index may begin early.
-  const auto column_of = [&](int pack) { return min(first + pack * kWidth, p.inner - kWidth); };
-  const bool exists = outer * p.inner < p.columns;
+  const int64_t first = int64_t{strip - outer * strips} * kStrip + lane;
+  const int left = outer * p.inner < p.columns ? static_cast<int>(min(p.inner - first, int64_t{kStrip})) : 0;
   const int length = static_cast<int>(p.length);
   const int64_t apart = p.axis_warps * p.inner;
-  const Bits* from =
-      static_cast<const Bits*>(p.operands[0]) + (int64_t{outer} * length + axis_warp) * p.inner + column_of(lane);
+  const Bits* from = static_cast<const Bits*>(p.operands[0]) + (int64_t{outer} * length + axis_warp) * p.inner + first;
 
-  Pack padding;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, P::pad(p.args, 0));
-  Stat<P> stat[kWidth];
+  Stat<P> stat[kColumns];
 #pragma unroll
   for (auto& of_column : stat) of_column = Stat<P>::none();
-  if (exists && first + lane * kWidth < p.inner) {
 #pragma unroll 1
-    for (int position = axis_warp; position < length;) {
-      Acc sum[kWidth] = {};  // the sums of kCount positions
+  for (int position = axis_warp; position < length;) {
+    Acc sum[kColumns] = {};  // the sums of kCount positions
 #pragma unroll 1
-      for (int end = position + kCount * p.axis_warps; position < min(end, length);
-           position += kTogether * p.axis_warps) {
-        Pack x[kTogether];
+    for (int end = position + kCount * p.axis_warps; position < min(end, length);
+         position += kTogether * p.axis_warps) {
+      Bits x[kTogether][kColumns];
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          const bool there = position + j * p.axis_warps < length;
-          x[j] = !there ? padding : p.aligned ? load_pack(reinterpret_cast<const Pack*>(from)) : load_across(from);
-          from += apart;
+      for (int j = 0; j < kTogether; ++j) {
+        const bool there = position + j * p.axis_warps < length;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) x[j][c] = there && 32 * c < left ? from[32 * c] : P::pad(p.args, 0);
+        from += apart;
+      }
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j)
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const Acc value = P::value(p.args, Element::load(x[j][c]));
+          if constexpr (P::kPeak) stat[c].of[0] = P::larger(stat[c].of[0], value);
+          if constexpr (P::kSums > 0) sum[c] = P::add(p.args, 0, sum[c], value, Acc(0), Acc(0));
         }
+    }
+    if constexpr (P::kSums > 0) {
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j)
-#pragma unroll
-          for (int i = 0; i < kWidth; ++i) {
-            const Acc value = P::value(p.args, Element::load(get<Bits>(x[j], i)));
-            if constexpr (P::kPeak) stat[i].of[0] = P::larger(stat[i].of[0], value);
-            if constexpr (P::kSums > 0) sum[i] = P::add(p.args, 0, sum[i], value, Acc(0), Acc(0));
-          }
-      }
-      if constexpr (P::kSums > 0) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) stat[i].of[0] = stat[i].of[0] + sum[i];
-      }
+      for (int c = 0; c < kColumns; ++c) stat[c].of[0] = stat[c].of[0] + sum[c];
     }
   }
 
-  // Through shared memory, so that neighbouring lanes write neighbouring columns.
-  auto* const stats = reinterpret_cast<Stat<P>*>(dynamic_shared_memory()) + strip_of_block * p.axis_warps * kStrip;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) stats[axis_warp * kStrip + lane * kWidth + i] = stat[i];
   if (p.axis_warps > 1) {
+    auto* const stats =
+        reinterpret_cast<Stat<P>*>(dynamic_shared_memory()) + strip_of_block * p.axis_warps * kStrip + lane;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) stats[axis_warp * kStrip + 32 * c] = stat[c];
     __syncthreads();
     if (axis_warp > 0) return;
-  } else {
-    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      stat[c] = merge_serially<P>([&](int w) { return stats[w * kStrip + 32 * c]; }, 0, 1, p.axis_warps);
   }
-  if (!exists) return;
   const typename P::Row row{};
-#pragma unroll 2
-  for (int c = lane; c < kStrip; c += 32) {
-    if (first + c / kWidth * kWidth >= p.inner) break;
-    const auto all = merge_serially<P>([&](int w) { return stats[w * kStrip + c]; }, 0, 1, p.axis_warps);
-    P::write_row(p.args, outer * p.inner + column_of(c / kWidth) + c % kWidth, row, P::finish(p.args, row, all));
-  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+    if (32 * c < left) P::write_row(p.args, outer * p.inner + first + 32 * c, row, P::finish(p.args, row, stat[c]));
 }
 
 template <class P>
@@ -447,12 +437,13 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
     if (plan.vector) {  // a warp has a strip of an outer index
-      constexpr int strip = strip_columns(sizeof(typename P::Element::Bits));
+      int64_t strip = 32 * 16 / sizeof(typename P::Element::Bits);
       if constexpr (kHoldsPacks<P>) {
         if (p.length > held_positions(P::kOperands) || p.out == nullptr) return cudaErrorInvalidValue;
         kernel = p.length <= kFewPacks ? held_packs_kernel<P, kFewPacks>
                                        : held_packs_kernel<P, held_positions(P::kOperands)>;
       } else if constexpr (kStrips<P>) {
+        strip = 32 * kStripColumns;
         kernel = strip_kernel<P>;
       } else {
         return cudaErrorInvalidValue;
@@ -463,7 +454,7 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     }
     if (blocks > INT32_MAX / kWalkWarps) return cudaErrorInvalidConfiguration;
     launched.grid = dim3(static_cast<unsigned>(blocks));
-    if (plan.axis_warps > 1 || (plan.vector && !P::kOutput))
+    if (plan.axis_warps > 1)
       launched.shared_bytes =
           (plan.axis_warps * columns * sizeof(Stat<P>) + 15) / 16 * 16 + columns * sizeof(typename P::Final);
     return launch(stream, launched, kernel, p);

@@ -39,14 +39,15 @@ cudaError_t sweep(cudaStream_t stream, const RowPlan& plan, const Rows& shape, R
       launched.shared_bytes = std::max(plan.room, kRowsBarrierBytes + spans * stat);
     }
   } else if (plan.along) {
-    groups = (p.all_packs + (int64_t{1} << plan.column_lane_bits) - 1) >> plan.column_lane_bits;
+    const int64_t columns = of_vector << plan.column_lane_bits;
+    groups = (p.columns + columns - 1) / columns;
     launched.shared_bytes = of_vector * plan.threads() * stat;
   } else {
-    const int64_t lanes = int64_t{1} << (plan.column_lane_bits + plan.column_warp_bits);
-    groups = ((plan.vector ? p.all_packs : p.columns) + lanes - 1) / lanes;
+    const int64_t columns = (plan.vector ? of_vector : 1) << (plan.column_lane_bits + plan.column_warp_bits);
+    groups = (p.columns + columns - 1) / columns;
     if (phase != Phase::kFinish)
       launched.shared_bytes =
-          (plan.vector ? of_vector : 1) * lanes * ((plan.axis_warps + 1 + (p.cluster ? plan.blocks + 1 : 0)) * stat + kernels.final_bytes);
+          columns * ((plan.axis_warps + 1 + (p.cluster ? plan.blocks + 1 : 0)) * stat + kernels.final_bytes);
   }
   const int64_t blocks = groups * plan.blocks;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -79,8 +80,6 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.length = rows.length;
   p.inner = rows.inner;
   p.columns = rows.count();
-  p.packs = (rows.inner * kernels.item_bytes + 15) / 16;
-  p.all_packs = rows.outer * p.packs;
   p.workspace = static_cast<unsigned char*>(workspace);
   p.workspace_stride = plan.workspace_bytes;
   p.finals_at = (rows.inner * plan.units * kernels.stat_bytes + 15) / 16 * 16;

@@ -32,7 +32,6 @@ struct RowParameters {
   int column_lane_bits, column_warp_bits, axis_warps;
   int64_t part_length;  // along_kernel: positions of a block
   int64_t ahead;        // rows_kernel: see RowPlan
-  int64_t packs, all_packs;  // packs of columns of an outer index, and of all (see ColumnPlace)
 };
 
 // What launches must know of an operation: its kernels for a plan and their shared memory. Each kernel takes one
