@@ -19,6 +19,7 @@ constexpr int64_t kFlatThreads = 256;     // threads of a block, where several b
 constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with fewer, more kernels are not worth it
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
+constexpr int64_t kWalkAhead = 512;       // bytes of a position that a warp prefetches, at most
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
 constexpr int64_t kLateColumns = 2;       // the most columns whose statistics a warp merges before it writes results
 
@@ -38,8 +39,11 @@ constexpr int64_t kLeastStagedBytes = 10 << 20;  // the same without results
 // The same where rows are whole vectors: for one lane; twice as many for two, four times for four.
 constexpr int64_t kLeastOddBytes = 8 << 20;
 constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
-constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor
+constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor,
+constexpr int64_t kFullResident = 60;    // or so many if all of them have one
 constexpr int64_t kWideResident = 32;    // the most warps of wide_kernel per multiprocessor
+// The same for gradients of rows with labels, and the most warps of a block.
+constexpr int64_t kLabelResident = 14, kLabelWarps = 20;
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
 constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
@@ -176,8 +180,10 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // Many warps whose lanes have one vector each are slower than fewer whose lanes have several, unless one lane would
   // have the whole row, or rows are not aligned.
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
+  const bool full = row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
   if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
-      (plan.lane_bits == 0 || row_bytes % 16 != 0 || spread_warps <= kSpreadResident * gpu.multiprocessors)) {
+      (plan.lane_bits == 0 || row_bytes % 16 != 0 ||
+       spread_warps <= (full ? kFullResident : kSpreadResident) * gpu.multiprocessors)) {
     plan.spread = true;
     plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
     while (plan.block_warps > 1 && ceil_div(spread_warps, plan.block_warps) < 2 * gpu.multiprocessors)
@@ -188,8 +194,10 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // If rows are longer but few, a block has a row, and a lane two vectors of it. (One vector, in spread_kernel, took up
   // to 1.7 times as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
-  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
-      rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
+  const bool label = traits.label;
+  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 &&
+      wide_warps <= (label ? kLabelWarps : kMaxBlockWarps) &&
+      rows.outer * wide_warps <= (label ? kLabelResident : kWideResident) * gpu.multiprocessors) {
     plan.wide = true;
     plan.block_warps = static_cast<int>(wide_warps);
     return;
@@ -339,8 +347,10 @@ bool walks_in_strips(const RowTraits& traits, const Rows& rows, int axis_warps, 
 // A thread walks a short axis alone; several warps share a longer one.
 void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsWalk;
-  if (rows.length > kWalkedAlone)
+  if (rows.length > kWalkedAlone) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(ceil_div(rows.length, kWalkPositions), kMaxColumnWarps));
+    plan.ahead = kWalkAhead;
+  }
   int64_t strips = warps_of_packs(plan.traits, rows, gpu);
   plan.vector = strips > 0;
   if (!plan.vector) strips = ceil_div(rows.count(), 32 * walk_columns(plan.traits.item_bytes, plan.traits.label));

@@ -14,7 +14,9 @@ namespace jaxgpuops::topk {
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
 constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a block
-constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
+constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block, if outer indices are few
+// From so many outer indices on, blocks of kColumns have so many threads together.
+constexpr int64_t kArgmaxManyPlanes = 200, kArgmaxAllThreads = 96 << 10;
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
@@ -112,6 +114,10 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) 
 // How many blocks of a cluster share a row, where the device has clusters: 1, but for few rows of middle length.
 inline int argmax_cluster(Rows rows, int key_bytes) {
   const int64_t bytes = rows.length * key_bytes;
+  if (rows.outer > 32 && rows.outer <= 66 && bytes <= 256 << 10) {
+    if (key_bytes == 1) return bytes >= 24 << 10 ? 2 : 1;
+    return bytes >= 80 << 10 ? 4 : 1;
+  }
   if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
   if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
   return key_bytes > 1 && rows.outer <= 8 && bytes <= 768 << 10 ? kArgmaxMostCluster : 1;
@@ -137,8 +143,10 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   } else if (bytes < 12 << 10) {
     shape.lane_bits = 7;
   } else {
-    const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && argmax_cluster(rows, key_bytes) == 1;
-    const bool large = argmax_has_long_rows(rows, key_bytes) || argmax_cluster(rows, key_bytes) == kArgmaxMostCluster;
+    const int cluster = argmax_cluster(rows, key_bytes);
+    const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && cluster == 1;
+    const bool large = argmax_has_long_rows(rows, key_bytes) || cluster == kArgmaxMostCluster ||
+                       (cluster == 2 && bytes > kArgmaxAlone);
     shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
@@ -208,10 +216,16 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
     // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
-    // much to read, that does not count.
-    shape.threads =
-        static_cast<int>(argmax_is_vast(rows, key_bytes) ? std::max(period, most) / period * period
-                                                         : (kArgmaxColumnThreads + period - 1) / period * period);
+    // much to read, that does not count. If no blocks share columns, so many threads that the device holds all of them
+    // at the same time.
+    if (argmax_is_vast(rows, key_bytes)) {
+      shape.threads = static_cast<int>(std::max(period, most) / period * period);
+    } else if (rows.outer >= kArgmaxManyPlanes) {
+      const int64_t threads = std::clamp<int64_t>(kArgmaxAllThreads / rows.outer, 32, kArgmaxThreads);
+      shape.threads = static_cast<int>(std::max<int64_t>(1, (threads + period / 2) / period) * period);
+    } else {
+      shape.threads = static_cast<int>((kArgmaxColumnThreads + period - 1) / period * period);
+    }
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
     shape.deep = rows.length < 16 ? 1 : rows.length < 48 ? 2 : 4;
