@@ -104,7 +104,7 @@ struct RowPlan {
   bool spread = false;  // kRows: a lane has one vector and not `vectors`, so `vectors` times as many lanes share a row
   bool wide = false;    // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
   // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
-  // split: `ahead` bytes of the block's part. kColumnsWalk: of each of the next positions, `ahead` bytes at most.
+  // split: `ahead` bytes of the block's part.
   int64_t ahead = 0;
   int64_t room = 0;  // kRows: a block takes at least these bytes of shared memory, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored

@@ -271,30 +271,12 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
     }
   };
 
-  // Batches that come later are prefetched into the L2 cache: a lane asks for a position of the warp's columns. (The
-  // walk is a chain of loads, and few columns are few warps, so that it took up to twice as long without.)
-  const int64_t first = shuffle_from(at[0], 0);
-  const auto prefetch = [&](int batch, int j) {
-    if (position(batch, j) >= length) return;
-    const int64_t from = first + (int64_t{batch} * kCount + j) * p.axis_warps * p.inner;
-    const int64_t to = min(from + 32 * kColumns, p.columns * length);
-#pragma unroll
-    for (int o = 0; o < P::kOperands; ++o) {
-      const Bits* const operand = static_cast<const Bits*>(p.operands[o]);
-      prefetch_part(operand + from, operand + to, p.ahead);
-    }
-  };
-  constexpr int kAhead = 32 / kCount;  // batches
-  const int warp_lane = threadIdx.x % 32;
-  if (p.ahead > 0) prefetch(1 + warp_lane / kCount, warp_lane % kCount);
-
   Stat<P> stat[kColumns];
 #pragma unroll
   for (auto& of_column : stat) of_column = Stat<P>::none();
   P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll 1
     for (int batch = 0; batch <= last_batch; ++batch) {
-      if (p.ahead > 0 && warp_lane < kCount) prefetch(batch + 1 + kAhead, warp_lane);
       Lane lane[kColumns];
       load(batch, lane);
 #pragma unroll
