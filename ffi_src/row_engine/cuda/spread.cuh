@@ -247,7 +247,8 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
-        if constexpr (P::kHole) values[i] = aligned.element(j) + i == hole ? P::hole_output(args, row, final) : values[i];
+        if constexpr (P::kHole)
+          if (aligned.element(j) + i == hole) values[i] = P::hole_output(args, row, final);
       }
       packs[j] = packed<Element>(values);
     }

@@ -158,7 +158,8 @@ inline int argmax_column_threads(int64_t outer, int key_bytes) {
   constexpr int64_t kAll = 96 << 10;
   const int64_t each = kAll / outer;
   if (outer < 200 || (key_bytes == 1 && each > 80 && each < 176)) return kArgmaxColumnThreads;
-  return each < 48 ? 32 : each < 80 ? 64 : each < 112 ? kArgmaxColumnThreads : each < 160 ? 128 : each < 224 ? 192 : 256;
+  if (each < 112) return each < 48 ? 32 : each < 80 ? 64 : kArgmaxColumnThreads;
+  return each < 160 ? 128 : each < 224 ? 192 : kArgmaxThreads;
 }
 
 // Threads read neighbouring columns, and `deep` groups of them share the axis. Narrow blocks are more blocks.
