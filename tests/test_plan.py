@@ -171,6 +171,22 @@ def test_argmax():
     assert plan_argmax(0, 5, 1, 32, 90)["algorithm"] == "empty"
 
 
+def test_argmax_keeps_the_device_busy():
+    # Blocks that have the columns of an outer index: the more there are, the fewer threads they have.
+    for outer, length, inner, bits, threads in (
+        (220, 426, 32, 64, 256),
+        (1717, 426, 32, 32, 64),
+        (6822, 426, 16, 16, 32),
+        (3321, 2000, 7, 16, 64),  # 63, since a warp would have four lanes too few
+        (600, 20_000, 2, 8, 96),
+    ):
+        assert plan_argmax(outer, length, inner, bits, 90)["threads"] == threads, (outer, length, inner, bits)
+    # Clusters that share some tens of rows need no workspace.
+    for outer, length, bits, slices in ((35, 131_072, 8, 2), (50, 65_536, 32, 4), (66, 65_536, 8, 2), (67, 65_536, 8, 1)):
+        plan = plan_argmax(outer, length, 1, bits, 90)
+        assert (plan["slices"], plan["workspace_bytes"]) == (slices, 0), (outer, length, bits)
+
+
 # Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take
 # them, by 15 to 300 %.
 FASTEST = [
@@ -593,7 +609,9 @@ def test_few_elements():
         walked = few if inner < 16 or dtype == "float64" else none
         for op in ("softmax", "log_softmax", "logsumexp"):
             takes = walked if op == "logsumexp" else few
-            assert small(softmax_planner(op, dtype, False), length, inner) == takes, (op, dtype, length, inner)
+            # Results along axes that several warps walk: arrays twice as large.
+            most = 1 << (18 if op != "logsumexp" and dtype == "bfloat16" and length == 64 else 17)
+            assert small(softmax_planner(op, dtype, False), length, inner, most) == takes, (op, dtype, length, inner)
             assert small(softmax_planner(op, dtype, True), length, inner) == none
         for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
             assert small(softmax_planner(op, dtype, False), length, inner) == none

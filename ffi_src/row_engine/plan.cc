@@ -38,8 +38,8 @@ constexpr int64_t kLeastStagedBytes = 10 << 20;  // the same without results
 // The same where rows are whole vectors: for one lane; twice as many for two, four times for four.
 constexpr int64_t kLeastOddBytes = 8 << 20;
 constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
-constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor
-constexpr int64_t kWideResident = 32;    // the most warps of wide_kernel per multiprocessor
+constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor,
+constexpr int64_t kFullResident = 60;    // or so many if all of them have one
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
 constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
@@ -136,6 +136,17 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.block_warps = std::min(plan.part, many ? kPartWarps : kSweepWarps);
 }
 
+// The most warps of wide_kernel per multiprocessor, if its blocks have so many, as measured on an H200. With more, the
+// kernels whose lanes have several vectors are faster. They are for the largest blocks, of which few share a
+// multiprocessor, for float64, and for rows of float32 that are not aligned, which wide_kernel loads one by one.
+int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
+  if (traits.operands == 2) return 32;
+  if (traits.label) return warps <= 20 ? 14 : 0;
+  if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
+  if (traits.item_bytes == 4 && row_bytes % 16 != 0) return warps <= 8 ? 32 : warps <= 16 ? 10 : 0;
+  return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
+}
+
 void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   const RowTraits& traits = plan.traits;
   const int64_t vectors = std::max<int64_t>(1, ceil_div(rows.length, 16 / traits.item_bytes));
@@ -176,8 +187,10 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // Many warps whose lanes have one vector each are slower than fewer whose lanes have several, unless one lane would
   // have the whole row, or rows are not aligned.
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
+  const bool full = traits.fast && traits.operands == 1 && row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
   if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
-      (plan.lane_bits == 0 || row_bytes % 16 != 0 || spread_warps <= kSpreadResident * gpu.multiprocessors)) {
+      (plan.lane_bits == 0 || row_bytes % 16 != 0 ||
+       spread_warps <= (full ? kFullResident : kSpreadResident) * gpu.multiprocessors)) {
     plan.spread = true;
     plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
     while (plan.block_warps > 1 && ceil_div(spread_warps, plan.block_warps) < 2 * gpu.multiprocessors)
@@ -188,8 +201,8 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // If rows are longer but few, a block has a row, and a lane two vectors of it. (One vector, in spread_kernel, took up
   // to 1.7 times as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
-  if (traits.tiled && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
-      rows.outer * wide_warps <= kWideResident * gpu.multiprocessors) {
+  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
+      rows.outer * wide_warps <= wide_resident(traits, row_bytes, wide_warps) * gpu.multiprocessors) {
     plan.wide = true;
     plan.block_warps = static_cast<int>(wide_warps);
     return;

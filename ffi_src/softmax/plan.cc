@@ -6,7 +6,9 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-constexpr int64_t kSmallElements = 1 << 17;  // the most elements of an array for which small_form() is asked
+// The most elements of an array for which small_form() is asked; and of results of up to 32 bits along axes that
+// several warps walk.
+constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18;
 
 // Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
 // if that leaves so many blocks per multiprocessor.
@@ -38,7 +40,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.masked = problem.general;
       traits.fast = traits.fast && !traits.masked;
       traits.output = problem.op != Op::kLogSumExp;
-      traits.tiled = traits.output && !problem.general;
+      traits.tiled = traits.wide = traits.output && !problem.general;
       // Of 16 bits, teams of lanes are faster by themselves, unless a lane has one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
@@ -47,7 +49,7 @@ RowTraits traits_of(const Problem& problem) {
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad:
       traits.label = true;
-      traits.output = problem.op == Op::kCrossEntropyGrad;
+      traits.output = traits.wide = problem.op == Op::kCrossEntropyGrad;
       traits.stat_bytes = 3 * acc_bytes;
       traits.final_bytes = (shift_numbers + 6) * acc_bytes;
       break;
@@ -57,7 +59,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.fast = traits.fast && !traits.masked;
       traits.large = false;
       traits.operands = 2;
-      traits.tiled = !problem.general && !problem.of_logits;
+      traits.tiled = traits.wide = !problem.general && !problem.of_logits;
       traits.stat_bytes = (traits.item_bytes > 2 ? 3 : 1) * acc_bytes;
       traits.final_bytes = 4 * acc_bytes;
       break;
@@ -140,7 +142,9 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
-  return plain && !problem.general ? small_form(plan, problem.rows, kSmallElements) : plan;
+  if (!plain || problem.general) return plan;
+  const bool shared = plan.axis_warps > 1 && plan.traits.output && plan.traits.fast;
+  return small_form(plan, problem.rows, shared ? kSmallShared : kSmallElements);
 }
 
 }  // namespace jaxgpuops::softmax

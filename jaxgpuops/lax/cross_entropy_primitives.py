@@ -238,10 +238,11 @@ def sum_of_losses(logits: jax.Array, *rest: jax.Array, axis: int, **params) -> j
 
 def _cross_entropy_sum_grad_fallback(logits, labels, cotangent, *where, axis, summed, **params):
     gradient, loss = cross_entropy_grad_p.primitive.bind(logits, labels, cotangent, *where, axis=axis, **params)
-    return gradient, _total(loss, axis, summed)
+    # XLA fuses the product with the sum; of the sum alone it would make one more kernel.
+    return gradient, _total(loss * lax.squeeze(cotangent, (axis,)), axis, summed)
 
 
-# The gradient of sum(cotangent * loss), and the sum of losses, in one pass.
+# sum(cotangent * loss) and its gradient, in one pass. The cotangent has size 1 in the dimensions that are summed.
 cross_entropy_sum_grad_p = _kernel(
     "cross_entropy_sum_grad",
     2,

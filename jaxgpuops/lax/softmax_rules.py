@@ -185,6 +185,7 @@ def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, 
         common = lax.expand_dims(loss, (axis,))
         share = jnp.zeros_like(common)
     loss = _sum_of_losses(splits, share, common, axis, summed, others) if others else share + add(common)
+    loss = loss if cotangent is None or summed is None else loss * cotangent
     loss = lax.squeeze(loss, (axis,)) if summed is None else loss
     return [*parts, loss] if gradient else [loss, *parts]
 

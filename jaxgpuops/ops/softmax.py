@@ -375,7 +375,7 @@ def _weighted_sum_forward(config, logits, labels, where, weight):
     operands = given(logits, labels, cotangent, where)
     summed = entropy.all_rows(logits, config[0])
     gradient, total = entropy.cross_entropy_sum_grad_p(*operands, summed=summed, **_params(config, where))
-    return total.reshape(()) * weight, gradient
+    return total.reshape(()), gradient
 
 
 def _weighted_sum_backward(config, gradient, ct):

@@ -109,7 +109,7 @@ struct Call {
   Kernel rows() const {
     if constexpr (kSpread<P>)
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
-    if constexpr (kSpread<P>)
+    if constexpr (kWide<P>)
       if (plan.wide) return wide_kernel<P>;
     if constexpr (kSwept<P>) {
       if (plan.vectors == kOnlyVectors && plan.spans > 1)

@@ -414,10 +414,13 @@ struct RowsThread {
     if constexpr (P::kPlainSum) {
       if (P::add_plain(p.args)) {
 #pragma unroll
-        for (int j = 0; j < kVectors; ++j)
+        for (int j = 0; j < kVectors; ++j) {
+          Acc of_unit = Acc(0);
 #pragma unroll
           for (int i = 0; i < kWidth; ++i)
-            if (span().element(j) + i < wanted) plain += lane.x(p.args, j, i);
+            if (span().element(j) + i < wanted) of_unit += lane.x(p.args, j, i);
+          plain += of_unit;
+        }
       }
     }
     if constexpr (P::kHole) {

@@ -14,7 +14,9 @@
 namespace jaxgpuops::row_engine {
 
 template <class P>
-constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
+constexpr bool kWide = P::kOutput && !P::kMasked && !P::kDecoded;
+template <class P>
+constexpr bool kSpread = kWide<P> && !P::kHole;
 
 template <class P, bool kAligned>
 __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_constant__ Parameters<P> p) {
@@ -106,11 +108,12 @@ constexpr int kMostVectors = 8;  // the most vectors of a lane of rows_kernel
 
 // Returns the statistics of a row, of which each thread of the block has kWideVectors, in the order of rows_kernel,
 // where a lane has 2^vector_bits vectors of each of so many spans. All threads get them, and the peak of their own
-// span. The units may keep summands: see sum_and_keep().
+// span. The units may keep summands: see sum_and_keep(). `plain` is what they add to the plain sum (P::kPlainSum).
 template <class P>
 __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_args,
                                                    Held<P, 1, true> (&unit)[kWideVectors], int vector_bits, int spans,
-                                                   WideShared<P>& shared, typename P::Element::Acc& peak) {
+                                                   WideShared<P>& shared, typename P::Element::Acc& peak,
+                                                   const typename P::Element::Acc (&plain)[kWideVectors] = {}) {
   using Acc = typename P::Element::Acc;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kWideVectors;
   // The peak of the vectors that would be one span in rows_kernel.
@@ -135,8 +138,11 @@ __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_a
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k)
 #pragma unroll
-      for (int j = 0; j < kWideVectors; ++j)
-        shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] = sum_and_keep<P>(args, k, unit[j], peak);
+      for (int j = 0; j < kWideVectors; ++j) {
+        const bool is_plain = P::kPlainSum && k == P::kSums - 1;
+        shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] =
+            is_plain ? plain[j] : sum_and_keep<P>(args, k, unit[j], peak);
+      }
   });
   __syncthreads();
   // If there is one span, each warp merges it for itself.
@@ -179,37 +185,57 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   using Unit = Held<P, 1, true>;
   constexpr int kWidth = Unit::kWidth;
   const int warp = threadIdx.x / 32;
-  const int64_t outer = blockIdx.x, at = outer * p.length + warp * (32 * kWideVectors * kWidth);
-  const int left = max(0, static_cast<int>(p.length) - warp * (32 * kWideVectors * kWidth));
+  const int64_t outer = blockIdx.x, first = warp * (32 * kWideVectors * kWidth), at = outer * p.length + first;
+  const int left = max(0, static_cast<int>(p.length - first));
   auto& shared = *reinterpret_cast<WideShared<P>*>(dynamic_shared_memory());
 
   const Span<P, kWideVectors, true, false> aligned(5);
   const Span<P, kWideVectors, false, false> shifted(5);
+  typename P::Row row;
+  if constexpr (P::kHole) row = P::begun(p.args, outer, 0, p.length, 1);
+  const int wanted = P::kHole && P::skip(row) ? 0 : left;
   Unit unit[kWideVectors];
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o) {
     Pack packs[kWideVectors];
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
     if (p.aligned) {
-      aligned.load(from, left, false, P::pad(p.args, o), packs);
+      aligned.load(from, wanted, false, P::pad(p.args, o), packs);
     } else if constexpr (kByElements<P>) {
 #pragma unroll
       for (int j = 0; j < kWideVectors; ++j)
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
           const int e = aligned.element(j) + i;
-          set<Bits>(packs[j], i, e < left ? from[e] : P::pad(p.args, o));
+          set<Bits>(packs[j], i, e < wanted ? from[e] : P::pad(p.args, o));
         }
     } else {
-      shifted.load(from, left, outer + 1 == p.columns, P::pad(p.args, o), packs);
+      shifted.load(from, wanted, outer + 1 == p.columns, P::pad(p.args, o), packs);
     }
 #pragma unroll
     for (int j = 0; j < kWideVectors; ++j) unit[j].raw[o][0] = packs[j];
   }
-  const auto row = P::row(p.args, outer, 0, p.length, 1);
+  int64_t hole = -1;  // its place among the elements of the warp
+  Acc plain[kWideVectors] = {};
+  if constexpr (P::kHole) {
+    row = P::completed(p.args, row, outer, 0, p.length, 1);
+    hole = P::hole(row) - first;
+  } else {
+    row = P::row(p.args, outer, 0, p.length, 1);
+  }
+#pragma unroll
+  for (int j = 0; j < kWideVectors; ++j)
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const int e = aligned.element(j) + i;
+      if constexpr (P::kPlainSum)
+        if (P::add_plain(p.args) && e < wanted) plain[j] += unit[j].x(p.args, 0, i);
+      if constexpr (P::kHole)
+        if (e == hole) unit[j].leave_out(p.args, 0, i);
+    }
 
   Acc peak;
-  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak);
+  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak, plain);
   const auto final = P::finish(p.args, row, stat);
   if (threadIdx.x == 0) P::write_row(p.args, outer, row, final);
   Pack packs[kWideVectors];
@@ -219,7 +245,11 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
     for (int j = 0; j < kWideVectors; ++j) {
       Acc values[kWidth];
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
+      for (int i = 0; i < kWidth; ++i) {
+        values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
+        if constexpr (P::kHole)
+          if (aligned.element(j) + i == hole) values[i] = P::hole_output(args, row, final);
+      }
       packs[j] = packed<Element>(values);
     }
   });

@@ -109,9 +109,11 @@ __device__ __forceinline__ Stat<P> measure_span(const Parameters<P>& p, unsigned
       for (int j = 0; j < kVectors; ++j) {
         Unit unit;
         load(j, unit, 0);
+        Acc of_unit = Acc(0);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
-          if ((j * 32 + lane) * kWidth + i < wanted) stat.sum(kPlain) += unit.x(p.args, 0, i);
+          if ((j * 32 + lane) * kWidth + i < wanted) of_unit += unit.x(p.args, 0, i);
+        stat.sum(kPlain) += of_unit;
       }
       stat.sum(kPlain) = merged_sum(stat.sum(kPlain), 0, 5);
     }

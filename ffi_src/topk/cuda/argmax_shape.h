@@ -14,7 +14,7 @@ namespace jaxgpuops::topk {
 constexpr int kArgmaxThreads = 256;
 constexpr int kArgmaxMostThreads = 512;   // the most threads of a block of kColumns, or of kRows
 constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a block
-constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block
+constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block, if outer indices are few
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
 // kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
@@ -112,6 +112,10 @@ inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) 
 // How many blocks of a cluster share a row, where the device has clusters: 1, but for few rows of middle length.
 inline int argmax_cluster(Rows rows, int key_bytes) {
   const int64_t bytes = rows.length * key_bytes;
+  if (rows.outer > 32 && rows.outer <= 66 && bytes <= 256 << 10) {
+    if (key_bytes == 1) return bytes >= 24 << 10 ? 2 : 1;
+    return bytes >= (rows.outer <= 50 ? 80 : 96) << 10 ? 4 : 1;
+  }
   if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
   if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
   return key_bytes > 1 && rows.outer <= 8 && bytes <= 768 << 10 ? kArgmaxMostCluster : 1;
@@ -137,12 +141,25 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   } else if (bytes < 12 << 10) {
     shape.lane_bits = 7;
   } else {
-    const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && argmax_cluster(rows, key_bytes) == 1;
-    const bool large = argmax_has_long_rows(rows, key_bytes) || argmax_cluster(rows, key_bytes) == kArgmaxMostCluster;
+    const int cluster = argmax_cluster(rows, key_bytes);
+    const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && cluster == 1;
+    const bool large = argmax_has_long_rows(rows, key_bytes) || cluster == kArgmaxMostCluster ||
+                       (cluster == 2 && bytes > 192 << 10);
     shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
   return shape;
+}
+
+// kColumns: about the threads of a block, if an outer index has one block. All blocks together have some 23 warps for
+// each multiprocessor, so that all run at once. (Measured for these numbers of warps on an H200; of bytes, in between,
+// no other number was faster than three.)
+inline int argmax_column_threads(int64_t outer, int key_bytes) {
+  constexpr int64_t kAll = 96 << 10;
+  const int64_t each = kAll / outer;
+  if (outer < 200 || (key_bytes == 1 && each > 80 && each < 176)) return kArgmaxColumnThreads;
+  if (each < 112) return each < 48 ? 32 : each < 80 ? 64 : kArgmaxColumnThreads;
+  return each < 160 ? 128 : each < 224 ? 192 : kArgmaxThreads;
 }
 
 // Threads read neighbouring columns, and `deep` groups of them share the axis. Narrow blocks are more blocks.
@@ -209,9 +226,15 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.form = ArgmaxForm::kColumns;
     // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
     // much to read, that does not count.
-    shape.threads =
-        static_cast<int>(argmax_is_vast(rows, key_bytes) ? std::max(period, most) / period * period
-                                                         : (kArgmaxColumnThreads + period - 1) / period * period);
+    const int64_t threads = argmax_column_threads(rows.outer, key_bytes);
+    if (argmax_is_vast(rows, key_bytes)) {
+      shape.threads = static_cast<int>(std::max(period, most) / period * period);
+    } else if (threads == kArgmaxColumnThreads) {
+      shape.threads = static_cast<int>((threads + period - 1) / period * period);
+    } else {  // a warp that is not full takes as long as one that is
+      const int64_t all = threads == 32 && 32 / period * period < 30 ? 64 : threads;
+      shape.threads = static_cast<int>(std::max(period, all / period * period));
+    }
   } else if (whole) {
     shape.form = ArgmaxForm::kColumns;
     shape.deep = rows.length < 16 ? 1 : rows.length < 48 ? 2 : 4;
