@@ -182,7 +182,12 @@ def test_argmax_keeps_the_device_busy():
     ):
         assert plan_argmax(outer, length, inner, bits, 90)["threads"] == threads, (outer, length, inner, bits)
     # Clusters that share some tens of rows need no workspace.
-    for outer, length, bits, slices in ((35, 131_072, 8, 2), (50, 65_536, 32, 4), (66, 65_536, 8, 2), (67, 65_536, 8, 1)):
+    for outer, length, bits, slices in (
+        (35, 131_072, 8, 2),
+        (50, 65_536, 32, 4),
+        (66, 65_536, 8, 2),
+        (67, 65_536, 8, 1),
+    ):
         plan = plan_argmax(outer, length, 1, bits, 90)
         assert (plan["slices"], plan["workspace_bytes"]) == (slices, 0), (outer, length, bits)
 

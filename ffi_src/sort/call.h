@@ -9,8 +9,8 @@ namespace jaxgpuops::sort {
 struct Call {
   Problem problem;
   const void* x = nullptr;
-  void* values = nullptr;      // null if not wanted
-  int32_t* indices = nullptr;  // null if not wanted
+  void* values = nullptr;            // null if not wanted
+  int32_t* indices = nullptr;        // null if not wanted
   const int32_t* offsets = nullptr;  // of segments, if there are any
 };
 

@@ -16,8 +16,8 @@ enum class Algorithm {
   kTeam,   // longer rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
   // Longer rows where only one element must be in its place: select finds it, and the rest goes before or after it.
   kPart,
-  kBlock,  // longer rows: radix sort in the shared memory of a block
-  kSweep,  // rows of any length: radix sort in passes over memory
+  kBlock,     // longer rows: radix sort in the shared memory of a block
+  kSweep,     // rows of any length: radix sort in passes over memory
   kSegments,  // segments of rows that a block holds: radix sort in its shared memory
   kNone,      // segments of other rows, for which other calls are faster
 };

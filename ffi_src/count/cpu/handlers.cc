@@ -179,9 +179,8 @@ template <bool logs>
 ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted, int64_t length) {
   return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
-    segment_softmax(softmax_of(data, ids, *out, axis, length, sorted, logs),
-                    data.untyped_data(), static_cast<const int32_t*>(ids.untyped_data()), out->untyped_data(), logs,
-                    workers_of(pool));
+    segment_softmax(softmax_of(data, ids, *out, axis, length, sorted, logs), data.untyped_data(),
+                    static_cast<const int32_t*>(ids.untyped_data()), out->untyped_data(), logs, workers_of(pool));
   });
 }
 

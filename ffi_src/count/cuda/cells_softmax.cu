@@ -180,8 +180,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   // The cells are clear or, in later passes, have what the pass before folded.
   if (a.first == kLargest && kShared) {
 #pragma unroll 1
-    for (int cell = thread; cell < own.size; cell += threads)
-      own.keys[cell] = 0, own.low[cell] = own.high[cell] = 0;
+    for (int cell = thread; cell < own.size; cell += threads) own.keys[cell] = 0, own.low[cell] = own.high[cell] = 0;
   }
   if (a.first != kLargest || !kShared) wait_for_predecessor();
   if (a.first == kSums && kShared)

@@ -4,8 +4,8 @@
 //   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
-//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh; of columns,
-//                        span_resident, shared_spans.cuh)
+//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
+//   span_resident        the same of few columns (shared_spans.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.

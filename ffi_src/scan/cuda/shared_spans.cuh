@@ -52,8 +52,7 @@ __device__ __forceinline__ typename Policy::State before_of_column(const Paramet
   if (whole > 0) {  // warps fold the groups before the tile's
 #pragma unroll 1
     for (int c = static_cast<int>(threadIdx.x) / 32; c < columns; c += warps) {
-      const State earlier =
-          scan_group<Policy>(p.options, lane < whole ? groups[lane * columns + c] : none, whole);
+      const State earlier = scan_group<Policy>(p.options, lane < whole ? groups[lane * columns + c] : none, whole);
       const State fold = shuffle_from(earlier, whole - 1);
       if (lane == 0) groups[c] = fold;
       __syncwarp();

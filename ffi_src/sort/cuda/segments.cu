@@ -123,7 +123,7 @@ template <class Key, int kThreads, int kItems>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(const __grid_constant__ SegmentsArgs a) {
   static_assert(kThreads >= kDigits && kThreads * kItems <= 32 * kWords);
   auto& shared = *reinterpret_cast<SegmentsShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
-  __shared__ volatile Digits digits;  // place_by_digit() reads it, but digits are bytes of keys here
+  __shared__ volatile Digits digits;                // place_by_digit() reads it, but digits are bytes of keys here
   constexpr Key kLast = static_cast<Key>(~Key{0});  // for slots past the end of the row, in every pass
   const int64_t row = int64_t{blockIdx.x} * a.length;
   const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;

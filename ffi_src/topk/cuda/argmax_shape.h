@@ -143,8 +143,8 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   } else {
     const int cluster = argmax_cluster(rows, key_bytes);
     const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && cluster == 1;
-    const bool large = argmax_has_long_rows(rows, key_bytes) || cluster == kArgmaxMostCluster ||
-                       (cluster == 2 && bytes > 192 << 10);
+    const bool large =
+        argmax_has_long_rows(rows, key_bytes) || cluster == kArgmaxMostCluster || (cluster == 2 && bytes > 192 << 10);
     shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
