@@ -111,10 +111,10 @@ def test_segments(shape, algorithm, dtype):
             fallback = functools.partial(sort_segments_p.fallback, axis=1, descending=descending)
             wanted = jax.jit(functools.partial(fallback, values=True, indices=True))(x, offsets[None])
             assert same_bits(jax.jit(both)(x, offsets), wanted)
-    own = jnp.stack([jnp.sort(jax.random.randint(jax.random.key(i), (9,), 0, n)) for i in range(3)])
-    many = jax.jit(jax.vmap(lambda x, of: jaxgpuops.argsort(x, offsets=of)))(x[:3], own)
-    one = jax.jit(lambda x, of: jaxgpuops.argsort(x, offsets=of))
-    assert all(same_bits(many[i], one(x[i], own[i])) for i in range(3))
+        own = jnp.stack([jnp.sort(jax.random.randint(jax.random.key(i), (9,), 0, n)) for i in range(3)])
+        many = jax.jit(jax.vmap(lambda x, of: jaxgpuops.argsort(x, offsets=of)))(x[:3], own)
+        one = jax.jit(lambda x, of: jaxgpuops.argsort(x, offsets=of))
+        assert all(same_bits(many[i], one(x[i], own[i])) for i in range(3))
 
 
 def command_buffers():
