@@ -542,7 +542,7 @@ def test_short_rows_are_left_to_xla_on_a_gpu(cuda_build):
     assert not has_kernel("logsumexp", 5, 8) and has_kernel("logsumexp", 5, 9)
 
 
-def test_short_columns_are_one_expression():
+def test_short_columns_are_one_expression(cuda_build):
     """On a GPU, XLA makes one loop of the log-sum-exp of short float32 columns, and of what is around it."""
     for shape, dtype, left in (
         ((4, 9, 21), "float32", True),
