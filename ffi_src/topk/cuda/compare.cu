@@ -12,6 +12,7 @@
 #include "topk/cuda/compare_shape.h"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/quotient.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -35,10 +36,6 @@ template <class W>
 struct alignas(16) Four {
   W word[4];
 };
-
-__device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t divisor, uint32_t reciprocal) {
-  return divisor == 1 ? a : __umulhi(a, reciprocal);
-}
 
 template <class Key>
 __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __grid_constant__ Args a) {
@@ -201,8 +198,6 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
     a.indices[to] = static_cast<int32_t>(index);
   });
 }
-
-uint32_t reciprocal(int64_t divisor) { return static_cast<uint32_t>((int64_t{1} << 32) / divisor + 1); }
 
 }  // namespace
 

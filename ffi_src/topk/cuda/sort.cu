@@ -17,6 +17,7 @@
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "topk/cuda/delegates.cuh"
+#include "topk/cuda/quotient.cuh"
 #include "topk/cuda/sort_rows.h"
 #include "topk/cuda/sort_team.cuh"
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ void load_tile(const Args& a, const Key* from, Key* t
   } else {
 #pragma unroll 4
     for (uint32_t e = threadIdx.x; e < count; e += blockDim.x) {
-      const uint32_t row = a.width == 1 ? e : __umulhi(e, a.per_width), column = e - row * a.width;
+      const uint32_t row = quotient(e, a.width, a.per_width), column = e - row * a.width;
       if (column < there) load_element(from + row * a.inner + column, to + row * a.pitch + column);
     }
   }
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
   for (uint32_t start = 0; start < rows && !copies; start += teams) {
     const uint32_t mine = start + threadIdx.x / a.team, r = min(mine, rows - 1);
     if (!kBlock && !__any_sync(kEveryLane, mine < rows)) break;
-    const uint32_t o = a.width == 1 ? r : __umulhi(r, a.per_width), column = r - o * a.width;
+    const uint32_t o = quotient(r, a.width, a.per_width), column = r - o * a.width;
     Row<Key> row;
     const uint32_t at = o * a.length * a.pitch + (column < there ? column : 0);
     row.keys = tile + at;
@@ -357,8 +358,8 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
   const int64_t base = outer * a.k * a.inner + inner;
 #pragma unroll 4
   for (uint32_t e = threadIdx.x; e < rows * a.k; e += blockDim.x) {
-    const uint32_t q = a.width == 1 ? e : __umulhi(e, a.per_width), column = e - q * a.width;
-    const uint32_t o = a.k == 1 ? q : __umulhi(q, a.per_k), place = q - o * a.k;
+    const uint32_t q = quotient(e, a.width, a.per_width), column = e - q * a.width;
+    const uint32_t o = quotient(q, a.k, a.per_k), place = q - o * a.k;
     if (column >= there) continue;
     const uint32_t index = copies ? place : orders[(o * a.width + column) * a.order_pitch + sort_place(place)];
     const int64_t to = base + q * a.inner + column;
@@ -366,8 +367,6 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
     if (a.indices) a.indices[to] = static_cast<int32_t>(index);
   }
 }
-
-uint32_t reciprocal(int64_t divisor) { return static_cast<uint32_t>((int64_t{1} << 32) / divisor + 1); }
 
 }  // namespace
 
@@ -389,7 +388,7 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.pitch = static_cast<uint32_t>(shape.pitch);
   a.order_pitch = static_cast<uint32_t>(shape.order);
   a.tiles = static_cast<uint32_t>((a.inner + shape.width - 1) / shape.width);
-  a.per_width = a.width == 1 ? 0 : reciprocal(a.width);
+  a.per_width = reciprocal(a.width);
   a.per_k = reciprocal(a.k);
   a.most = static_cast<uint32_t>(sort_selection(shape, problem.rows.length, problem.k));
   Launch config;
