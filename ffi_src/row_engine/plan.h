@@ -86,7 +86,9 @@ constexpr int walk_columns(int item_bytes, bool label) {
 constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
-constexpr int kFewPacks = 4;  // a kernel of its own for as many packs of columns
+constexpr int kHeldWalk = 24;   // the most positions of a column that a thread of walk_once_kernel holds
+constexpr int kOnceWarps = 24;  // for the __launch_bounds__ of walk_once_kernel, whose blocks have 16 warps at most
+constexpr int kFewPacks = 4;    // a kernel of its own for as many packs of columns
 // Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks per multiprocessor for the __launch_bounds__ of along_kernel.

@@ -230,6 +230,40 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
   }
 }
 
+// Merges the statistics of the warps that share columns, and writes what a row has of them. `column_of_block` is the
+// first of this lane's columns, which are 32 apart.
+template <class P, int kColumns>
+__device__ __forceinline__ void finish_walks(const Parameters<P>& p, int64_t strip, int column_of_block,
+                                             int block_columns, int axis_warp, const typename P::Row (&row)[kColumns],
+                                             const Stat<P> (&stat)[kColumns], typename P::Final (&final)[kColumns]) {
+  if (p.axis_warps == 1) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      final[c] = P::finish(p.args, row[c], stat[c]);
+      const int64_t column = strip + column_of_block + 32 * c;
+      if (column < p.columns) P::write_row(p.args, column, row[c], final[c]);
+    }
+    return;
+  }
+  const int length = static_cast<int>(p.length);
+  auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+  auto* const of_columns = reinterpret_cast<typename P::Final*>(
+      dynamic_shared_memory() + (p.axis_warps * block_columns * sizeof(Stat<P>) + 15) / 16 * 16);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) of_warps[axis_warp * block_columns + column_of_block + 32 * c] = stat[c];
+  __syncthreads();
+  for (int c = threadIdx.x; c < block_columns && strip + c < p.columns; c += blockDim.x) {
+    const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, p.axis_warps);
+    const WalkPlace place(p, strip + c);
+    const auto its_row = P::row(p.args, place.outer, place.i, length, p.inner);
+    of_columns[c] = P::finish(p.args, its_row, all);
+    P::write_row(p.args, strip + c, its_row, of_columns[c]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) final[c] = of_columns[column_of_block + 32 * c];
+}
+
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -304,30 +338,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   });
 
   typename P::Final final[kColumns];
-  if (p.axis_warps == 1) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      final[c] = P::finish(p.args, row[c], stat[c]);
-      if (exists[c]) P::write_row(p.args, strip + column_of_block + 32 * c, row[c], final[c]);
-    }
-  } else {
-    auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
-    auto* const of_columns = reinterpret_cast<typename P::Final*>(
-        dynamic_shared_memory() + (p.axis_warps * block_columns * sizeof(Stat<P>) + 15) / 16 * 16);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) of_warps[axis_warp * block_columns + column_of_block + 32 * c] = stat[c];
-    __syncthreads();
-    for (int c = threadIdx.x; c < block_columns && strip + c < p.columns; c += blockDim.x) {
-      const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, p.axis_warps);
-      const WalkPlace place(p, strip + c);
-      const auto its_row = P::row(p.args, place.outer, place.i, length, p.inner);
-      of_columns[c] = P::finish(p.args, its_row, all);
-      P::write_row(p.args, strip + c, its_row, of_columns[c]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) final[c] = of_columns[column_of_block + 32 * c];
-  }
+  finish_walks<P>(p, strip, column_of_block, block_columns, axis_warp, row, stat, final);
 
   if constexpr (P::kOutput) {
     if (p.out == nullptr) return;
@@ -350,6 +361,92 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
       }
     });
   }
+}
+
+// Whether an operation has the kernel of walks that are held.
+template <class P>
+constexpr bool kWalksOnce = kWalks<P> && P::kFast && P::kOutput && !P::kHole;
+// Columns of a lane of that kernel, 32 apart: with two arrays, one column has as many elements as two with one.
+template <class P>
+constexpr int kColumnsOnce = P::kOperands == 1 ? Walk<P>::kColumns : 1;
+
+// Results where a warp has at most kHeldWalk positions: each lane loads all elements of its columns before it looks at
+// any, and keeps them. The array is read once and written once. Statistics are those of walk_kernel, and so are all
+// bits.
+template <class P>
+__global__ void __launch_bounds__(32 * kOnceWarps, 1) walk_once_kernel(const __grid_constant__ Parameters<P> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kColumns = kColumnsOnce<P>, kCount = Walk<P>::kCount;
+  using Lane = Held<P, kCount, false>;
+  const int warp = threadIdx.x / 32, axis_warp = warp >> p.column_warp_bits;
+  const int block_columns = 32 * kColumns << p.column_warp_bits;
+  const int column_of_block = (warp & ((1 << p.column_warp_bits) - 1)) * 32 * kColumns + threadIdx.x % 32;
+  const int64_t strip = int64_t{blockIdx.x} * block_columns, apart = p.axis_warps * p.inner;
+  const int length = static_cast<int>(p.length);
+  const int mine = (length - axis_warp + p.axis_warps - 1) / p.axis_warps;  // positions of this warp
+  bool exists[kColumns];
+  int64_t at[kColumns];  // indices of the elements of this warp's first position
+  typename P::Row row[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int64_t column = strip + column_of_block + 32 * c;
+    exists[c] = column < p.columns;
+    const WalkPlace place(p, min(column, p.columns - 1));  // a lane without a column reads the last one
+    at[c] = (place.outer * length + axis_warp) * p.inner + place.i;
+    row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
+  }
+
+  Lane held[kHeldWalk / kCount][kColumns];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o) {
+    const Bits* from[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) from[c] = static_cast<const Bits*>(p.operands[o]) + at[c];
+#pragma unroll
+    for (int n = 0; n < kHeldWalk; ++n)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        held[n / kCount][c].raw[o][n % kCount] = n < mine ? *from[c] : P::pad(p.args, o);
+        from[c] += apart;
+      }
+  }
+
+  Stat<P> stat[kColumns];
+  P::with_sum_args(p.args, [&](const auto& args) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      stat[c] = Stat<P>::none();
+#pragma unroll
+      for (int batch = 0; batch < kHeldWalk / kCount; ++batch) {
+        if (batch * kCount >= mine) continue;
+        const Lane& lane = held[batch][c];
+        Acc peak[1] = {};
+        if constexpr (P::kPeak) lane.peaks(args, peak);
+        take_in<P>(stat[c], peak[0], [&](int k, const auto& shift) { return lane.sum(args, k, shift, 0, 1); });
+      }
+    }
+  });
+  typename P::Final final[kColumns];
+  finish_walks<P>(p, strip, column_of_block, block_columns, axis_warp, row, stat, final);
+
+  P::with_args(p.args, [&](const auto& args) {
+    Bits* to[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) to[c] = static_cast<Bits*>(p.out) + at[c];
+#pragma unroll
+    for (int n = 0; n < kHeldWalk; ++n) {
+      if (n >= mine) continue;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const Lane& lane = held[n / kCount][c];
+        const Acc value = P::output(args, row[c], final[c], lane.x(args, n % kCount, 0), lane.y(n % kCount, 0));
+        if (exists[c]) *to[c] = Element::store(value);
+        to[c] += apart;
+      }
+    }
+  });
 }
 
 // Whether an operation has the kernel that walks strips.
@@ -436,6 +533,13 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     int64_t columns = int64_t{32} * Walk<P>::kColumns << plan.column_warp_bits;  // columns of a block
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
+    if constexpr (kWalksOnce<P>) {
+      if (p.length > held_positions(P::kOperands) && p.length <= kHeldWalk * plan.axis_warps && p.out != nullptr) {
+        kernel = walk_once_kernel<P>;
+        columns = int64_t{32} * kColumnsOnce<P> << plan.column_warp_bits;
+        blocks = (p.columns + columns - 1) / columns;
+      }
+    }
     if (plan.vector) {  // a warp has a strip of an outer index
       int64_t strip = 32 * 16 / sizeof(typename P::Element::Bits);
       if constexpr (kHoldsPacks<P>) {
