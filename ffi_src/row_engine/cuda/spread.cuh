@@ -107,12 +107,14 @@ __host__ __device__ constexpr int64_t wide_shared_bytes(int warps) {
 constexpr int kMostVectors = 8;  // the most vectors of a lane of rows_kernel
 
 // Returns the statistics of a row, of which each thread of the block has kWideVectors, in the order of rows_kernel,
-// where a lane has 2^vector_bits vectors of each of so many spans. All threads get them, and the peak of their own
-// span. The units may keep summands: see sum_and_keep(). `plain` is what they add to the plain sum (P::kPlainSum).
+// where a lane has 2^vector_bits vectors of each of so many spans, and a span has a warp, or half a warp if the row is
+// shorter. All threads get them, and the peak of their own span. The units may keep summands: see sum_and_keep().
+// `plain` is what they add to the plain sum (P::kPlainSum).
 template <class P>
 __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_args,
                                                    Held<P, 1, true> (&unit)[kWideVectors], int vector_bits, int spans,
                                                    WideShared<P>& shared, typename P::Element::Acc& peak,
+                                                   bool halves = false,
                                                    const typename P::Element::Acc (&plain)[kWideVectors] = {}) {
   using Acc = typename P::Element::Acc;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kWideVectors;
@@ -149,20 +151,22 @@ __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_a
   const bool alone = spans == 1;
   Stat<P> stat;
   if (alone || warp < spans) {
-    const int span = alone ? 0 : warp, first = (span << vector_bits) * 32 + lane;
+    const int span = alone ? 0 : warp, lanes = halves ? 16 : 32;
+    const int first = (span << vector_bits) * 32 + (lane & (lanes - 1));
     if constexpr (P::kPeak) stat.of[0] = alone ? peak : peak_of_span(span);
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k) {
       Acc next[kMostVectors];
 #pragma unroll
       for (int v = 0; v < kMostVectors; ++v) {
-        const bool exists = v < 1 << vector_bits && first + v * 32 < vectors;
-        next[v] = exists ? shared.sums[k * vectors + first + v * 32] : Acc(0);
+        const bool exists = v < 1 << vector_bits && first + v * lanes < vectors;
+        next[v] = exists ? shared.sums[k * vectors + first + v * lanes] : Acc(0);
       }
       Acc sum = next[0];
 #pragma unroll
       for (int v = 1; v < kMostVectors; ++v) sum = sum + next[v];
-      stat.sum(k) = merged_sum(sum, 0, 5);
+      stat.sum(k) = merged_sum(sum, 0, 4);
+      if (!halves) stat.sum(k) = merged_sum(stat.sum(k), 4, 5);
     }
     if (!alone && lane == 0) shared.of_spans[warp] = stat;
   }
@@ -235,9 +239,10 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
     }
 
   Acc peak;
-  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak, plain);
+  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak, p.lane_bits == 4, plain);
   const auto final = P::finish(p.args, row, stat);
   if (threadIdx.x == 0) P::write_row(p.args, outer, row, final);
+  if (p.out == nullptr) return;
   Pack packs[kWideVectors];
   const Acc factor = factor_of<P>(final, peak);
   P::with_args(p.args, [&](const auto& args) {
