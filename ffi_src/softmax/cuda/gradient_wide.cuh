@@ -26,15 +26,8 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
   constexpr int kWidth = 16 / sizeof(Bits), kOfWarp = 32 * kWideVectors * kWidth;
   const int warp = threadIdx.x / 32, left = max(0, p.length - warp * kOfWarp);
   const int64_t row = blockIdx.x, at = row * p.length + warp * kOfWarp;
-  const row_engine::Span<P, kWideVectors, true, false> aligned(5);
-  const row_engine::Span<P, kWideVectors, false, false> shifted(5);
   const auto load = [&](const void* array, Bits pad, Pack(&packs)[kWideVectors]) {
-    const Bits* const from = static_cast<const Bits*>(array) + at;
-    if (is_aligned) {
-      aligned.load(from, left, false, pad, packs);
-    } else {
-      shifted.load(from, left, row + 1 == p.rows, pad, packs);
-    }
+    row_engine::load_wide<P>(static_cast<const Bits*>(array) + at, left, is_aligned, row + 1 == p.rows, pad, packs);
   };
 
   typename P::Args known = {};
@@ -91,12 +84,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
       packs[j] = row_engine::packed<Element>(values);
     }
   });
-  Bits* const to = static_cast<Bits*>(p.out) + at;
-  if (is_aligned) {
-    aligned.store(to, left, packs);
-  } else {
-    shifted.store(to, left, packs);
-  }
+  row_engine::store_wide<P>(static_cast<Bits*>(p.out) + at, left, is_aligned, packs);
 }
 
 }  // namespace jaxgpuops::softmax
