@@ -504,13 +504,39 @@ def test_columns():
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
+def test_narrow_columns(dtype):
+    """Few columns beside each other, along axes that a block cannot hold, are flat rows, however many there are."""
+    item = np.dtype(jnp.dtype(dtype)).itemsize
+    for op, held in (("softmax", 64 << 10), ("log_softmax", 64 << 10), ("softmax_jvp", 32 << 10)):
+        for outer, beside in itertools.product((1, 70, 5000), (16, 32)):
+            for length, algorithms in (
+                (held // beside, {"columns", "columns_stream"}),
+                (held // beside + 1, {"columns_flat"}),
+            ):
+                plan = plan_softmax(op, outer, length, beside // item, dtype, 1.0, False, False, False, 90)
+                assert plan["algorithm"] in algorithms, (op, outer, length, plan)
+        plan = plan_softmax(op, 5000, held // 64 + 1, 64 // item, dtype, 1.0, False, False, False, 90)
+        assert plan["algorithm"] != "columns_flat", (op, plan)
+
+
+def test_few_rows_of_statistics():
+    """Few rows whose log-sum-exp is asked for have a block each, whose lanes have two vectors."""
+    for length, dtype, warps in ((2982, "bfloat16", 6), (4525, "float32", 18)):
+        for outer, threads in ((35, 32 * warps), (3000, None)):
+            plan = plan_softmax("logsumexp", outer, length, 1, dtype, 1.0, False, False, False, 90)
+            assert (plan["threads"] == threads) == (outer == 35 and 35 * warps <= 8 * 132), plan
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_columns_of_short_axes(dtype):
-    """Threads walk along short axes, wherever columns begin, because vectors would be mostly padding. Longer axes are read
-    in vectors."""
-    for op, longest in (("softmax", 7), ("logsumexp", 7), ("softmax_jvp", 0)):
-        for length, inner in itertools.product((2, 7, 8, 24), (48, 388_376)):
+    """Threads walk along short axes, wherever columns begin, where lanes with vectors would be padding in part. Other axes
+    are read in vectors."""
+    for op, held in (("softmax", 8), ("logsumexp", 8), ("softmax_jvp", 4)):
+        for length, inner in itertools.product((2, 7, 8, 9, 16, 23, 24, 25), (48, 388_376)):
             plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
-            assert (plan["algorithm"] == "columns_walk") == (length <= longest), (op, length, inner, plan)
+            shortest = length < held and held == 8
+            walked = shortest or (op != "logsumexp" and held < length <= 24 and length % held)
+            assert (plan["algorithm"] == "columns_walk") == bool(walked), (op, length, inner, plan)
     for op, walked, flat in (
         ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
         ("softmax", [(64, 3), (500, 65), (1000, 257)], [(65, 3), (500, 63), (1000, 123)]),

@@ -11,7 +11,7 @@ namespace {
 // Walking kernels: one warp walks axes of up to kWalkedAlone positions; longer axes get a warp for every
 // kWalkPositions, which are so few that the second walk finds them in the caches. Even longer axes, and those of few
 // columns, are read as flat rows.
-constexpr int64_t kWalkedAlone = 24, kWalkPositions = 16;
+constexpr int64_t kWalkedAlone = kHeldWalk, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
 constexpr int64_t kStripWarps = 8;        // the least warps per multiprocessor for which strips are walked
 constexpr int64_t kHeldWarps = 4;         // the least warps per multiprocessor for walks that hold packs in registers
@@ -20,7 +20,10 @@ constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
-constexpr int64_t kLateColumns = 2;       // the most columns whose statistics a warp merges before it writes results
+// Columns of so few bytes beside each other are flat rows if a block could not hold their axis: lanes of column kernels
+// have parts of the axis, so they would read pieces of so few bytes.
+constexpr int64_t kNarrowBytes = 32;
+constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
 constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
@@ -141,6 +144,7 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 // multiprocessor, for float64, and for rows of float32 that are not aligned, which wide_kernel loads one by one.
 int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   if (traits.operands == 2) return 32;
+  if (!traits.output) return 8;
   if (traits.label) return warps <= 20 ? 14 : 0;
   if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
   if (traits.item_bytes == 4 && row_bytes % 16 != 0) return warps <= 8 ? 32 : warps <= 16 ? 10 : 0;
@@ -201,7 +205,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // If rows are longer but few, a block has a row, and a lane two vectors of it. (One vector, in spread_kernel, took up
   // to 1.7 times as long.)
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
-  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits == 5 && wide_warps <= kMaxBlockWarps &&
+  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits >= 4 && wide_warps <= kMaxBlockWarps &&
       rows.outer * wide_warps <= wide_resident(traits, row_bytes, wide_warps) * gpu.multiprocessors) {
     plan.wide = true;
     plan.block_warps = static_cast<int>(wide_warps);
@@ -419,8 +423,16 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
   plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
-  // On the shortest axes, what a lane holds in vectors would be mostly padding.
+  // On the shortest axes, what a lane holds in vectors would be mostly padding; on short ones, some of it, while a walk
+  // that holds results reads the array once, too.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
+  if (plan.vector && traits.output && !traits.masked && rows.length > held_positions(traits.operands) &&
+      rows.length <= kWalkedAlone && rows.length % plan.vectors != 0)
+    return plan_walk(plan, rows, gpu);
+  const int64_t beside = rows.inner * traits.item_bytes;
+  if (plan.vector && traits.output && !traits.masked && beside <= kNarrowBytes &&
+      rows.length * beside > 16 * plan.vectors * 32 * kMaxColumnWarps)
+    return plan_flat(plan, rows, gpu);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);

@@ -39,7 +39,7 @@ struct RowTraits {
   bool label = false;   // each row has a label, an element that must be found before the row is read
   bool lean = false;    // this call has only statistics, and there are kernels of few registers for that
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
-  bool wide = false;    // there are full results, and the kernel of few longer rows: wide_kernel
+  bool wide = false;    // there is the kernel of few longer rows: wide_kernel
   bool staged = false;  // there are only statistics; of rows that are not whole vectors, tile_kernel makes them faster
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns

@@ -15,8 +15,8 @@ constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18;
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 // Gradients of short rows: the most warps per multiprocessor whose lanes have one vector, if they may have several.
 constexpr int64_t kFewWarps = 16;
-// Gradients of longer rows: the most warps per multiprocessor of blocks that have a row each; twice as many of blocks
-// of which a multiprocessor has several.
+// Gradients of longer rows: the most warps of a multiprocessor whose blocks have a row each, twice as many of blocks of
+// which it has several. (One row more than there are multiprocessors takes as long as twice as many rows.)
 constexpr int64_t kWideWarps = 32;
 constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
@@ -40,7 +40,8 @@ RowTraits traits_of(const Problem& problem) {
       traits.masked = problem.general;
       traits.fast = traits.fast && !traits.masked;
       traits.output = problem.op != Op::kLogSumExp;
-      traits.tiled = traits.wide = traits.output && !problem.general;
+      traits.tiled = traits.output && !problem.general;
+      traits.wide = !problem.general;
       // Of 16 bits, teams of lanes are faster by themselves, unless a lane has one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
@@ -131,7 +132,8 @@ bool takes_logits(const Problem& problem) {
 bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
-  return problem.rows.outer * warps <= (warps > kMaxBlockWarps / 2 ? 1 : 2) * kWideWarps * gpu.multiprocessors;
+  const int64_t blocks = ceil_div(problem.rows.outer, gpu.multiprocessors);
+  return blocks == 1 || blocks * warps <= 2 * kWideWarps / (warps > kMaxBlockWarps / 2 ? 2 : 1);
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
