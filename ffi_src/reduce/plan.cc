@@ -19,7 +19,7 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.fast = !is_rare(problem.dtype) && !problem.masked;
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
-  traits.lean = traits.staged = traits.fast && problem.op == Op::kSum;
+  traits.lean = traits.staged = traits.wide = traits.fast && problem.op == Op::kSum;
   traits.strips =
       traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   traits.swept = is_rare(problem.dtype) && !problem.masked;

@@ -5,8 +5,8 @@
 // which is most of the time of a small problem, and a warp reads whole cache lines. Statistics are merged in the order
 // of rows_kernel: first the vectors that would be one lane's there, one after the other. So all bits are the same.
 //
-// wide_kernel does the same for longer rows, if they are few: a block has a row, and a lane two vectors. The sums of
-// each vector and the statistics of each span of rows_kernel are in shared memory.
+// wide_kernel does the same for longer rows, if they are few, also for statistics alone: a block has a row, and a lane
+// two vectors. The sums of each vector and the statistics of each span of rows_kernel are in shared memory.
 #pragma once
 
 #include "row_engine/cuda/in_registers.cuh"
@@ -14,9 +14,10 @@
 namespace jaxgpuops::row_engine {
 
 template <class P>
-constexpr bool kWide = P::kOutput && !P::kMasked && !P::kDecoded;
+constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
+// Results, or sums of one array.
 template <class P>
-constexpr bool kSpread = kWide<P> && !P::kHole;
+constexpr bool kWide = !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
 
 template <class P, bool kAligned>
 __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_constant__ Parameters<P> p) {
@@ -269,23 +270,25 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak, p.lane_bits == 4, plain);
   const auto final = P::finish(p.args, row, stat);
   if (threadIdx.x == 0) P::write_row(p.args, outer, row, final);
-  if (p.out == nullptr) return;
-  Pack packs[kWideVectors];
-  const Acc factor = factor_of<P>(final, peak);
-  P::with_args(p.args, [&](const auto& args) {
+  if constexpr (P::kOutput) {
+    if (p.out == nullptr) return;
+    Pack packs[kWideVectors];
+    const Acc factor = factor_of<P>(final, peak);
+    P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-    for (int j = 0; j < kWideVectors; ++j) {
-      Acc values[kWidth];
+      for (int j = 0; j < kWideVectors; ++j) {
+        Acc values[kWidth];
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
-        if constexpr (P::kHole)
-          if (aligned.element(j) + i == hole) values[i] = P::hole_output(args, row, final);
+        for (int i = 0; i < kWidth; ++i) {
+          values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
+          if constexpr (P::kHole)
+            if (aligned.element(j) + i == hole) values[i] = P::hole_output(args, row, final);
+        }
+        packs[j] = packed<Element>(values);
       }
-      packs[j] = packed<Element>(values);
-    }
-  });
-  store_wide<P>(static_cast<Bits*>(p.out) + at, left, p.aligned, packs);
+    });
+    store_wide<P>(static_cast<Bits*>(p.out) + at, left, p.aligned, packs);
+  }
 }
 
 }  // namespace jaxgpuops::row_engine
