@@ -278,8 +278,8 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   return plan;
 }
 
-// The most elements of a mask, and of others, whose blocks read all that is before their own tile: the waits for memory
-// that this takes are shorter than those for a second launch.
+// Up to so many elements (of a mask; of other arrays), each block counts everything before its own tile. Reading that
+// takes less time than a second launch.
 constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {

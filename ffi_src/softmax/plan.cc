@@ -10,8 +10,8 @@ namespace {
 // several warps walk.
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18;
 
-// Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
-// if that leaves so many blocks per multiprocessor.
+// Gradients of rows that no cluster holds. A row has at most kMostUnits units. A block that writes results takes as
+// many units as leave kResultBlocks blocks per multiprocessor, from one to kMostMerged.
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 // Gradients of short rows: the most warps per multiprocessor whose lanes have one vector, if they may have several.
 constexpr int64_t kFewWarps = 16;

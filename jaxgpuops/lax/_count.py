@@ -465,7 +465,7 @@ def _take_split(splits, table, ids, *, axis, **params):
     [rows] = take_rows_p.primitive.bind(table, own, axis=axis, **(params | {"fill": True}))
     among = dataclasses.replace(split, names=(*itertools.chain(*shared.values()),))
     rest = split.only([n for n in split.names if n not in among.names])
-    if shared:  # a first dimension for the devices: its parts are scattered
+    if shared:  # the new first dimension has a part for each device: join_parts gives each device its own
         shards = [math.prod(split.mesh.shape[n] for n in shared.get(d, ())) for d in range(rows.ndim)]
         part = [n // m for n, m in zip(rows.shape, shards, strict=True)]
         rows = rows.reshape([*itertools.chain(*zip(shards, part, strict=True))])

@@ -188,7 +188,7 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
 
 def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     fill = identity("max" if largest else "min", x.dtype)
-    if length == 0:  # JAX does not gather from it, not even the fill value
+    if length == 0:  # JAX refuses to gather from an axis of length 0, even with a fill value
         shape = (offsets.shape[0] - 1, k)
         return TopK(jnp.full(shape, fill), jnp.full(shape, np.int32(-1)))
     order = permutation([to_keys(x)], 0, largest, split, offsets)

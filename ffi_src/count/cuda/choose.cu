@@ -197,7 +197,8 @@ __device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t
       chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(word)) - 1);
     return;
   }
-  // Lanes with all bits would write to the same banks, so all of them list one word after the other.
+  // If most words are full, lanes that each list their own word write to the same banks. So all lanes of the warp list
+  // one word together, then the next.
   uint32_t next = shuffle_from(at, 0);
 #pragma unroll 2
   for (uint32_t i = 0; i < 32; ++i) {

@@ -19,7 +19,7 @@ constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in non
 
 struct Args : SegmentArgs {
   uint32_t ranges, chunks;
-  int rows, share, range, team_bits, stride;  // `share`: the rows of a warp; `stride`: from one row to the next
+  int rows, share, range, team_bits, stride;  // `share`: rows of a warp; `stride`: elements from row to row
 
   Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
       : SegmentArgs(problem, buffers),

@@ -15,7 +15,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 1024, kKeys = 1 << 16;
-constexpr int kPacks = 8;  // vectors of 8 keys that a lane has of the table
+constexpr int kPacks = 8;  // vectors of the table that a lane has, 8 keys each
 static_assert(kThreads * kPacks * 8 == kKeys);
 constexpr int kByteThreads = 1 << 8;  // one for each key
 
@@ -62,7 +62,8 @@ __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* tab
     before = max(before, __shfl_sync(kEveryLane, last, 31));
 #pragma unroll
     for (auto& w : word) w = largest_halves(w, earlier << 16 | earlier);
-    // The bits of neighbouring keys are neighbours, too, if those of negative floats in the opposite order.
+    // Neighbouring keys are made from neighbouring bits, so they stay one vector of the table. The bits of negative
+    // floats fall while their keys rise, so that vector is reversed.
     const auto key = static_cast<uint16_t>(8 * (warp * 32 * kPacks + p * 32 + lane));
     const uint16_t bits = decode(key, order), bits_of_last = decode(static_cast<uint16_t>(key + 7), order);
     if (bits_of_last < bits) {

@@ -27,7 +27,8 @@ template <class P>
 struct TileParameters {
   Parameters<P> of;
   int rows;           // rows of a block
-  int operand_bytes;  // shared memory of one operand's tile: room for partly filled vectors at both ends and one more
+  int operand_bytes;  // shared memory of one operand's tile, with room for a partly filled vector at each end and one
+                      // more
 };
 
 // The state of a block in tile_kernel. The functions are the phases of the kernel, in the order in which they run.
@@ -173,8 +174,8 @@ struct TileBlock {
     }
   }
 
-  // Finishes rows that are shorter than a vector: a thread has a row, and computes only with elements that exist. (Of
-  // rows of three 16-bit elements, padding was most of the work.)
+  // Finishes rows that are shorter than a vector. A thread has a row and computes only with elements that exist:
+  // padding them to a vector made most of the work for rows of three 16-bit elements.
   __device__ __forceinline__ void work_on_parts() {
     constexpr int kMost = kWidth > 1 ? kWidth - 1 : 1;
 #pragma unroll 1

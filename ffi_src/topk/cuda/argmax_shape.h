@@ -17,8 +17,9 @@ constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a bloc
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block, if outer indices are few
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
-// kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
-// elements (twice as many if columns are long), or a column at most kArgmaxFewRows, or elements have 64 bits.
+// kSmall: a thread takes kArgmaxEach elements at a time. It takes kSmallEach instead if the array has at most
+// kArgmaxFew elements (2 kArgmaxFew if columns are long), if a column has at most kArgmaxFewRows, or if elements have
+// 64 bits.
 constexpr int kArgmaxEach = 8;
 constexpr int64_t kArgmaxFew = 1 << 18;
 constexpr int64_t kArgmaxFewRows = 32;

@@ -49,7 +49,8 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   const double most = reached + 5 * std::sqrt(reached * std::max(0., 1 - reached / threads));
   const double reaching = 1 - std::pow(std::max(1 - most / threads, 0.02), 1 / each);
   shape.room = std::min(length, static_cast<int64_t>(reaching * static_cast<double>(length)) + 1024) / 2 * 2;
-  // Up to 512 of them, there are at most k; then as many as leave buckets that shared memory has room for.
+  // There are at most k splitters, up to 512. More than 512 are taken only while buckets of k elements would not fit
+  // into shared memory.
   shape.splitters = kFewestSplitters;
   while (shape.splitters < kMostSplitters &&
          (shape.splitters < 512 ? 2 * shape.splitters <= k : int64_t{shape.splitters} * 1024 < k * composite))
