@@ -10,7 +10,8 @@
 
 namespace jaxgpuops::count {
 
-// The elements whose keys are below a query's bound come before it; if no key is so large, all do.
+// Elements whose keys are below `key` come before a query. If even the largest key comes before it, no such bound
+// exists, and `all` is true.
 template <class T>
 struct Bound {
   using Key = std::conditional_t<sizeof(T) < 4, uint32_t, T>;

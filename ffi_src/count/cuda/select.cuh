@@ -261,7 +261,7 @@ __device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
   return x;
 }
 
-// Returns the address in shared memory of what counts a key. `counts`: the address of the parts' counts, less four
+// Returns the address in shared memory of the counter of a key. `counts`: the address of the parts' counts, less four
 // times their base.
 template <class Word>
 __device__ __forceinline__ uint32_t counter_of(const Parts<Word>& parts, uint32_t counts, Word key) {
@@ -330,7 +330,7 @@ __device__ __forceinline__ uint32_t keys_between(const Word (&key)[kPacks][kPack
   return between;
 }
 
-// The same order with one exclusive-or less for each key, where keys of all NaNs allow that.
+// The same order for keys of 32 bits with one exclusive-or less for each key: `invert` becomes part of `flip`.
 template <class T>
 __device__ __forceinline__ SortOrder one_flip(SortOrder order) {
   if (sizeof(T) == 4) order.ascending.order.flip ^= order.invert, order.invert = 0;

@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_words(const Args& a, const Place& place, ui
   uint32_t at = 0;
   if (step == 1) {
     copy_tile_async<kThreads>(tile, x + int64_t{blockIdx.x} * kThreads * length, rows * length);
-    // Threads whose rows begin in the same bank of shared memory begin at different elements.
+    // Rows of some threads begin in the same bank of shared memory. These threads start at different elements.
     if (length % kInWord == 0) {
       const uint32_t stride = length / kInWord | 32, meet = stride & (0u - stride);
       at = (threadIdx.x & 31) * meet / 32 * kInWord;

@@ -34,9 +34,10 @@ struct BucketsShape {
   int64_t bytes = 0;
 };
 
-// About half of the threads, or fewer, sample one of the row's k best. The number is hardly ever more than six standard
-// deviations above the expected one, and so many reach the threshold (kth_of_composites() adds up to a half). How many
-// elements of the row reach it follows, give or take five standard deviations.
+// Each thread samples so many elements that about half of the threads, or fewer, see one of the row's k best. `reach`
+// is that number plus six standard deviations, which is hardly ever exceeded; the threshold is a key that so many
+// threads reach (kth_of_composites() may add up to a half). From it follows how many elements of the row reach the
+// threshold, with five standard deviations to spare: `room`.
 inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   const int64_t composite = composite_bytes(key_bytes);
   BucketsShape shape;
