@@ -270,10 +270,13 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     Args:
       names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,
         ``"sort"``, ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``, ``"segment_sum"``,
-        ``"segment_max"``, ``"segment_min"``: every call of these.
+        ``"segment_max"``, ``"segment_min"``: every call of these is routed.
 
     Returns:
       A context manager that undoes what this call did.
+
+    Raises:
+      ValueError: for other names.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -307,7 +310,19 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
 
 
 def uninstall(names: Iterable[str] | str | None = None) -> None:
-    """Undoes `install`, by default for all names that are installed. Names that are not installed are ignored."""
+    """Undoes `install`.
+
+    Args:
+      names: as for `install`; None for all names that are installed. Names that are not installed are ignored.
+
+    Raises:
+      ValueError: for names that `install` does not know.
+
+    >>> import jaxgpuops
+    >>> installed = jaxgpuops.install(["top_k", "cumsum"])
+    >>> jaxgpuops.uninstall("cumsum")  # top_k stays
+    >>> jaxgpuops.uninstall()
+    """
     with _lock:
         old = [name for name in _names(list(_replaced) if names is None else names) if name in _replaced]
         for name in old:
