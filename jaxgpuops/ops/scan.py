@@ -144,7 +144,7 @@ def cummax(
       An array of the shape and dtype of ``x``.
 
     Order: that of `jax.lax.cummax` on CPU. A NaN stays until the segment ends; which NaN, of several, is not specified.
-    -0 is smaller than +0.
+    -0 is smaller than +0. The result does not depend on the run or on the batch.
 
     Derivatives: the gradient sums the cotangents of all positions that an element is the maximum of; of equal elements
     the last in the direction of the scan has it all, where JAX splits it in a way that depends on the length, and a NaN

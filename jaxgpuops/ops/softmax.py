@@ -127,6 +127,8 @@ def log_softmax(
     Raises:
       TypeError, ValueError: as `jaxgpuops.softmax`.
 
+    Algorithms: as `jaxgpuops.softmax`.
+
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
     >>> jaxgpuops.log_softmax(jnp.array([0.0, -200.0])).tolist()
@@ -170,6 +172,8 @@ def logsumexp(
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.softmax`.
+
+    Algorithms: as `jaxgpuops.softmax`.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

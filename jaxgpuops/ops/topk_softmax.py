@@ -61,7 +61,8 @@ def topk_softmax(
 
     Order: without a bias the choice is that of ``jax.lax.top_k(logits, k)`` exactly, so a NaN comes first and ties go
     to the lower index. With one it is made by ``score + bias``, in float32 (float64 where the logits are): the lower
-    index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are.
+    index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are. A row has the
+    same result in every run and batch.
 
     Derivatives: of the weights with respect to the logits and ``scale``; the choice is constant, the bias gets no
     gradient. Only the logits of chosen experts have a gradient, except with ``score="softmax"`` and

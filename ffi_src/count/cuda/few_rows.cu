@@ -38,7 +38,7 @@ struct WarpRows {
   const Args& a;
   const int32_t* ids;
   const Bits* data;  // the data of the lane's column, or of the last one if there are fewer columns than lanes
-  uint32_t* list;    // the rows of the warp that are in the block's range: the segment, then 16 bits of the row
+  uint32_t* list;    // the warp's rows in the block's range, as words: segment in the upper half, row below
   uint32_t first, own;
   int count, lane;
   bool live;

@@ -98,7 +98,7 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
       __stcs(reinterpret_cast<int4*>(places + head) + four, int4{place[0], place[1], place[2], place[3]});
     }
   }
-  // The others stand before the fours and behind them.
+  // Loose queries come before the first four and after the last one; each is searched alone.
 #pragma unroll 1
   for (int64_t i = threadIdx.x; i < count - 4 * fours; i += threads) {
     const int64_t at = i < head ? i : i + 4 * fours;

@@ -27,7 +27,7 @@ __device__ __forceinline__ Word<Key> word_of(Key bits, const SortOrder& order) {
   return bits;
 }
 
-// Returns the order of elements as that of keys whose upper part they are: `bits` more are below them.
+// Returns the same order for keys that have the element in their upper part and `bits` other bits below it.
 inline SortOrder raised(SortOrder order, int bits) {
   order.ascending.order.magnitude <<= bits;
   order.ascending.order.flip <<= bits;

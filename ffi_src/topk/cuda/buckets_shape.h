@@ -14,7 +14,7 @@ constexpr int64_t kMinBucketsK = 64, kMaxBucketsK = 1 << 19;
 constexpr int64_t kMostBeside = 32;  // the most columns side by side
 constexpr int kBucketsThreads = 512;
 constexpr int kBucketsResident = 2;  // blocks that a multiprocessor runs at the same time
-// The fewest elements that a block reads, where multiprocessors run one, and where they run two.
+// The fewest elements that a block reads, if a multiprocessor runs one block; kBucketsSliceOfTwo if it runs two.
 constexpr int64_t kBucketsSlice = 1 << 13, kBucketsSliceOfTwo = 1 << 16;
 constexpr uint32_t kBucketsSample = 16;                           // the most elements of a row that a thread samples
 constexpr uint32_t kFewestSplitters = 64, kMostSplitters = 2048;  // a row has one bucket more
