@@ -20,9 +20,10 @@ constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
 constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
 
-// Up to so many assignments, it is faster if each warp looks at all of them. Few experts have counters in registers,
-// which take little time; if there is a capacity, a warp also counts the assignments of all earlier experts. With many
-// plans, it is the work that takes time, not waiting.
+// Up to so many assignments, it is faster if each warp looks at all of them, so that no warp waits for another. Fewer
+// for few experts, whose counters in registers take little time, and with a capacity, since a warp then also counts the
+// assignments of all earlier experts. None if the batch has many plans: the GPU is busy then, and the extra work
+// counts.
 int64_t warp_most(const PlanProblem& problem, const Gpu& gpu) {
   if (problem.experts <= 32 || problem.outer * problem.experts > 32 * 8 * gpu.multiprocessors) return -1;
   if (problem.capacity >= 0) return 32;
