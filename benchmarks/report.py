@@ -208,6 +208,16 @@ def rows_of(result: dict, which: str | None) -> list[dict]:
     return {"families": _families, "worst": _most_behind}.get(which, list)(result["rows"])
 
 
+# What a result's times are, by its "timing".
+TIMES = {
+    "device": "µs of device time",
+    "kernels": "µs in which kernels run",
+    "wall": "µs of wall time",
+    "program": "µs of a whole program",
+    "in flight": "µs of a run among several in flight",
+}
+
+
 def table(result: dict, columns: list[str], which: str | None = None) -> str:
     headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
     rows = rows_of(result, which)
@@ -215,7 +225,7 @@ def table(result: dict, columns: list[str], which: str | None = None) -> str:
     lines += [[cell(result, row) for cell in cells] for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "jaxgpuops")
     commit = result["commit"][:12] + ("-dirty" if result["commit"].endswith("-dirty") else "")
-    about = f"µs of {result['timing']} time. {result['device']}; {versions}; commit {commit}, {result['date']}."
+    about = f"{TIMES[result['timing']]}. {result['device']}; {versions}; commit {commit}, {result['date']}."
     before = {}  # libraries that were measured with an earlier commit
     for name, when in result.get("kept", {}).items():
         if any(name in row["us"] for row in rows):
