@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/rounding.h"
+
 namespace jaxgpuops::moe {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Up to so many assignments, one block takes less time than several that wait for each other.
 constexpr int64_t kOneBlock = 1024;
 constexpr int64_t kClusterMost = 1 << 15;  // up to so many assignments, a cluster takes less time than a grid
 constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, unless the largest cluster needs more
-constexpr int64_t kClusterHeld = 128;      // the most assignments of a warp of a cluster
 // From so many assignments of a block on, it is faster to put them into order before they are written.
 constexpr int64_t kStagedFrom = 1024;
 // Up to so many experts, it is not worth the time to put assignments into order first.

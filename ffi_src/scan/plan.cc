@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
+
 namespace jaxgpuops::scan {
 namespace {
 
@@ -47,8 +49,6 @@ constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; 
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
 // Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
 constexpr int64_t kByteBlocks = 4;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least n
   int bits = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/rounding.h"
+
 namespace jaxgpuops::softmax {
 namespace {
 
@@ -21,8 +23,6 @@ constexpr int64_t kFewWarps = 16;
 constexpr int64_t kWideWarps = 32;
 constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
 #include "sort/cuda/shape.h"
 #include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
@@ -17,8 +18,6 @@
 
 namespace jaxgpuops::topk {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
@@ -165,6 +164,7 @@ Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors);
   if (shape.threads == 0) return plan;
+  if (key_bytes == 4 && shape.threads == 256) return plan;  // rows so short that kRows takes them
   // Clusters load a whole row at once, select, and then load the next. If the rows come in many waves, it is better
   // that a block loads while another one selects.
   if (rows.count() * shape.blocks * shape.threads > 4 * gpu.multiprocessors * kHeldThreads) return plan;

@@ -270,16 +270,20 @@ def _at(x, place, axis, split):
 # ---- One rank -------------------------------------------------------------------------------------------------------
 
 
-def _rank(op: str, name: str, value: Any, x: jax.Array, axis: int, names) -> int:
-    """A rank along the axis, from the largest if it is negative; returns it from the smallest."""
+def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: _arguments.AxisName):
+    """Checks an array and a rank along an axis. The rank counts from the largest if it is negative; returns the array, the
+    rank from the smallest, the axis and its names."""
+    x = _arguments.array(op, "x", x)
+    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
+    names = _arguments.names(op, axis_name)
     split = manual(op, names, x.shape[axis])
     length, of = (x.shape[axis], "of") if split is None else (split.length, f"of {split.shards} devices with parts of")
-    value = _arguments.integer(op, name, value)
-    if not -length <= value < length:
+    rank = _arguments.integer(op, name, rank)
+    if not -length <= rank < length:
         raise ValueError(
-            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} {of} shape {x.shape}, got {value}"
+            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} {of} shape {x.shape}, got {rank}"
         )
-    return value % length
+    return x, rank % length, axis, names
 
 
 def kth_value(
@@ -316,11 +320,7 @@ def kth_value(
     >>> jax.grad(lambda x: jaxgpuops.kth_value(x, -1)[0])(jnp.array([1.0, 3.0, 2.0])).tolist()
     [0.0, 1.0, 0.0]
     """
-    op = "jaxgpuops.kth_value"
-    x = _arguments.array(op, "x", x)
-    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
-    names = _arguments.names(op, axis_name)
-    return _kth_value(x, _rank(op, "k", k, x, axis, names), axis, names)
+    return _kth_value(*_ranked("jaxgpuops.kth_value", "k", x, k, axis, axis_name))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
@@ -362,11 +362,7 @@ def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: _arguments.A
     >>> jaxgpuops.partition(jnp.array([4, 1, 3, 2]), 1)[1].tolist()
     2
     """
-    op = "jaxgpuops.partition"
-    x = _arguments.array(op, "x", x)
-    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
-    names = _arguments.names(op, axis_name)
-    return _partition(x, _rank(op, "kth", kth, x, axis, names), axis, names)
+    return _partition(*_ranked("jaxgpuops.partition", "kth", x, kth, axis, axis_name))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)

@@ -9,13 +9,12 @@
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
+#include "common/rounding.h"
 
 namespace jaxgpuops::along_axis {
 namespace {
 
 constexpr int kThreads = 256;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // ---- take -----------------------------------------------------------------------------------------------------------
 

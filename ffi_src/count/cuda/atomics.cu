@@ -436,9 +436,11 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
     config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
     if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
   }
-  if (status != cudaSuccess || Policy::kInPlace) return status;
-  config.grid = dim3(blocks_for(a.outer * a.cells()));
-  return launch(stream, config, segment_finish_kernel<typename Policy::Plain>, a);
+  if constexpr (!Policy::kInPlace) {
+    config.grid = dim3(blocks_for(a.outer * a.cells()));
+    if (status == cudaSuccess) status = launch(stream, config, segment_finish_kernel<typename Policy::Plain>, a);
+  }
+  return status;
 }
 
 }  // namespace

@@ -287,10 +287,11 @@ cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters
     launched.shared_bytes = P::kOperands * t.operand_bytes;
     void (*kernel)(TileParameters<P>) = tile_kernel<P, kOnlyVectors, false>;
     if constexpr (kTiledForms<P>) {
+      constexpr bool kOne = P::kFast || !P::kOutput;  // other plans have kOnlyVectors, of which rows of tiles fill some
       if (bytes < 16) {
         kernel = part_tile_kernel<P>;
-      } else if (bytes <= 16 << plan.lane_bits) {
-        kernel = tile_kernel<P, 1, false>;
+      } else if (kOne && bytes <= 16 << plan.lane_bits) {
+        if constexpr (kOne) kernel = tile_kernel<P, 1, false>;
       } else if constexpr (P::kOutput && P::kOperands == 1) {
         if (p.aligned) kernel = tile_kernel<P, kOnlyVectors, true>;
       }

@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "common/rows.h"
 
 namespace jaxgpuops::sort {
-
-constexpr int64_t kAlign = 256;  // alignment of the parts of a workspace
-constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 // ---- Rows that a thread holds ---------------------------------------------------------------------------------------
 
