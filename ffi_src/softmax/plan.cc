@@ -43,7 +43,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.output = problem.op != Op::kLogSumExp;
       traits.tiled = traits.output && !problem.general;
       traits.wide = !problem.general;
-      // Of 16 bits, teams of lanes are faster by themselves, unless a lane has one vector.
+      // For 16 bits, teams of lanes without tiles are faster, unless a lane has only one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;
