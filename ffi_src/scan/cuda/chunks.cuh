@@ -24,7 +24,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true, kMayBeFew = false, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true;
   static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 

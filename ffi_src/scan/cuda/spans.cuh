@@ -26,10 +26,9 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
+  static constexpr bool kFoldsAll = true;
   static constexpr bool kClusters = Policy::kOperands > 1;
-  static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
+  static constexpr int kWidth = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
   static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
@@ -305,15 +304,11 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
     if (p.staged) copy_in(stage, image_of(place, span));
   }
-  __device__ void put_extras(int, const Extra (&)[1]) const {}
   __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
     if (p.staged) wait();
     tile.stage = stage;
   }
   __device__ Starts starts(const Place&, const Span&) const { return {}; }
-
-  __device__ void put_folds(int stage, const Folds& folds) const { folds_at(stage)[threadIdx.x] = folds.before; }
-  __device__ void take_folds(int stage, Folds& folds) const { folds.before = folds_at(stage)[threadIdx.x]; }
 
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, const Starts&) const {
     Folds folds;
@@ -369,7 +364,6 @@ class Spans : public BetweenWarps<Policy> {
   __device__ unsigned char* staging(int stage, int operand) const {
     return dynamic_shared_memory() + stage * p.stage_bytes + operand * p.span_bytes;
   }
-  __device__ State* folds_at(int stage) const { return reinterpret_cast<State*>(staging(stage, Policy::kOperands)); }
 
   // Where a byte of an image is in shared memory. If short rows are a multiple of 16 bytes long, lanes would meet in a
   // bank; so 16 bytes after each line are left free.
