@@ -359,7 +359,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (choice == Algorithm::kResident && !fits) choice = shared_out;
   if (choice != Algorithm::kResident && choice != shared_out) return plan;
   if (choice == Algorithm::kSpanTwice) {
-    const int64_t needed = kWorkspaceHeader + inner * plan.tiles * state_bytes;
+    const int64_t needed = kWorkspaceHeader + plan.tiles * (inner + plan.parts * plan.threads()) * state_bytes;
     if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
     plan.algorithm = choice;
     plan.stages = 1;

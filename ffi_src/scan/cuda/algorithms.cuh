@@ -5,7 +5,8 @@
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
-//   span_twice           of few columns, blocks share the axis: the sums of all tiles, then the results (shared_spans.cuh)
+//   span_twice           of few columns, blocks share the axis: the sums of all tiles, then the results
+//   (shared_spans.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -121,19 +122,17 @@ template <class Policy>
 cudaError_t launch_span_twice(cudaStream_t stream, const Plan& plan, Parameters p) {
   Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
   shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, p.width);
-  p.pass = Parameters::kSums;
-  cudaError_t status = launch(stream, shape, scan_span_tiles<Policy>, p);
+  cudaError_t status = launch(stream, shape, scan_span_folds<Policy>, p);
   if (status != cudaSuccess) return status;
-  shape.overlap = plan.overlap;
-  p.pass = Parameters::kResultsOfSums;
-  if (p.tiles > kGroup || p.width > kFewColumns) {
-    p.pass = Parameters::kResultsOfFolds;
+  p.folded = p.tiles > kGroup || p.width > kFewColumns;
+  if (p.folded) {
     const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
     Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
     sums.overlap = plan.overlap;
     if ((status = launch(stream, sums, scan_span_sums<Policy>, p)) != cudaSuccess) return status;
   }
-  return launch(stream, shape, scan_span_tiles<Policy>, p);
+  shape.overlap = plan.overlap;
+  return launch(stream, shape, scan_span_results<Policy>, p);
 }
 
 // Launches the kernel for rows of one tile.

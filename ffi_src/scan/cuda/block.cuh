@@ -51,8 +51,7 @@ struct Parameters {
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
   int cluster;                              // blocks of a cluster, each of which has one of the tiles
-  // scan_span_tiles: makes the sums of tiles, or results from these, or from the folds of all before a tile.
-  enum Pass { kSums, kResultsOfSums, kResultsOfFolds } pass;
+  bool folded;                              // span_twice: the sums of tiles are replaced by the folds of all before
 };
 
 // ---- Words and barriers ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-// Spans (spans.cuh) of few columns: a block has one tile, and all tiles are read twice. One kernel folds the sums of
-// tiles; where there are many, a second one folds what comes before each; the last one folds that, or takes it, and
-// makes the results. So no block waits for another one, and the only limit is that of memory. The last kernel takes
-// tiles from the end, as the level 2 cache still has those that came last.
+// Spans (spans.cuh) of few columns: a block has one tile, and operands are read twice, results written once. The first
+// kernel folds what comes before each thread within its tile, and the sums of tiles. Where there are many tiles, the
+// next kernel folds what comes before each. The last kernel folds that, or takes it, and makes the results. So no block
+// waits for another one. The last kernel takes tiles from the end, because the level 2 cache still has what came last.
 #pragma once
 
 #include "scan/cuda/folds.cuh"
@@ -9,8 +9,7 @@
 
 namespace jaxgpuops::scan {
 
-constexpr int kSpanBlocks = 3;       // blocks of a multiprocessor, for __launch_bounds__
-constexpr int kSumsThreads = 1024;   // the most threads of scan_span_sums
+constexpr int kSumsThreads = 1024;  // the most threads of scan_span_sums
 
 // The sums of a column's tiles, or the folds of all before each.
 template <class Policy>
@@ -18,60 +17,38 @@ __device__ __forceinline__ typename Policy::State* sums_of_column(const Paramete
   return reinterpret_cast<typename Policy::State*>(p.words) + column * p.tiles;
 }
 
-// p.pass: whether this is the first kernel, the second of two, or the last of three.
+// The fold of what comes before a thread within its tile; `tile` counts the tiles of all strips.
 template <class Policy>
-__global__ void __launch_bounds__(kThreads, kSpanBlocks) scan_span_tiles(const __grid_constant__ Parameters p) {
+__device__ __forceinline__ typename Policy::State* before_thread(const Parameters& p, unsigned tile) {
+  return sums_of_column<Policy>(p, p.columns) + int64_t{tile} * p.threads + threadIdx.x;
+}
+
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
+    scan_span_folds(const __grid_constant__ Parameters p) {
   using Work = Spans<Policy>;
   using State = typename Work::State;
-  const bool sums = p.pass == Parameters::kSums;
-  if (sums) let_dependents_start();
+  let_dependents_start();
   const Work work(p);
-  const unsigned index = sums ? blockIdx.x : gridDim.x - 1 - blockIdx.x, strip = index / p.tiles;
-  const int t = static_cast<int>(index % p.tiles);
+  const unsigned strip = blockIdx.x / p.tiles;
+  const int t = static_cast<int>(blockIdx.x % p.tiles);
   const auto place = work.place(strip);
   const auto span = work.span(t);
   typename Work::Extra extra[1];
   work.fetch(0, place, span, extra);
   commit_async_copies();
-  const int member = static_cast<int>(threadIdx.x), lane = member % 32;
-  const int64_t column = work.column_of(strip, member);
-  State* const carry = work.carry(0);
-  if (!sums) {
-    wait_for_predecessor();
-    if (p.pass == Parameters::kResultsOfFolds) {
-      if (column < p.columns) {
-        const State initial = work.initial(column);
-        carry[member] =
-            t == 0 ? initial : Policy::combine(initial, sums_of_column<Policy>(p, column)[t], p.options);
-      }
-    } else {  // a warp folds the sums of at most kGroup tiles
-#pragma unroll 1
-      for (int c = member / 32; c < p.width; c += p.threads / 32) {
-        const int64_t column = work.column_of(strip, c);
-        if (column >= p.columns) break;
-        State before = work.identity();
-        if (lane < t) before = sums_of_column<Policy>(p, column)[lane];
-        before = shuffle_from(scan_group<Policy>(p.options, before), max(t - 1, 0));
-        before = Policy::combine(before, work.identity(), p.options);
-        const State initial = work.initial(column);
-        if (lane == 0) carry[c] = t == 0 ? initial : Policy::combine(initial, before, p.options);
-      }
-    }
-  }
   wait_for_async_copies<0>();
   typename Work::Tile tile;
   work.take(0, place, span, tile);
-  const auto starts = work.starts(place, span);
-  const auto folds = work.fold(place, span, tile, starts);
+  const auto folds = work.fold(place, span, tile, work.starts(place, span));
   work.publish_warp(0, folds);
   __syncthreads();
-  if (sums) {
-    if (column < p.columns) sums_of_column<Policy>(p, column)[t] = work.tile_total(0, member);
-    return;
-  }
-  State base[1];
+  State base[2];
   work.earlier_warps(0, base);
-  work.finish(place, span, tile, starts, folds, base);
+  if (place.active) *before_thread<Policy>(p, blockIdx.x) = work.before_in_tile(folds, base[1]);
+  const int member = static_cast<int>(threadIdx.x);
+  const int64_t column = work.column_of(strip, member);
+  if (column < p.columns) sums_of_column<Policy>(p, column)[t] = work.tile_total(0, member);
 }
 
 // Replaces the sums of a column's tiles by the folds of all before each, in the order that folds.cuh explains. A block
@@ -110,6 +87,44 @@ __global__ void __launch_bounds__(kSumsThreads) scan_span_sums(const __grid_cons
     }
     if (t < p.tiles) sums[t] = before;
   }
+}
+
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, 3) scan_span_results(const __grid_constant__ Parameters p) {
+  using Work = Spans<Policy>;
+  using State = typename Work::State;
+  const Work work(p);
+  const unsigned index = gridDim.x - 1 - blockIdx.x, strip = index / p.tiles;
+  const int t = static_cast<int>(index % p.tiles);
+  const auto place = work.place(strip);
+  const auto span = work.span(t);
+  typename Work::Extra extra[1];
+  work.fetch(0, place, span, extra);
+  commit_async_copies();
+  wait_for_predecessor();
+  State before = work.identity();
+  if (place.active) before = *before_thread<Policy>(p, index);
+  State carry = work.initial(place.column);
+  if (p.folded) {
+    if (t > 0 && place.active) carry = Policy::combine(carry, sums_of_column<Policy>(p, place.column)[t], p.options);
+  } else if (t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
+      const int64_t column = work.column_of(strip, c);
+      if (column >= p.columns) break;
+      State sum = work.identity();
+      if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
+      sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
+      if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
+    }
+    __syncthreads();
+    if (place.active) carry = Policy::combine(carry, work.carry_of_thread(0), p.options);
+  }
+  wait_for_async_copies<0>();
+  typename Work::Tile tile;
+  work.take(0, place, span, tile);
+  work.finish(place, span, tile, Policy::combine(carry, before, p.options));
 }
 
 }  // namespace jaxgpuops::scan

@@ -28,7 +28,7 @@ class Spans : public BetweenWarps<Policy> {
 
   static constexpr bool kFoldsAll = true;
   static constexpr bool kClusters = Policy::kOperands > 1;
-  static constexpr int kWidth = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
+  static constexpr int kWidth = 2, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
   static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
@@ -333,15 +333,31 @@ class Spans : public BetweenWarps<Policy> {
     if (run == p.runs - 1 && column < p.width) totals(slot)[axis_warp * p.width + column] = folds.warp;
   }
 
-  // Sets a thread's `base`: the fold of all before the tile and of the tile's earlier warps.
-  __device__ void earlier_warps(int slot, State (&base)[1]) const {
-    base[0] = column < p.width ? this->before_warp(slot, axis_warp, column) : identity();
+  __device__ State carry_of_thread(int slot) const { return this->carry(slot)[column]; }
+
+  // Sets a thread's `base`: the fold of all before the tile, and that of the tile's earlier warps.
+  __device__ void earlier_warps(int slot, State (&base)[2]) const {
+    if (column >= p.width) return;
+    base[0] = carry_of_thread(slot);
+    base[1] = identity();
+#pragma unroll
+    for (int w = 0; w < kWarps - 1; ++w)
+      if (w < axis_warp) base[1] = Policy::combine(base[1], totals(slot)[w * p.width + column], p.options);
+  }
+
+  // The fold of the tile's positions before the thread's.
+  __device__ State before_in_tile(const Folds& folds, const State& earlier_warps) const {
+    return Policy::combine(earlier_warps, folds.before, p.options);
   }
 
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const Folds& folds,
-                         const State (&base)[1]) const {
+                         const State (&base)[2]) const {
+    finish(place, span, tile, Policy::combine(base[0], before_in_tile(folds, base[1]), p.options));
+  }
+
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const State& before) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before, p.options));
+    step_over(tile.stage, place, image, run_of(place, image, span), before);
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded
