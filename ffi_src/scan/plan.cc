@@ -241,7 +241,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   // Whether neighbouring columns of all operands are neighbours in memory.
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
-  plan.layout = rare || length <= kShortAxis ? Layout::kSpans
+  const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
+  plan.layout = rare || twice || length <= kShortAxis ? Layout::kSpans
                 : inner == 1                 ? Layout::kAlong
                 : across                     ? Layout::kAcross
                                              : Layout::kSpans;
@@ -266,7 +267,13 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     // memory.
     plan.per_lane = shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
-    while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
+    if (is_exact(problem) && !problem.segmented && lanes * plan.per_lane >= length) {
+      // Few warps with long runs take fewer instructions in all; few elements take kPieces, which has runs of its own.
+      plan.axis_warps = static_cast<int>(ceil_div(length, plan.runs * plan.per_lane));
+      plan.per_lane = std::max<int>(9, ceil_div(length, plan.runs * plan.axis_warps) | 1);
+    } else {
+      while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
+    }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
   const int lanes = 1 << plan.run_bits;
