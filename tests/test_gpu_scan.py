@@ -161,8 +161,8 @@ def test_every_kernel_has_a_regime():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
     assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
-        *("columns", "column_look_ahead", "spans", "span_look_ahead")
-    }  # missing: chunk_look_ahead, which gradients take, and span_resident, which recurrences take, of the same shapes
+        *("columns", "column_look_ahead", "spans", "span_twice")
+    }  # missing: chunk_look_ahead, which gradients of the same shapes take
 
 
 @regimes
