@@ -52,38 +52,38 @@ __global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
 }
 
 // Replaces the sums of a column's tiles by the folds of all before each, in the order that folds.cuh explains. A block
-// has a column, a thread a tile of as many as there are threads.
+// has a column, a thread a tile of as many as there are threads. Lanes have the sums of a group: first of tiles, and
+// then of the groups that warps have.
 template <class Policy>
 __global__ void __launch_bounds__(kSumsThreads) scan_span_sums(const __grid_constant__ Parameters p) {
   using State = typename Policy::State;
   alignas(16) __shared__ unsigned char memory[kGroup * sizeof(State)];
   State* const groups = reinterpret_cast<State*>(memory);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const State none = Policy::identity(p.options);
   State* const sums = sums_of_column<Policy>(p, blockIdx.x);
-  Digits<Policy> digits(p);
+  Counter<Policy> counter(p);
   let_dependents_start();
   wait_for_predecessor();
-  for (int first = 0; first < p.tiles; first += kSumsThreads) {
-    const int t = first + static_cast<int>(threadIdx.x);
-    State sum = none;
-    if (t < p.tiles) sum = sums[t];
-    sum = scan_group<Policy>(p.options, sum);
-    if (lane == kGroup - 1) groups[warp] = sum;
-    __syncthreads();
-    State before = none;
-    const State left = shuffle_up(sum, 1);
-    if (lane > 0) before = Policy::combine(left, before, p.options);
-    if (p.tiles > kGroup) {
-      State group = none;
-      if (lane < static_cast<int>(blockDim.x) / 32) group = groups[lane];
-      group = scan_group<Policy>(p.options, group);
-      if (warp > 0) before = Policy::combine(shuffle_from(group, warp - 1), before, p.options);
-      if (p.tiles > kSumsThreads) {
-        before = digits.before(2, first, before);
-        digits.add(2, first / kSumsThreads, shuffle_from(group, kGroup - 1));
-        __syncthreads();
-      }
+  for (int round = 0; round * kSumsThreads < p.tiles; ++round) {
+    const int t = round * kSumsThreads + static_cast<int>(threadIdx.x);
+    State own = none, before = none, total = none;
+    if (t < p.tiles) own = sums[t];
+#pragma unroll 1
+    for (bool of_groups = false;; of_groups = true) {
+      const int digit = of_groups ? warp : lane;
+      const State all = scan_group<Policy>(p.options, own), left = shuffle_from(all, max(digit - 1, 0));
+      if (digit > 0) before = Policy::combine(left, before, p.options);
+      total = shuffle_from(all, kGroup - 1);
+      if (of_groups || p.tiles <= kGroup) break;
+      if (lane == 0) groups[warp] = total;
+      __syncthreads();
+      own = lane < warps ? groups[lane] : none;
+    }
+    if (p.tiles > kSumsThreads) {
+      before = counter.fold(round, before);
+      counter.add(round, total);
+      __syncthreads();
     }
     if (t < p.tiles) sums[t] = before;
   }
