@@ -243,9 +243,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
   plan.layout = rare || twice || length <= kShortAxis ? Layout::kSpans
-                : inner == 1                 ? Layout::kAlong
-                : across                     ? Layout::kAcross
-                                             : Layout::kSpans;
+                : inner == 1                          ? Layout::kAlong
+                : across                              ? Layout::kAcross
+                                                      : Layout::kSpans;
   if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
   const int64_t runs = ceil_div(length, shape.run);
