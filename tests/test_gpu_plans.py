@@ -141,7 +141,7 @@ KERNELS = {
     }
     | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
     | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
-    | {"spans": "scan_columns", "span_resident": "scan_span_resident", "span_look_ahead": "scan_look_ahead"},
+    | {"spans": "scan_columns", "span_twice": "scan_span_(folds|sums|results)"},
     "row_engine": {
         "small": "small_(flat_)?kernel",
         "rows": "((lean_)?rows|spread|wide|sweep|gradient)_kernel",

@@ -161,8 +161,8 @@ def test_every_kernel_has_a_regime():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
     assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
-        *("columns", "column_look_ahead", "spans", "span_look_ahead")
-    }  # missing: chunk_look_ahead, which gradients take, and span_resident, which recurrences take, of the same shapes
+        *("columns", "column_look_ahead", "spans", "span_twice")
+    }  # missing: chunk_look_ahead, which gradients of the same shapes take
 
 
 @regimes
@@ -232,6 +232,26 @@ def command_buffers():
             for i, results in enumerate(program(x)):
                 right = follow(x + i, results, axis)
                 assert all(right.values()), (regime, seed, i, right)
+
+
+@pytest.mark.parametrize("rows, length", ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391)))
+def test_odd_rows_of_16_bits_are_those_of_the_row_alone(rows, length):
+    """In a batch each row begins elsewhere between two vectors; a row alone, scanned forward, is aligned."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    x, factors = (jax.random.normal(key, (rows, length), jnp.bfloat16) for key in keys)
+    factors = factors / (1 + abs(factors))
+
+    @jax.jit
+    def scans(factors, x):
+        h, gradient = jax.vjp(lambda a, b: jaxgpuops.linear_scan(a, b, axis=1), factors, x)
+        y, back = jax.vjp(lambda x: jaxgpuops.cumprod(x, axis=1), factors)
+        return jaxgpuops.cumsum(x, axis=1), jaxgpuops.cummax(x, axis=1, reverse=True), h, gradient(x), y, back(x)
+
+    together = scans(factors, x)
+    for row in {0, 1, rows - 1}:
+        alone = scans(factors[row : row + 1], x[row : row + 1])
+        for some, one in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            assert jnp.array_equal(some[row].view(jnp.uint16), one[0].view(jnp.uint16))
 
 
 def test_command_buffers_with_changing_inputs():

@@ -289,9 +289,9 @@ SCAN_POINTS = [
     ((1, 512, 301), "float16", "pieces"),
     ((1, 2048, 88), "bfloat16", "pieces"),
     ((1, 4096, 40), "float32", "column_look_ahead"),
-    ((1, 100_000, 3), "float32", "span_look_ahead"),
+    ((1, 100_000, 3), "float32", "span_twice"),
     ((1, 100_000, 34), "float32", "column_look_ahead"),
-    ((1, 100_000, 35), "bfloat16", "span_look_ahead"),
+    ((1, 100_000, 35), "bfloat16", "span_twice"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "short"),
@@ -324,7 +324,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead"}),
-    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_resident", "span_look_ahead"}),
+    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
 }
 
 
@@ -352,7 +352,7 @@ def test_scan_forms(capability):
         assert (plan["workspace_bytes"] > 0) == (plan["algorithm"] in shared), (call, plan)
     expected = set().union(*(alone | shared for alone, shared in SCAN_KERNELS.values()))
     # In the shared memory of 7.5 there is no room for two tiles of columns, nor of spans of two operands.
-    assert found == expected - ({"column_look_ahead", "span_resident"} if capability == 75 else set())
+    assert found == expected - ({"column_look_ahead"} if capability == 75 else set())
 
 
 def test_scans_of_rows_in_packs():
@@ -388,19 +388,33 @@ def test_scans_in_pieces():
 
 
 def test_scans_of_few_columns():
-    """Recurrences of so few tiles that the GPU has all at a time; the tiles are those of larger batches."""
-    for dtype, rows, many in (("float32", (14_608, 5), 40), ("bfloat16", (65_536, 2), 100)):
-        plans = [plan_scan("linear_scan", outer, *rows, dtype, False, 1, 90) for outer in (1, many, 1000)]
-        assert [plan["algorithm"] for plan in plans] == ["span_resident", "span_look_ahead", "spans"]
+    """Blocks share few columns, from two tiles on; the tiles are those of larger batches."""
+    for call, dtype, rows in (
+        ("linear_scan", "float32", (14_608, 5)),
+        ("linear_scan", "bfloat16", (65_536, 2)),
+        ("cummax", "float16", (12_165, 3)),
+        ("cumsum", "int8", (338_129, 1)),
+        ("cumprod_jvp", "float16", (6_729, 75)),
+    ):
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
+        assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "spans"]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
-        assert plan_scan("cumsum", 1, 200_000, 5, dtype, False, 1, 90)["algorithm"] == "span_look_ahead"
+    # One tile of exact numbers has few warps with long runs.
+    for rows, threads, tile in (
+        ((1091, 1), 32, 1120),
+        ((2000, 1), 32, 2016),
+        ((5000, 1), 96, 5088),
+        ((1000, 3), 64, 1020),
+    ):
+        plan = plan_scan("cumprod", 2000, *rows, "int8", False, 1, 90)
+        assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
     # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
     for outer, length, inner, algorithm in (
         (40, 300, 64, "columns"),
         (40, 1000, 64, "column_look_ahead"),
         (60, 1000, 64, "columns"),
         (60, 4000, 64, "column_look_ahead"),
-        (180, 20_000, 3, "span_look_ahead"),
+        (180, 20_000, 3, "span_twice"),
         (200, 20_000, 3, "spans"),
     ):
         assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm

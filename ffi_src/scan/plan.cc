@@ -24,7 +24,6 @@ int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, cons
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
 
-constexpr int64_t kFewTiles = 3;           // one block walks over so many quickly enough
 constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
@@ -217,8 +216,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kColumns: return "columns";
     case Algorithm::kColumnLookAhead: return "column_look_ahead";
     case Algorithm::kSpans: return "spans";
-    case Algorithm::kSpanResident: return "span_resident";
-    case Algorithm::kSpanLookAhead: return "span_look_ahead";
+    case Algorithm::kSpanTwice: return "span_twice";
   }
   return "?";
 }
@@ -243,10 +241,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   // Whether neighbouring columns of all operands are neighbours in memory.
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
-  plan.layout = rare || length <= kShortAxis ? Layout::kSpans
-                : inner == 1                 ? Layout::kAlong
-                : across                     ? Layout::kAcross
-                                             : Layout::kSpans;
+  const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
+  plan.layout = rare || twice || length <= kShortAxis ? Layout::kSpans
+                : inner == 1                          ? Layout::kAlong
+                : across                              ? Layout::kAcross
+                                                      : Layout::kSpans;
   if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
   const int64_t runs = ceil_div(length, shape.run);
@@ -268,7 +267,13 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     // memory.
     plan.per_lane = shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
-    while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
+    if (is_exact(problem) && !problem.segmented && lanes * plan.per_lane >= length) {
+      // Few warps with long runs take fewer instructions in all; few elements take kPieces, which has runs of its own.
+      plan.axis_warps = static_cast<int>(ceil_div(length, plan.runs * plan.per_lane));
+      plan.per_lane = std::max<int>(9, ceil_div(length, plan.runs * plan.axis_warps) | 1);
+    } else {
+      while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
+    }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
   const int lanes = 1 << plan.run_bits;
@@ -296,7 +301,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const int stayers =
       plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
-  Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanLookAhead;
+  Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
   if (plan.layout == Layout::kAlong) {
     alone = plan.tiles == 1 ? Algorithm::kRows : Algorithm::kWalk;
     shared_out = stayers > 0 ? Algorithm::kRowLookAhead : Algorithm::kChunkLookAhead;
@@ -309,7 +314,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   int stage = 0;
   if (plan.layout == Layout::kSpans) {
     if (inner == plan.columns) plan.span_bytes = static_cast<int>(span_bytes(plan.tile * inner, bytes, 0));
-    stage = operands * plan.span_bytes + (plan.threads() * state_bytes + 15) / 16 * 16;
+    stage = operands * plan.span_bytes;
   } else {
     stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
   }
@@ -344,11 +349,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   // Whether all tiles may be on the GPU at the same time.
-  bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
-  if (plan.layout == Layout::kSpans && is_span_resident(problem.kind, problem.dtype))
-    fits = plan.strips * plan.tiles <= kSpanTiles &&
-           plan.tiles * plan.tiles * problem.rows.count() * state_words(problem, bytes) <= kMostSums;
-  const Algorithm resident = plan.layout == Layout::kAlong ? Algorithm::kResident : Algorithm::kSpanResident;
+  const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
                       plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
@@ -360,11 +361,19 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.stages = 1;
     return plan;
   }
-  auto choice = enough && !ragged ? alone : fits ? resident : shared_out;
+  auto choice = enough && !ragged ? alone : fits ? Algorithm::kResident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
-  if (plan.layout == Layout::kSpans && plan.tiles <= kFewTiles) choice = alone;
-  if (choice == resident && !fits) choice = shared_out;
-  if (choice != resident && choice != shared_out) return plan;
+  if (choice == Algorithm::kResident && !fits) choice = shared_out;
+  if (choice != Algorithm::kResident && choice != shared_out) return plan;
+  if (choice == Algorithm::kSpanTwice) {
+    const int64_t needed = kWorkspaceHeader + plan.tiles * (inner + plan.parts * plan.threads()) * state_bytes;
+    if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
+    plan.algorithm = choice;
+    plan.stages = 1;
+    plan.workspace_bytes = needed;
+    plan.overlap = gpu.dependent_launch;
+    return plan;
+  }
 
   int64_t words = 0;
   for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));

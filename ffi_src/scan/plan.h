@@ -27,8 +27,7 @@ enum class Algorithm {
   kColumns,          // kAcross: a block walks over the tiles of its columns
   kColumnLookAhead,  // kAcross: blocks share the columns
   kSpans,            // kSpans: a block walks over the tiles of its columns, or a cluster has them
-  kSpanResident,     // kSpans: blocks share the columns, and all run at the same time
-  kSpanLookAhead,    // kSpans: blocks share the columns
+  kSpanTwice,        // kSpans: blocks share the columns, and read tiles twice: for sums, and for results
 };
 
 const char* name(Algorithm algorithm);

@@ -5,7 +5,8 @@
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
-//   span_resident        the same of few columns (shared_spans.cuh)
+//   span_twice           of few columns, blocks share the axis: the sums of all tiles, then the results
+//   (shared_spans.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -116,21 +117,22 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   return launch(stream, shape, scan_resident<Policy>, q);
 }
 
-// The same of spans.
+// Launches the kernels of tiles that are read twice.
 template <class Policy>
-cudaError_t launch_span_resident(cudaStream_t stream, const Plan& plan, const Parameters& p) {
-  static Residents of_kernel;
-  Parameters q = p;
-  Launch shape{dim3(p.tiles, p.strips), dim3(plan.threads())};
-  shape.shared_bytes = layout_shared<Policy>(q, 1, 0, 1, p.width) + group_bytes<Policy>(p.tiles, p.width);
-  shape.together = true;
-  int fitting = 0;
-  const void* const kernel = reinterpret_cast<const void*>(scan_span_resident<Policy>);
-  const cudaError_t status = of_kernel.count(kernel, shape, &fitting);
+cudaError_t launch_span_twice(cudaStream_t stream, const Plan& plan, Parameters p) {
+  Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
+  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, p.width);
+  cudaError_t status = launch(stream, shape, scan_span_folds<Policy>, p);
   if (status != cudaSuccess) return status;
-  if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting)
-    return launch_look_ahead<Policy, Spans<Policy>>(stream, plan, p, p.width);
-  return launch(stream, shape, scan_span_resident<Policy>, q);
+  p.folded = p.tiles > kGroup || p.width > kFewColumns;
+  if (p.folded) {
+    const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
+    Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
+    sums.overlap = plan.overlap;
+    if ((status = launch(stream, sums, scan_span_sums<Policy>, p)) != cudaSuccess) return status;
+  }
+  shape.overlap = plan.overlap;
+  return launch(stream, shape, scan_span_results<Policy>, p);
 }
 
 // Launches the kernel for rows of one tile.
@@ -195,13 +197,11 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
       default: break;
     }
   }
-  if constexpr (is_span_resident(Policy::kKind, Policy::Element::kDType))
-    if (plan.algorithm == Algorithm::kSpanResident) return launch_span_resident<Policy>(stream, plan, p);
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
     case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, p.width);
-    case Algorithm::kSpanLookAhead: return launch_look_ahead<Policy, Spans<Policy>>(stream, plan, p, p.width);
+    case Algorithm::kSpanTwice: return launch_span_twice<Policy>(stream, plan, p);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -6,6 +6,7 @@
 
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
+#include "scan/cuda/odd_rows.cuh"
 #include "scan/cuda/runs.h"
 
 namespace jaxgpuops::scan {
@@ -24,7 +25,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true, kMayBeFew = false, kNear = false, kFoldsAll = true;
+  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true;
   static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
@@ -112,13 +113,13 @@ class Chunks : public BetweenWarps<Policy> {
   // Prefetches a later tile into the L2 cache, on GPUs that can. Called by one thread.
   __device__ void let_come_near(const Place& place, const Span& span) const {
 #if __CUDA_ARCH__ >= 900
-    if (!p.aligned || !span.whole) return;
+    if (!span.whole) return;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
       const bool a = Policy::kBroadcast && o == 1;
       if (a && p.a.axis_stride == 0) continue;
       const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from) & ~size_t{15}),
                    "n"(kTile * static_cast<int>(sizeof(Bits)))
                    : "memory");
     }
@@ -227,13 +228,11 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes) +
            (operand * kWarps + part) * (32 * kPacks);
   }
-  // Pack j of the lane's run. Packs are permuted within a run, so that lanes meet in no bank; after kTurns runs the
-  // permutation changes.
-  static constexpr int kTurns = 8 / kPacks;
+  // Pack j of the lane's run.
   __device__ Pack* run_order(int stage, int operand, int j) const {
     const int run = p.backward ? 31 - lane : lane;
     if (p.backward) j ^= kPacks - 1;
-    return of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)));
+    return of_warp(stage, operand) + permuted<kPacks>(run * kPacks + j);
   }
   // Pack number `lane` of the warp's part in the order of memory; number u * 32 + lane is u * 32 packs after it.
   __device__ Pack* memory_order(int stage, int operand) const {
@@ -242,9 +241,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
   // Element e of the warp's part, in the order of memory.
   __device__ Bits* element(int stage, int operand, int e) const {
-    const int pack = e / kInPack, run = pack / kPacks, j = pack & (kPacks - 1);
-    return reinterpret_cast<Bits*>(of_warp(stage, operand) + run * kPacks + (j ^ (run / kTurns & (kPacks - 1)))) +
-           e % kInPack;
+    return reinterpret_cast<Bits*>(of_warp(stage, operand) + permuted<kPacks>(e / kInPack)) + e % kInPack;
   }
 
   __device__ int64_t position(const Span& span) const {  // position at which the run begins
@@ -297,14 +294,7 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else {
-      Bits values[kRun];
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        const int in_tile = part * kOfWarp + i * 32 + lane;
-        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
-      }
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
+      fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
   }
 
@@ -330,6 +320,9 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else {
+      if constexpr (sizeof(Bits) == 2)
+        if (inside(span, part * kOfWarp, kOfWarp))
+          return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;

@@ -23,8 +23,10 @@ class Counter {
   }
 
   // The fold of all sums so far, of which there are `count`.
-  __device__ State fold(int count) const {
-    State all = Policy::identity(p.options);
+  __device__ State fold(int count) const { return fold(count, Policy::identity(p.options)); }
+
+  // The same, followed by `all`, which the digits of lower levels count.
+  __device__ State fold(int count, State all) const {
     for (int level = 0; count >> (kGroupBits * level); ++level) {
       State digit = Policy::identity(p.options);
       for (int b = kGroupBits * level; b < kGroupBits * (level + 1); ++b)

@@ -1,4 +1,4 @@
-// look_ahead for columns, for spans, and for rows of three operands. Blocks share the axis, and each takes the next
+// look_ahead for columns, and for rows of three operands. Blocks share the axis, and each takes the next
 // free tile from a counter. A tile goes through three steps: it is loaded into shared memory; its sum is folded and
 // published; its results are written, once other warps of the block (the lookers) have folded all that comes before it.
 // The steps of a block's tiles overlap.
@@ -19,9 +19,6 @@ namespace jaxgpuops::scan {
 
 constexpr int kTickets = 8;  // a ring of tickets: those of tiles i - p.late to i + 2
 constexpr int kMostLookers = kMostLate + 1;
-
-// For up to so many columns, a whole warp folds what comes before the tile of each.
-constexpr int kFewColumns = 8;
 
 // How many warps a looker has, in a block in which `movers` threads work on tiles.
 template <class Work>
@@ -174,13 +171,6 @@ class LookAhead {
                                     [&](int i, State sum) { known.add(count + i, sum); });
           count = at.tile;
           carry[member] = with_initial(at.tile, column, known.fold(at.tile));
-        }
-      } else if (Work::kMayBeFew && columns <= kFewColumns) {
-        for (int c = member / 32; c < columns; c += team / 32) {
-          const int64_t column = work.column_of(at.strip, c);
-          if (column >= p.columns) break;
-          const State before = Before<Policy>(p, at.tile, column).find();
-          if (member % 32 == 0) carry[c] = with_initial(at.tile, column, before);
         }
       } else {
         for (int c = member; c < columns; c += team) {

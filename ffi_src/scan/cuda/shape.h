@@ -124,14 +124,8 @@ constexpr int kMostStages = 6;
 
 // resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.
 constexpr int kResidentTiles = 528;
-// The same of spans: a multiprocessor holds so many blocks. All tiles read all sums before them, of kMostSums words in
-// all.
-constexpr int kSpanBlocks = 2, kSpanTiles = 132 * kSpanBlocks;
-constexpr int64_t kMostSums = 1 << 23;
-// Which calls have a kernel for that; for all it would be too many bytes.
-constexpr bool is_span_resident(Kind kind, DType dtype) {
-  return kind == Kind::kLinear && is_float(dtype) && bytes_of(dtype) <= 4;
-}
+// span_twice: of so few columns and at most kGroup tiles, the blocks that make results fold the sums of tiles.
+constexpr int kFewColumns = 16;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.
 constexpr int kMostCopies = 8;

@@ -1,76 +1,37 @@
-// Spans (spans.cuh) of so few columns, so short, that all tiles are on the GPU at the same time: a block has a tile. It
-// publishes the sums of its columns, waits until all blocks have (a cooperative launch), and folds those before it.
-// Operands are read once, results written once, by one kernel. A sum is read by all later tiles, so that columns times
-// the square of tiles limits what this is taken for.
+// Spans (spans.cuh) of few columns: a block has one tile, and operands are read twice, results written once. The first
+// kernel folds what comes before each thread within its tile, and the sums of tiles. Where there are many tiles, the
+// next kernel folds what comes before each. The last kernel folds that, or takes it, and makes the results. So no block
+// waits for another one. The last kernel takes tiles from the end, because the level 2 cache still has what came last.
 #pragma once
 
-#include <cooperative_groups.h>
-
+#include "scan/cuda/folds.cuh"
 #include "scan/cuda/spans.cuh"
-#include "scan/cuda/sums.cuh"
 
 namespace jaxgpuops::scan {
 
-// Shared memory for the folds of groups of tiles.
+constexpr int kSumsThreads = 1024;  // the most threads of scan_span_sums
+
+// The sums of a column's tiles, or the folds of all before each.
 template <class Policy>
-size_t group_bytes(int tiles, int columns) {
-  return (tiles / kGroup + 1) * columns * sizeof(typename Policy::State);
+__device__ __forceinline__ typename Policy::State* sums_of_column(const Parameters& p, int64_t column) {
+  return reinterpret_cast<typename Policy::State*>(p.words) + column * p.tiles;
 }
 
-// The fold of all before tile t of a column, as Counter has it, by all threads of a block: warps fold the groups of few
-// columns, and threads those of many. Threads from the number of columns on return nothing.
+// The fold of what comes before a thread within its tile; `tile` counts the tiles of all strips.
 template <class Policy>
-__device__ __forceinline__ typename Policy::State before_of_column(const Parameters& p, const Spans<Policy>& work,
-                                                                   unsigned strip, int t) {
-  using State = typename Policy::State;
-  const Sums<Policy> sums{p};
-  State* const groups = work.totals(1);
-  const int columns = work.block_columns(), whole = t / kGroup, digit = t % kGroup;
-  const int all = (whole + 1) * columns, warps = p.threads / 32, lane = threadIdx.x % 32;
-  const State none = work.identity();
-  const bool few = all <= 2 * kWarps;
-#pragma unroll 1
-  for (int i = static_cast<int>(few ? threadIdx.x / 32 : threadIdx.x); i < all; i += few ? warps : p.threads) {
-    const int g = i / columns, count = g < whole ? kGroup : digit;
-    const int64_t column = work.column_of(strip, i - g * columns);
-    if (column >= p.columns) continue;
-    State sum = none;
-    if (few) {
-      auto words = bits_as<WordsOf<State>>(none);
-      if (lane < count)
-        while (!Sums<Policy>::load(sums.at(0, g * kGroup + lane, column), words)) {
-        }
-      __syncwarp();
-      sum = shuffle_from(scan_group<Policy>(p.options, bits_as<State>(words)), max(count - 1, 0));
-    } else {
-      if (count == kGroup) sums.each(0, g * kGroup + count - 1, 1, column, [&](int, State last) { sum = last; });
-      sum = sums.fold(0, g * kGroup, min(count, kGroup - 1), column, sum);
-    }
-    groups[i] = sum;
-  }
-  __syncthreads();
-  if (whole > 0) {  // warps fold the groups before the tile's
-#pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x) / 32; c < columns; c += warps) {
-      const State earlier = scan_group<Policy>(p.options, lane < whole ? groups[lane * columns + c] : none, whole);
-      const State fold = shuffle_from(earlier, whole - 1);
-      if (lane == 0) groups[c] = fold;
-      __syncwarp();
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x >= columns) return none;
-  const State before = Policy::combine(groups[whole * columns + threadIdx.x], none, p.options);
-  return whole == 0 ? before : Policy::combine(groups[threadIdx.x], before, p.options);
+__device__ __forceinline__ typename Policy::State* before_thread(const Parameters& p, unsigned tile) {
+  return sums_of_column<Policy>(p, p.columns) + int64_t{tile} * p.threads + threadIdx.x;
 }
 
 template <class Policy>
-__global__ void __launch_bounds__(kThreads, kSpanBlocks) scan_span_resident(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
+    scan_span_folds(const __grid_constant__ Parameters p) {
   using Work = Spans<Policy>;
   using State = typename Work::State;
+  let_dependents_start();
   const Work work(p);
-  const int t = static_cast<int>(blockIdx.x);
-  const unsigned strip = blockIdx.y;
+  const unsigned strip = blockIdx.x / p.tiles;
+  const int t = static_cast<int>(blockIdx.x % p.tiles);
   const auto place = work.place(strip);
   const auto span = work.span(t);
   typename Work::Extra extra[1];
@@ -79,23 +40,91 @@ __global__ void __launch_bounds__(kThreads, kSpanBlocks) scan_span_resident(cons
   wait_for_async_copies<0>();
   typename Work::Tile tile;
   work.take(0, place, span, tile);
-  const auto starts = work.starts(place, span);
-  const auto folds = work.fold(place, span, tile, starts);
+  const auto folds = work.fold(place, span, tile, work.starts(place, span));
   work.publish_warp(0, folds);
   __syncthreads();
+  State base[2];
+  work.earlier_warps(0, base);
+  if (place.active) *before_thread<Policy>(p, blockIdx.x) = work.before_in_tile(folds, base[1]);
   const int member = static_cast<int>(threadIdx.x);
   const int64_t column = work.column_of(strip, member);
-  if (column < p.columns) Sums<Policy>{p}.template publish<false>(0, t, column, work.tile_total(0, member));
-  cooperative_groups::this_grid().sync();
-  const State before = before_of_column<Policy>(p, work, strip, t);
-  if (column < p.columns) {
-    const State initial = work.initial(column);
-    work.carry(0)[member] = t == 0 ? initial : Policy::combine(initial, before, p.options);
+  if (column < p.columns) sums_of_column<Policy>(p, column)[t] = work.tile_total(0, member);
+}
+
+// Replaces the sums of a column's tiles by the folds of all before each, in the order that folds.cuh explains. A block
+// has a column, a thread a tile of as many as there are threads. Lanes have the sums of a group: first of tiles, and
+// then of the groups that warps have.
+template <class Policy>
+__global__ void __launch_bounds__(kSumsThreads) scan_span_sums(const __grid_constant__ Parameters p) {
+  using State = typename Policy::State;
+  alignas(16) __shared__ unsigned char memory[kGroup * sizeof(State)];
+  State* const groups = reinterpret_cast<State*>(memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const State none = Policy::identity(p.options);
+  State* const sums = sums_of_column<Policy>(p, blockIdx.x);
+  Counter<Policy> counter(p);
+  let_dependents_start();
+  wait_for_predecessor();
+  for (int round = 0; round * kSumsThreads < p.tiles; ++round) {
+    const int t = round * kSumsThreads + static_cast<int>(threadIdx.x);
+    State own = none, before = none, total = none;
+    if (t < p.tiles) own = sums[t];
+#pragma unroll 1
+    for (bool of_groups = false;; of_groups = true) {
+      const int digit = of_groups ? warp : lane;
+      const State all = scan_group<Policy>(p.options, own), left = shuffle_from(all, max(digit - 1, 0));
+      if (digit > 0) before = Policy::combine(left, before, p.options);
+      total = shuffle_from(all, kGroup - 1);
+      if (of_groups || p.tiles <= kGroup) break;
+      if (lane == 0) groups[warp] = total;
+      __syncthreads();
+      own = lane < warps ? groups[lane] : none;
+    }
+    if (p.tiles > kSumsThreads) {
+      before = counter.fold(round, before);
+      counter.add(round, total);
+      __syncthreads();
+    }
+    if (t < p.tiles) sums[t] = before;
   }
-  __syncthreads();
-  State base[1];
-  work.earlier_warps(0, base);
-  work.finish(place, span, tile, starts, folds, base);
+}
+
+template <class Policy>
+__global__ void __launch_bounds__(kThreads, 3) scan_span_results(const __grid_constant__ Parameters p) {
+  using Work = Spans<Policy>;
+  using State = typename Work::State;
+  const Work work(p);
+  const unsigned index = gridDim.x - 1 - blockIdx.x, strip = index / p.tiles;
+  const int t = static_cast<int>(index % p.tiles);
+  const auto place = work.place(strip);
+  const auto span = work.span(t);
+  typename Work::Extra extra[1];
+  work.fetch(0, place, span, extra);
+  commit_async_copies();
+  wait_for_predecessor();
+  State before = work.identity();
+  if (place.active) before = *before_thread<Policy>(p, index);
+  State carry = work.initial(place.column);
+  if (p.folded) {
+    if (t > 0 && place.active) carry = Policy::combine(carry, sums_of_column<Policy>(p, place.column)[t], p.options);
+  } else if (t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
+      const int64_t column = work.column_of(strip, c);
+      if (column >= p.columns) break;
+      State sum = work.identity();
+      if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
+      sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
+      if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
+    }
+    __syncthreads();
+    if (place.active) carry = Policy::combine(carry, work.carry_of_thread(0), p.options);
+  }
+  wait_for_async_copies<0>();
+  typename Work::Tile tile;
+  work.take(0, place, span, tile);
+  work.finish(place, span, tile, Policy::combine(carry, before, p.options));
 }
 
 }  // namespace jaxgpuops::scan

@@ -26,10 +26,9 @@ class Spans : public BetweenWarps<Policy> {
   using Base = BetweenWarps<Policy>;
   using Base::identity, Base::p, Base::totals;
 
-  static constexpr bool kOneColumn = false, kMayBeFew = true, kNear = false, kFoldsAll = true;
+  static constexpr bool kFoldsAll = true;
   static constexpr bool kClusters = Policy::kOperands > 1;
-  static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr int kThreadsAtMost = kThreads, kLoopBlocks = 3, kLookerWarps = 2, kLookBlocks = 2;
+  static constexpr int kWidth = 2, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
   static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
@@ -305,15 +304,11 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
     if (p.staged) copy_in(stage, image_of(place, span));
   }
-  __device__ void put_extras(int, const Extra (&)[1]) const {}
   __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
     if (p.staged) wait();
     tile.stage = stage;
   }
   __device__ Starts starts(const Place&, const Span&) const { return {}; }
-
-  __device__ void put_folds(int stage, const Folds& folds) const { folds_at(stage)[threadIdx.x] = folds.before; }
-  __device__ void take_folds(int stage, Folds& folds) const { folds.before = folds_at(stage)[threadIdx.x]; }
 
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, const Starts&) const {
     Folds folds;
@@ -338,15 +333,31 @@ class Spans : public BetweenWarps<Policy> {
     if (run == p.runs - 1 && column < p.width) totals(slot)[axis_warp * p.width + column] = folds.warp;
   }
 
-  // Sets a thread's `base`: the fold of all before the tile and of the tile's earlier warps.
-  __device__ void earlier_warps(int slot, State (&base)[1]) const {
-    base[0] = column < p.width ? this->before_warp(slot, axis_warp, column) : identity();
+  __device__ State carry_of_thread(int slot) const { return this->carry(slot)[column]; }
+
+  // Sets a thread's `base`: the fold of all before the tile, and that of the tile's earlier warps.
+  __device__ void earlier_warps(int slot, State (&base)[2]) const {
+    if (column >= p.width) return;
+    base[0] = carry_of_thread(slot);
+    base[1] = identity();
+#pragma unroll
+    for (int w = 0; w < kWarps - 1; ++w)
+      if (w < axis_warp) base[1] = Policy::combine(base[1], totals(slot)[w * p.width + column], p.options);
+  }
+
+  // The fold of the tile's positions before the thread's.
+  __device__ State before_in_tile(const Folds& folds, const State& earlier_warps) const {
+    return Policy::combine(earlier_warps, folds.before, p.options);
   }
 
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const Folds& folds,
-                         const State (&base)[1]) const {
+                         const State (&base)[2]) const {
+    finish(place, span, tile, Policy::combine(base[0], before_in_tile(folds, base[1]), p.options));
+  }
+
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const State& before) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(base[0], folds.before, p.options));
+    step_over(tile.stage, place, image, run_of(place, image, span), before);
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded
@@ -369,7 +380,6 @@ class Spans : public BetweenWarps<Policy> {
   __device__ unsigned char* staging(int stage, int operand) const {
     return dynamic_shared_memory() + stage * p.stage_bytes + operand * p.span_bytes;
   }
-  __device__ State* folds_at(int stage) const { return reinterpret_cast<State*>(staging(stage, Policy::kOperands)); }
 
   // Where a byte of an image is in shared memory. If short rows are a multiple of 16 bytes long, lanes would meet in a
   // bank; so 16 bytes after each line are left free.
