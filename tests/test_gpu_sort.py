@@ -168,7 +168,11 @@ def test_elements_by_rank(shape, kind, dtype):
     with jax.enable_x64(dtype == "float64"):
         x = of_kind(kind, shape, dtype)
         whole, order = jaxgpuops.sort(x), jaxgpuops.argsort(x)
-        for places in ([n // 2], [0, 1, n // 2, n // 2, n - 2, n - 1], [i * (n - 1) // 8 for i in range(9)]):
+        for places in (
+            [n // 2],
+            [0, 1, n // 2 + 2, n // 2, n // 2, n // 2 + 1, n - 2, n - 1],
+            [i * (n - 1) // 8 for i in range(9)],
+        ):
             ranks = np.array([places], np.int32)
             select = jax.jit(lambda x, ranks=ranks: select_p(x, ranks, axis=1))
             values, indices = select(x)

@@ -852,10 +852,14 @@ def test_plans_of_selections(capability):
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 9), (8, 64)
     ):
         found = plan(outer, length, inner, count, bits)
-        table = (4096 if SHARED_LIMIT[capability] >= 163 else 2048) if count == 1 else 1024
         assert found["algorithm"] == "long"
-        assert found["shared_bytes"] == max(4 * count * table, 4096 * (4 + bits // 8)) < SHARED_LIMIT[capability] << 10
-        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (table + 4096)
+        kept = 512 * (found["kept"] // 32 * bits // 8 + 2 * found["kept_steps"])  # bytes of 512 threads
+        assert found["shared_bytes"] == max(2048 * count + kept, 2048 * (4 + bits // 8) + 2048)
+        assert found["shared_bytes"] < SHARED_LIMIT[capability] << 10 and found["kept"] % 32 == 0
+        assert found["kept_steps"] <= 32 and (SHARED_LIMIT[capability] < 163 or found["kept"] > 0)
+        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (4 * 512 + 2048)
+        part = plan(1, length, inner, count, bits)
+        assert part["slices"] >= found["slices"] and part["workspace_bytes"] <= found["workspace_bytes"]
         assert cpu.plan_sort(outer, length, inner, bits, True, False, capability, 7)["algorithm"] == "sweep"
 
 

@@ -153,7 +153,9 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     return plan;
   }
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
-  const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
+  // Where rows are written around an element, the tables' memory gets a bit for each of them in the end.
+  const int64_t tables =
+      std::max(problem.count * int64_t{4} << kSelectBinBits, problem.kth >= 0 ? aligned(ceil_div(rows.length, 8)) : 0);
   // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
@@ -173,16 +175,28 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   }
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
-  plan.bin_bits = problem.count <= 3 && gpu.multiprocessor_shared >= 160 << 10 ? 12 : problem.count <= 7 ? 11 : 10;
-  const int64_t counts = problem.count * int64_t{4} << plan.bin_bits;
-  plan.shared_bytes = std::max<int64_t>(counts, kLongFew * (4 + problem.bits / 8));
+  const int64_t counts = problem.count * int64_t{4} << kLongBinBits;
   const int64_t packs = rows.length * problem.bits / 128 + 2;
   plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / rows.count(), 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
+  // Many blocks add their counts to several copies of the tables, or they would wait for each other.
+  plan.copies = plan.slices >= 32 ? kMostLongCopies : 1;
+  // Two blocks share a multiprocessor. A thread keeps some elements, and 2 bytes for each of its steps, in which it
+  // reads 16 elements (8 of 64 bits).
+  const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
+  plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
+  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - kStatic - counts - kLongThreads * 2 * plan.kept_steps;
+  if (room < 0) plan.kept_steps = 0;
+  plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
+  const int64_t kept_bytes = kLongThreads * (plan.kept / 32 * problem.bits / 8 + 2 * plan.kept_steps);
+  // In the end a list and counts of its keys take the same place.
+  plan.shared_bytes =
+      std::max<int64_t>(counts + kept_bytes, kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
   plan.table_at = kLongHeadBytes;
-  plan.list_at = plan.table_at + counts;
+  plan.list_at = plan.table_at + plan.copies * counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
-  plan.row_bytes = aligned(plan.list_at + problem.count * 4 * plan.list_size);
+  // A part of the batch may have more slices of each row.
+  plan.row_bytes = aligned(plan.table_at + kMostLongCopies * counts + problem.count * 4 * plan.list_size);
   plan.workspace_bytes += rows.inner * plan.row_bytes;
   plan.overlap = gpu.dependent_launch;
   return plan;

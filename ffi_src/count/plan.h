@@ -60,10 +60,11 @@ constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the ro
 // warp select from.
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
-// The numbers for rows that several blocks share: threads of a block, the most elements that are sorted in the end, and
-// the bytes at the start of a row's workspace.
-constexpr int kLongThreads = 512, kLongFew = 4096;
-constexpr int64_t kLongHeadBytes = 1024;
+// The numbers for rows that no block holds: threads of a block, the most elements that are listed in the end, bits of
+// the number of a table's parts, the most steps of a warp of which it keeps elements; the bytes at the start of a row's
+// workspace, and the most copies of tables there.
+constexpr int kLongThreads = 512, kLongFew = 2048, kLongBinBits = 9, kMostKeptSteps = 32;
+constexpr int64_t kLongHeadBytes = 1024, kMostLongCopies = 4;
 
 enum class Selecting {
   kEmpty,   // nothing to write
@@ -84,9 +85,11 @@ struct SelectPlan {
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t pitch = 0;            // for kThread and kWarp: keys of a row in shared memory
   // The members below are for kLong.
-  int64_t slices = 1;        // blocks that share a row
-  int64_t slice_packs = 0;   // vectors of 16 bytes in a slice
-  int bin_bits = 0;          // an interval has 2^bin_bits parts
+  int64_t slices = 1;       // blocks that share a row
+  int64_t slice_packs = 0;  // vectors of 16 bytes in a slice
+  int64_t copies = 1;       // of the tables of counts
+  // The most elements that a warp keeps in shared memory, and of how many of its steps.
+  int kept = 0, kept_steps = 0;
   int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
   // In bytes of a row's workspace: where its lists would begin, which stand after the heads and tables of all rows; and
   // how large it is. `list_size` is the number of words of a list.

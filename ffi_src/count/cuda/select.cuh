@@ -90,27 +90,28 @@ __device__ __forceinline__ uint32_t word_of(T key) {
   return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
 }
 
-// The row is cut into kSample parts, and one element is taken from a pseudorandom place in each. Returns the place in a
-// part.
-template <int kSample>
-__device__ __forceinline__ uint32_t sampled_place(uint32_t length, uint32_t part) {
+// A sample has 2^sample_bits elements of a row. The row is cut into as many parts, and one element is taken from a
+// pseudorandom place in each. Returns the place in a part.
+__device__ __forceinline__ uint32_t sampled_place(int sample_bits, uint32_t length, uint32_t part) {
   const uint32_t share = part * 40503u & 0xffff;
-  return static_cast<uint32_t>((part * uint64_t{length} + (share * uint64_t{length} >> 16)) / kSample);
+  return static_cast<uint32_t>((part * uint64_t{length} + (share * uint64_t{length} >> 16)) >> sample_bits);
 }
 
 // Returns the word of the element there.
-template <int kSample, class T>
-__device__ __forceinline__ uint32_t sampled_word(const SortOrder& order, const T* x, uint32_t length, uint32_t part) {
-  return word_of(sort_key(x[sampled_place<kSample>(length, part)], order));
+template <class T>
+__device__ __forceinline__ uint32_t sampled_word(int sample_bits, const SortOrder& order, const T* x, uint32_t length,
+                                                 uint32_t part) {
+  return word_of(sort_key(x[sampled_place(sample_bits, length, part)], order));
 }
 
-// Stores a sorted sample, of which each lane of the warp that calls this takes kOwn elements.
-template <int kOwn, class T>
+// Stores a sorted sample, of which each lane of the warp that calls this takes 2^kOwnBits elements.
+template <int kOwnBits, class T>
 __device__ __forceinline__ void sample_in_warp(const SortOrder& order, const T* x, uint32_t length, uint32_t* sample) {
   const int lane = threadIdx.x & 31;
+  constexpr int kOwn = 1 << kOwnBits;
   uint32_t own[kOwn];
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) own[i] = sampled_word<32 * kOwn>(order, x, length, i * 32 + lane);
+  for (int i = 0; i < kOwn; ++i) own[i] = sampled_word(5 + kOwnBits, order, x, length, i * 32 + lane);
   sort_in_warp(own);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) sample[lane * kOwn + i] = own[i];
@@ -143,6 +144,26 @@ struct Parts {
     parts.base = (first >> shift) - 1;
     return parts;
   }
+  // Lets the last part begin behind the part that has `high`, a key between `least` and `most`.
+  template <class T>
+  __device__ __forceinline__ void end_after(Word high) {
+    constexpr Word kAll = static_cast<T>(~T{0});
+    const Word after = high >> shift;
+    if (after < kAll >> shift) most = (after + 1) << shift;
+  }
+
+  __device__ __forceinline__ uint32_t last_part() const { return static_cast<uint32_t>((most >> shift) - base); }
+  // The parts between the first and the last one have the keys from first() to first() + span().
+  __device__ __forceinline__ Word first() const { return (base + 1) << shift; }
+  template <class T>
+  __device__ __forceinline__ Word span() const {
+    constexpr Word kAll = static_cast<T>(~T{0});
+    return most - (most < kAll) - first();
+  }
+  // The part of one of these keys.
+  __device__ __forceinline__ uint32_t between_ends(Word key) const {
+    return static_cast<uint32_t>((key >> shift) - base);
+  }
 
   // The part that a key is in.
   __device__ __forceinline__ uint32_t operator()(Word key) const {
@@ -151,10 +172,10 @@ struct Parts {
 
   // The keys of a part are from `first` to `first + last`.
   template <class T>
-  __device__ __forceinline__ void bounds(int bin_bits, uint32_t part, Word& first, Word& last) const {
+  __device__ __forceinline__ void bounds(uint32_t part, Word& first, Word& last) const {
     constexpr Word kAll = static_cast<T>(~T{0});
     first = part == 0 ? 0 : (base + part) << shift;
-    const Word most_last = part == 0 ? least : part == (1u << bin_bits) - 1 ? kAll : (Word{1} << shift) - 1;
+    const Word most_last = part == 0 ? least : part == last_part() ? kAll : (Word{1} << shift) - 1;
     last = min(most_last, kAll - first);
   }
 };
@@ -173,48 +194,71 @@ struct Found {
   // A bit for each rank that is the last of the row, which needs no interval: it is the last of the largest keys.
   uint32_t ends;
   Word largest;
+  // For select_long: whether a rank was not in its first interval; and for each table the keys that its parts, but the
+  // first and the last one, count, from `low` to `low + span`.
+  uint32_t missed;
+  Word low[kMostRanks], span[kMostRanks];
 };
 
-// Finds an interval that most likely contains the elements of all ranks from `least` to `most` of a row. `sampled`
-// returns an element of the row's sorted sample, which has kSample elements. How many of these come before a rank is a
-// random number; the interval extends to each side by `deviations` of its standard deviations, and by two elements.
-template <class T, int kSample, class Sampled, class Word>
-__device__ __forceinline__ void find_interval(uint32_t least, uint32_t most, uint32_t length, float deviations,
-                                              Sampled sampled, Word& low, Word& high) {
+// Where in a sorted sample of `samples` elements an interval begins or ends (`sign`: -1 or 1) that most likely has the
+// element of a rank; this may be outside the sample. `deviations`: how many standard deviations of the number of sample
+// elements before a rank the interval goes to each side, and a little more.
+__device__ __forceinline__ int place_in_sample(int samples, uint32_t rank, uint32_t length, float deviations,
+                                               int sign) {
+  const float share = (rank + 0.5f) / length;
+  return static_cast<int>(share * samples) +
+         sign * (static_cast<int>(deviations * sqrtf(samples * share * fmaxf(1 - share, 0.f))) + 2);
+}
+
+// Makes keys of the words of the elements at places `from` and `to`, or at the sample's ends. If the wanted element may
+// lie outside the sample, the interval goes on at that end by four times its width.
+template <class T, class Word>
+__device__ __forceinline__ void widen_interval(int samples, int from, int to, uint32_t lowest, uint32_t highest,
+                                               Word& low, Word& high) {
   constexpr Word kAll = static_cast<T>(~T{0});
-  const auto place = [&](uint32_t rank, int sign) {
-    const float share = (rank + 0.5f) / length;
-    return static_cast<int>(share * kSample) +
-           sign * (static_cast<int>(deviations * sqrtf(kSample * share * fmaxf(1 - share, 0.f))) + 2);
-  };
-  const int from = place(least, -1), to = place(most, 1);
-  const uint32_t lowest = sampled(max(from, 0)), highest = sampled(min(to, kSample - 1));
   const uint32_t all = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
-  // If the wanted element may lie outside the sample, the interval goes on at that end by four times its width.
   const uint32_t beyond = distance < all / 4 ? 4 * distance : all;
   low = from < 0 ? lowest - min(beyond, lowest) : lowest;
-  high = to >= kSample ? highest + min(beyond, all - highest) : highest;
+  high = to >= samples ? highest + min(beyond, all - highest) : highest;
   if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
 }
 
-// Finds the first intervals of all ranks; one warp calls this. `ranks`: those of the row. `sample`: kSample
-// sorted elements of it. `deviations`: see find_interval().
-template <int kSample, class T>
-__device__ __forceinline__ void set_first_tables(int bin_bits, float deviations, const Select& problem, uint32_t length,
-                                                 const int32_t* ranks, const uint32_t* sample, Found<T>& found) {
-  using Word = typename Found<T>::Word;
-  const int lane = threadIdx.x & 31, wanted = static_cast<int>(problem.count);
-  uint32_t rank = 0;
-  if (lane < wanted)
+// Finds an interval that most likely has the elements of all ranks from `least` to `most` of a row. `sampled`: returns
+// an element of the row's sorted sample of `samples` elements. `deviations`: see place_in_sample().
+template <class T, class Sampled, class Word>
+__device__ __forceinline__ void find_interval(int samples, uint32_t least, uint32_t most, uint32_t length,
+                                              float deviations, Sampled sampled, Word& low, Word& high) {
+  const int from = place_in_sample(samples, least, length, deviations, -1);
+  const int to = place_in_sample(samples, most, length, deviations, 1);
+  widen_interval<T>(samples, from, to, sampled(max(from, 0)), sampled(min(to, samples - 1)), low, high);
+}
+
+// The rank that a lane of a warp has: all ranks of a row, as far as they are not the last, which needs no interval.
+__device__ __forceinline__ bool own_rank(const Select& problem, uint32_t length, const int32_t* ranks, uint32_t& rank) {
+  const int lane = threadIdx.x & 31;
+  rank = 0;
+  if (lane < problem.count)
     rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
                                                   : problem.rank_of(ranks[lane * problem.ranks.axis_stride]));
-  const bool has = lane < wanted && rank < length - 1;
+  return lane < problem.count && rank < length - 1;
+}
+
+// Sets up tables for the ranks that lanes have (`has`), for intervals from `low` to `high`; one warp calls this. Ranks
+// whose places in the sample are neighbours share a table. kTight: whether the last parts begin right behind the
+// intervals.
+template <bool kTight = false, class T, class Word>
+__device__ __forceinline__ void set_tables(int samples, int bin_bits, int wanted, uint32_t length, bool has,
+                                           uint32_t rank, Word low, Word high, Found<T>& found) {
+  const int lane = threadIdx.x & 31;
   int middle = 0;
   if (has) {
-    middle = static_cast<int>((rank + 0.5f) / length * kSample);
-    Word low, high;
-    find_interval<T, kSample>(rank, rank, length, deviations, [&](int i) { return sample[i]; }, low, high);
-    found.parts[lane] = Parts<Word>::template between<T>(bin_bits, low, high);
+    middle = static_cast<int>((rank + 0.5f) / length * samples);
+    auto parts = Parts<Word>::template between<T>(bin_bits, low, high);
+    if (kTight) {
+      parts.template end_after<T>(high);
+      found.low[lane] = parts.first(), found.span[lane] = parts.template span<T>();
+    }
+    found.parts[lane] = parts;
     found.rank[lane] = rank;
   }
   const uint32_t with_table = __ballot_sync(kEveryLane, has);
@@ -225,9 +269,20 @@ __device__ __forceinline__ void set_first_tables(int bin_bits, float deviations,
   const uint32_t used = fold_lanes(has ? 1u << table : 0u, [](uint32_t a, uint32_t b) { return a | b; });
   if (has) found.table[lane] = table;
   if (lane == 0) {
-    found.used = used, found.more = 0, found.largest = 0;
+    found.used = used, found.more = found.missed = 0, found.largest = 0;
     found.ends = ((1u << wanted) - 1) & ~with_table;
   }
+}
+
+// Finds the first intervals of the ranks that lanes have; one warp calls this. `sample`: so many sorted elements of the
+// row. `deviations`: see place_in_sample().
+template <class T>
+__device__ __forceinline__ void set_first_tables(int samples, int bin_bits, float deviations, int wanted,
+                                                 uint32_t length, bool has, uint32_t rank, const uint32_t* sample,
+                                                 Found<T>& found) {
+  typename Found<T>::Word low = 0, high = 0;
+  if (has) find_interval<T>(samples, rank, rank, length, deviations, [&](int i) { return sample[i]; }, low, high);
+  set_tables(samples, bin_bits, wanted, length, has, rank, low, high, found);
 }
 
 // Calls `visit` with the number of each bit of a set.
@@ -382,7 +437,7 @@ __device__ __forceinline__ void find_part(int bin_bits, const uint32_t* counts, 
   }
   const PartOfRank at = find_rank(counts, sum_counts(counts), rank);
   if ((threadIdx.x & 31) > 0) return;
-  found.parts[t].template bounds<T>(bin_bits, chunk * kChunk + at.part, found.first[r], found.last[r]);
+  found.parts[t].template bounds<T>(chunk * kChunk + at.part, found.first[r], found.last[r]);
   found.size[r] = at.size, found.left[r] = at.left;
   if (at.size > kFew && found.last[r] != 0) atomicOr(&found.more, 1u << r);
 }

@@ -216,7 +216,7 @@ struct WarpRow {
                                        uint32_t& sampled) const {
     const T* const x = static_cast<const T*>(all_x) + at;
     const uint32_t lane = threadIdx.x & 31;
-    sampled = word_of(sort_key(x[sampled_place<32>(length, lane) * stride], order));
+    sampled = word_of(sort_key(x[sampled_place(5, length, lane) * stride], order));
     Word highest = 0;
 #pragma unroll 1
     for (uint32_t start = 0; start < length; start += 2 * kStep) {
@@ -254,7 +254,7 @@ struct WarpRow {
     const PartOfRank at = find_rank(counts, up_to, rank);
     Part part;
     part.size = at.size, part.left = at.left;
-    parts.template bounds<Word>(kBinBits, at.part, part.first, part.last);
+    parts.template bounds<Word>(at.part, part.first, part.last);
     __syncwarp();  // all lanes have read the counts
     return part;
   }
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   if (least != ~0u) {
     sort_in_warp(sample);
     Word low, high;
-    find_interval<Word, 32>(least, most, r.length, 3, [&](int i) { return shuffle_from(sample[0], i); }, low, high);
+    find_interval<Word>(32, least, most, r.length, 3, [&](int i) { return shuffle_from(sample[0], i); }, low, high);
     parts = Parts<Word>::template between<Word>(kBinBits, low, high);
   }
   typename WarpRow<Word>::Part part = {};

@@ -13,6 +13,7 @@
 // Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
 // that of Adinets and Merrill, "Onesweep" (2022).
 #include "common/cuda/residents.cuh"
+#include "count/cuda/launch.h"
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -63,6 +64,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 #pragma unroll 1
   for (; at < end; at += kCountThreads) count(x[at]);
 
+  wait_for_predecessor();  // the workspace is zero
   // Sets this block's share of the status words, by which tiles communicate later, to zero.
   const int64_t words = a.tiles * kPasses * kDigits, share = (words + blocks - 1) / blocks;
   uint32_t* const status = a.status + row * words;
@@ -154,16 +156,18 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   __shared__ int32_t shift_of[kDigits];
   clear_counts(shared.counts);
   set_digits<Key>(digits, a.pass, a.order);
-  if (a.tickets || a.pass == 0) wait_for_predecessor();
+  const bool exchanges = (kSmall || sizeof(Key) == 1) && a.exchanges;
+  // What sets the words of an exchange to zero has waited for what makes `x`.
+  const bool begins = exchanges && a.pass == 0;
+  if (a.tickets || (a.pass == 0 && !begins)) wait_for_predecessor();
   if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
   __syncthreads();
   // Neighbouring blocks have neighbouring tiles, whose short runs meet in the same sectors of the L2 cache.
   const auto tiles = static_cast<uint32_t>(a.tiles), number = a.tickets ? ticket : blockIdx.x;
   const uint32_t row = number / tiles, tile = number - row * tiles;
-  const bool exchanges = (kSmall || sizeof(Key) == 1) && a.exchanges;
   // The pass before has waited for the kernel that counts before it let this one start.
   const uint32_t active = exchanges ? (1u << kPasses) - 1 : __ldcg(&a.heads[row].active), this_pass = 1u << a.pass;
-  wait_for_predecessor();
+  if (!begins) wait_for_predecessor();
   let_dependents_start();
   if (!(active & this_pass)) return;
   const bool is_first = !(active & (this_pass - 1)), is_last = active < 2 * this_pass;
@@ -201,6 +205,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
     for (int i = 0; i < kItems; ++i)
       if (!is_there(i)) words[i] = last;
   }
+  if (begins) wait_for_predecessor();
 
   const int64_t row_pass = int64_t{row} * kPasses + a.pass;
   const uint32_t own_digit = threadIdx.x ^ turn;
@@ -324,16 +329,21 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
     if (error != cudaSuccess) return error;
     a.exchanges = config.together = rows * shape.tiles <= fitting;
   }
-  error = cudaMemsetAsync(workspace, 0, a.exchanges ? shape.keys : shape.status, stream);
+  // A kernel, since the next one may start before it ends.
+  error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace),
+                            (a.exchanges ? shape.keys : shape.status) / 4, 0, 0);
   if (error != cudaSuccess) return error;
+  config.overlap = plan.overlap;
   const int64_t blocks = (length + plan.counted - 1) / plan.counted;
-  if (!a.exchanges)
-    error = launch(stream, {dim3(static_cast<unsigned>(rows * blocks)), dim3(kCountThreads)}, count_kernel<Key>,
+  if (!a.exchanges) {
+    Launch count;
+    count.grid = dim3(static_cast<unsigned>(rows * blocks));
+    count.block = dim3(kCountThreads);
+    count.overlap = plan.overlap;
+    error = launch(stream, count, count_kernel<Key>,
                    CountArgs{buffers.x, heads, counts, status, rows, length, shape.tiles, plan.counted, problem.order});
-  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) {
-    config.overlap = plan.overlap && (!a.exchanges || a.pass > 0);
-    error = launch(stream, config, kernel, a);
   }
+  for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;
 }
 
