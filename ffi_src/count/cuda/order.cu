@@ -1,0 +1,147 @@
+// Finds the order of up to kMostOrderRows rows by id, in one launch: a stable counting sort. A block has a range of the
+// segments and reads all ids, so that it counts for itself how many rows go before its own, and no block waits for
+// another. Each warp has neighbouring rows, lists those in the block's range, and counts them by segment in a table of
+// its own; sums over the tables say where each of its rows goes.
+//
+// Bytes moved: every block reads all ids, from L2; ids and positions are written once. Of many rows of one segment, whose
+// warps' lists are full, the ids are read twice more.
+#include <cuda_runtime.h>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kWarps = kOrderThreads / 32;
+constexpr int kIds = 8;  // ids that a lane loads at a time
+
+struct Args {
+  const int32_t* ids;
+  int32_t *sorted, *positions;
+  uint32_t length, segments, ranges, range, share;  // `share`: the rows of a warp
+};
+
+__global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __grid_constant__ Args a) {
+  __shared__ uint32_t lists[kWarps][kOrderList];  // the segment in the range, then 16 bits of the row
+  __shared__ uint32_t lower_of[kWarps], sums[kWarps];
+  let_dependents_start();  // segment_tiles_kernel
+  const uint32_t o = blockIdx.x / a.ranges, first = (blockIdx.x - o * a.ranges) * a.range;
+  // Ids out of range are one more segment, behind all others.
+  const uint32_t own = min(a.range, a.segments + 1 - first);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
+  auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  uint32_t* const table = tables + warp * a.range;
+  uint32_t* const starts = tables + kWarps * a.range;  // of each segment of the range
+  const int32_t* const ids = a.ids + static_cast<int64_t>(o) * a.length;
+  const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
+  for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
+
+  // Calls take(segment in the range, row) for all rows of the warp, 32 at a time.
+  const auto each_row = [&](auto take) {
+#pragma unroll 1
+    for (uint32_t at = begin; at < end; at += 32 * kIds) {
+      uint32_t id[kIds];
+#pragma unroll
+      for (int i = 0; i < kIds; ++i) {
+        const uint32_t row = at + 32 * i + lane;
+        id[i] = row < end ? min(static_cast<uint32_t>(ids[row]), a.segments) : ~0u;
+      }
+#pragma unroll
+      for (int i = 0; i < kIds; ++i) take(id[i] - first, at + 32 * i + lane);
+    }
+  };
+  uint32_t lower = 0, size = 0;
+  each_row([&](uint32_t segment, uint32_t row) {
+    lower += segment + first < first;  // the difference was less than 0
+    const bool has = segment < own;
+    const unsigned mask = __ballot_sync(kEveryLane, has);
+    if (mask == 0) return;
+    const uint32_t to = size + __popc(mask & below);
+    if (has && to < kOrderList) lists[warp][to] = segment << 16 | (row - begin);
+    size += __popc(mask);
+  });
+  __syncwarp();
+
+  // Calls take(segment, row, lanes) for the warp's rows in the range, in order: `lanes` have a row of that segment.
+  const auto take_lanes = [&](bool has, uint32_t segment, uint32_t row, auto take) {
+    const unsigned mask = __ballot_sync(kEveryLane, has);
+    if (mask == 0) return;
+    // Often all rows are of one segment, or most.
+    const uint32_t most = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
+    unsigned lanes = __ballot_sync(kEveryLane, has && segment == most);
+    if (has && segment != most) lanes = __match_any_sync(mask & ~lanes, segment);
+    if (has) take(segment, row, lanes);
+    __syncwarp();
+  };
+  const auto each_own = [&](auto take) {
+    if (size > kOrderList) {
+      each_row([&](uint32_t segment, uint32_t row) { take_lanes(segment < own, segment, row, take); });
+      return;
+    }
+#pragma unroll 1
+    for (uint32_t at = 0; at < size; at += 32) {
+      const uint32_t entry = lists[warp][min(at + lane, size - 1)];
+      take_lanes(at + lane < size, entry >> 16, begin + (entry & 0xffff), take);
+    }
+  };
+  each_own([&](uint32_t segment, uint32_t, unsigned lanes) {
+    if ((lanes & below) == 0) table[segment] += __popc(lanes);
+  });
+  lower = sum_of_warp(lower);
+  if (lane == 0) lower_of[warp] = lower;
+  __syncthreads();
+
+  // Counts become places: of a warp's rows among those of their segment, and of segments among those of the range.
+  const uint32_t of_thread = (own + kOrderThreads - 1) / kOrderThreads, from = threadIdx.x * of_thread;
+  uint32_t total = 0;
+  for (uint32_t s = from; s < min(from + of_thread, own); ++s) {
+    uint32_t count = 0;
+#pragma unroll 8
+    for (int w = 0; w < kWarps; ++w) {
+      const uint32_t more = tables[w * a.range + s];
+      tables[w * a.range + s] = count;
+      count += more;
+    }
+    starts[s] = count;
+    total += count;
+  }
+  uint32_t start = sum_before<kOrderThreads>(total, sums) + sum_of_warp(lower_of[lane]);
+  for (uint32_t s = from; s < min(from + of_thread, own); ++s) {
+    const uint32_t count = starts[s];
+    starts[s] = start;
+    start += count;
+  }
+  __syncthreads();
+
+  int32_t* const sorted = a.sorted + static_cast<int64_t>(o) * a.length;
+  int32_t* const positions = a.positions + static_cast<int64_t>(o) * a.length;
+  each_own([&](uint32_t segment, uint32_t row, unsigned lanes) {
+    const uint32_t place = table[segment];
+    __syncwarp(__activemask());
+    if ((lanes & below) == 0) table[segment] = place + __popc(lanes);
+    const uint32_t to = starts[segment] + place + __popc(lanes & below);
+    sorted[to] = static_cast<int32_t>(first + segment);
+    positions[to] = static_cast<int32_t>(row);
+  });
+}
+
+}  // namespace
+
+cudaError_t launch_segment_order(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const int32_t* ids, int32_t* sorted, int32_t* positions) {
+  Args a = {ids, sorted, positions};
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.segments = static_cast<uint32_t>(problem.segments);
+  a.ranges = static_cast<uint32_t>(plan.order.ranges);
+  a.range = static_cast<uint32_t>(plan.order.range);
+  a.share = (a.length + kWarps - 1) / kWarps;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(problem.id_rows * plan.order.ranges));
+  config.block = dim3(kOrderThreads);
+  config.shared_bytes = plan.order.shared_bytes;
+  return launch(stream, config, segment_order_kernel, a);
+}
+
+}  // namespace jaxgpuops::count
