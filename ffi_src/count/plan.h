@@ -155,7 +155,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
-// For ordering rows by id in one launch: the most rows, threads of a block, and rows of a block's range that a warp lists.
+// For ordering rows by id in one launch: the most rows, threads of a block, and rows of a block's range that a warp
+// lists.
 constexpr int64_t kMostOrderRows = 96 << 10;
 constexpr int kOrderThreads = 1024, kOrderList = 128;
 

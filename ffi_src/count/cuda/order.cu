@@ -3,8 +3,8 @@
 // another. Each warp has neighbouring rows, lists those in the block's range, and counts them by segment in a table of
 // its own; sums over the tables say where each of its rows goes.
 //
-// Bytes moved: every block reads all ids, from L2; ids and positions are written once. Of many rows of one segment, whose
-// warps' lists are full, the ids are read twice more.
+// Bytes moved: every block reads all ids, from L2; ids and positions are written once. Of many rows of one segment,
+// whose warps' lists are full, the ids are read twice more.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -15,7 +15,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kWarps = kOrderThreads / 32;
-constexpr int kIds = 8;  // ids that a lane loads at a time
+constexpr int kIds = 12;  // ids that a lane loads at a time
 
 struct Args {
   const int32_t* ids;
@@ -64,16 +64,20 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   });
   __syncwarp();
 
-  // Calls take(segment, row, lanes) for the warp's rows in the range, in order: `lanes` have a row of that segment.
+  // Calls take(segment, row, place) for the warp's rows in the range, in order, with what the table has for the segment
+  // and how many rows of it the warp has had before.
   const auto take_lanes = [&](bool has, uint32_t segment, uint32_t row, auto take) {
     const unsigned mask = __ballot_sync(kEveryLane, has);
     if (mask == 0) return;
     // Often all rows are of one segment, or most.
     const uint32_t most = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
-    unsigned lanes = __ballot_sync(kEveryLane, has && segment == most);
-    if (has && segment != most) lanes = __match_any_sync(mask & ~lanes, segment);
-    if (has) take(segment, row, lanes);
+    unsigned same = __ballot_sync(kEveryLane, has && segment == most);
+    if (has && segment != most) same = __match_any_sync(mask & ~same, segment);
+    const uint32_t place = has ? table[segment] : 0;
     __syncwarp();
+    if (has && (same & below) == 0) table[segment] = place + __popc(same);
+    __syncwarp();
+    if (has) take(segment, row, place + __popc(same & below));
   };
   const auto each_own = [&](auto take) {
     if (size > kOrderList) {
@@ -86,9 +90,7 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
       take_lanes(at + lane < size, entry >> 16, begin + (entry & 0xffff), take);
     }
   };
-  each_own([&](uint32_t segment, uint32_t, unsigned lanes) {
-    if ((lanes & below) == 0) table[segment] += __popc(lanes);
-  });
+  each_own([](uint32_t, uint32_t, uint32_t) {});
   lower = sum_of_warp(lower);
   if (lane == 0) lower_of[warp] = lower;
   __syncthreads();
@@ -98,11 +100,16 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   uint32_t total = 0;
   for (uint32_t s = from; s < min(from + of_thread, own); ++s) {
     uint32_t count = 0;
-#pragma unroll 8
-    for (int w = 0; w < kWarps; ++w) {
-      const uint32_t more = tables[w * a.range + s];
-      tables[w * a.range + s] = count;
-      count += more;
+    constexpr int kTables = 8;  // read at a time
+    for (uint32_t* at = tables + s; at < tables + kWarps * a.range; at += kTables * a.range) {
+      uint32_t more[kTables];
+#pragma unroll
+      for (int w = 0; w < kTables; ++w) more[w] = at[w * a.range];
+#pragma unroll
+      for (int w = 0; w < kTables; ++w) {
+        at[w * a.range] = count;
+        count += more[w];
+      }
     }
     starts[s] = count;
     total += count;
@@ -117,13 +124,9 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
 
   int32_t* const sorted = a.sorted + static_cast<int64_t>(o) * a.length;
   int32_t* const positions = a.positions + static_cast<int64_t>(o) * a.length;
-  each_own([&](uint32_t segment, uint32_t row, unsigned lanes) {
-    const uint32_t place = table[segment];
-    __syncwarp(__activemask());
-    if ((lanes & below) == 0) table[segment] = place + __popc(lanes);
-    const uint32_t to = starts[segment] + place + __popc(lanes & below);
-    sorted[to] = static_cast<int32_t>(first + segment);
-    positions[to] = static_cast<int32_t>(row);
+  each_own([&](uint32_t segment, uint32_t row, uint32_t place) {
+    sorted[starts[segment] + place] = static_cast<int32_t>(first + segment);
+    positions[starts[segment] + place] = static_cast<int32_t>(row);
   });
 }
 

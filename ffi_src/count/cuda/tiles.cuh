@@ -1,13 +1,14 @@
 // The kernels of segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A
 // tile is a fixed number of rows, however long the segments are, and belongs to a team of neighbouring threads: as many
-// as a row has vectors of 16 bytes, of 8, or elements. Each lane reads its vector of the tile's rows in order, and keeps
-// the current segment in registers. A segment within a tile is stored at once. If a segment crosses tiles, each tile
-// stores a partial result, and a second kernel folds these in order. So there are no atomics, and the order of additions
-// depends on the number of rows and the ids alone.
+// as a row has vectors of 16 bytes, of 8, or elements. Each lane reads its vector of the tile's rows in order, and
+// keeps the current segment in registers. A segment within a tile is stored at once. If a segment crosses tiles, each
+// tile stores a partial result, and a second kernel folds these in order. So there are no atomics, and the order of
+// additions depends on the number of rows and the ids alone.
 //
 // Bytes moved: each row is read once, with 4 or 8 bytes of id and position; each segment is written once; and up to two
-// partial results of each tile are written and read. Segments without rows are filled beside, so that nothing is written
-// twice: a few by the tile that has the next row, and long gaps by blocks of their own, which search the ids for them.
+// partial results of each tile are written and read. Segments without rows are filled beside, so that nothing is
+// written twice: a few by the tile that has the next row, and long gaps by blocks of their own, which search the ids
+// for them.
 #pragma once
 
 #include <cuda_runtime.h>
