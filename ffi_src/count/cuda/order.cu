@@ -38,59 +38,58 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
   for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
 
-  // Calls take(segment in the range, row) for all rows of the warp, 32 at a time.
-  const auto each_row = [&](auto take) {
-#pragma unroll 1
-    for (uint32_t at = begin; at < end; at += 32 * kIds) {
-      uint32_t id[kIds];
-#pragma unroll
-      for (int i = 0; i < kIds; ++i) {
-        const uint32_t row = at + 32 * i + lane;
-        id[i] = row < end ? min(static_cast<uint32_t>(ids[row]), a.segments) : ~0u;
-      }
-#pragma unroll
-      for (int i = 0; i < kIds; ++i) take(id[i] - first, at + 32 * i + lane);
-    }
-  };
+  const auto id_of = [&](uint32_t row) { return row < end ? min(static_cast<uint32_t>(ids[row]), a.segments) : ~0u; };
   uint32_t lower = 0, size = 0;
-  each_row([&](uint32_t segment, uint32_t row) {
-    lower += segment + first < first;  // the difference was less than 0
-    const bool has = segment < own;
-    const unsigned mask = __ballot_sync(kEveryLane, has);
-    if (mask == 0) return;
-    const uint32_t to = size + __popc(mask & below);
-    if (has && to < kOrderList) lists[warp][to] = segment << 16 | (row - begin);
-    size += __popc(mask);
-  });
+#pragma unroll 1
+  for (uint32_t at = begin; at < end; at += 32 * kIds) {
+    uint32_t id[kIds];
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) id[i] = id_of(at + 32 * i + lane);
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) {
+      lower += id[i] < first;
+      const uint32_t segment = id[i] - first;
+      const bool has = segment < own;
+      const unsigned mask = __ballot_sync(kEveryLane, has);
+      if (mask == 0) continue;
+      const uint32_t to = size + __popc(mask & below);
+      if (has && to < kOrderList) lists[warp][to] = segment << 16 | (at + 32 * i + lane - begin);
+      size += __popc(mask);
+    }
+  }
   __syncwarp();
 
   // Calls take(segment, row, place) for the warp's rows in the range, in order, with what the table has for the segment
   // and how many rows of it the warp has had before.
-  const auto take_lanes = [&](bool has, uint32_t segment, uint32_t row, auto take) {
-    const unsigned mask = __ballot_sync(kEveryLane, has);
-    if (mask == 0) return;
-    // Often all rows are of one segment, or most.
-    const uint32_t most = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
-    unsigned same = __ballot_sync(kEveryLane, has && segment == most);
-    if (has && segment != most) same = __match_any_sync(mask & ~same, segment);
-    const uint32_t place = has ? table[segment] : 0;
-    __syncwarp();
-    if (has && (same & below) == 0) table[segment] = place + __popc(same);
-    __syncwarp();
-    if (has) take(segment, row, place + __popc(same & below));
-  };
-  const auto each_own = [&](auto take) {
-    if (size > kOrderList) {
-      each_row([&](uint32_t segment, uint32_t row) { take_lanes(segment < own, segment, row, take); });
-      return;
-    }
+  const auto each_row = [&](auto take) {
+    const bool listed = size <= kOrderList;
+    const uint32_t count = listed ? size : end - begin;
+    uint32_t next = listed ? 0 : id_of(begin + lane);
 #pragma unroll 1
-    for (uint32_t at = 0; at < size; at += 32) {
-      const uint32_t entry = lists[warp][min(at + lane, size - 1)];
-      take_lanes(at + lane < size, entry >> 16, begin + (entry & 0xffff), take);
+    for (uint32_t at = lane; at - lane < count; at += 32) {
+      uint32_t segment = next - first, row = begin + at;
+      bool has = segment < own;
+      if (listed) {
+        has = at < count;
+        const uint32_t entry = lists[warp][min(at, count - 1)];
+        segment = entry >> 16, row = begin + (entry & 0xffff);
+      } else {
+        next = id_of(row + 32);
+      }
+      const unsigned mask = __ballot_sync(kEveryLane, has);
+      if (mask == 0) continue;
+      // Often all rows are of one segment, or most.
+      const uint32_t most = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
+      unsigned same = __ballot_sync(kEveryLane, has && segment == most);
+      if (has && segment != most) same = __match_any_sync(mask & ~same, segment);
+      const uint32_t place = has ? table[segment] : 0;
+      __syncwarp();
+      if (has && (same & below) == 0) table[segment] = place + __popc(same);
+      __syncwarp();
+      if (has) take(segment, row, place + __popc(same & below));
     }
   };
-  each_own([](uint32_t, uint32_t, uint32_t) {});
+  each_row([](uint32_t, uint32_t, uint32_t) {});
   lower = sum_of_warp(lower);
   if (lane == 0) lower_of[warp] = lower;
   __syncthreads();
@@ -124,7 +123,7 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
 
   int32_t* const sorted = a.sorted + static_cast<int64_t>(o) * a.length;
   int32_t* const positions = a.positions + static_cast<int64_t>(o) * a.length;
-  each_own([&](uint32_t segment, uint32_t row, uint32_t place) {
+  each_row([&](uint32_t segment, uint32_t row, uint32_t place) {
     sorted[starts[segment] + place] = static_cast<int32_t>(first + segment);
     positions[starts[segment] + place] = static_cast<int32_t>(row);
   });
