@@ -258,15 +258,18 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
   Elements<Result, kCount> empty;
 #pragma unroll
   for (Result& value : empty.value) value = static_cast<Result>(a.keys.empty);
-  int64_t last = begin == 0 ? -1 : a.place_of(ids[-1]);
+  int32_t last = begin == 0 ? 0 : ids[-1];
 #pragma unroll 1
   for (int r = 0; r < length + is_last; ++r) {
-    const int64_t next = r < length ? a.place_of(ids[r]) : a.segments;
-    const int64_t end = next - last > kGap + 1 ? 0 : next;
+    const bool at_front = begin + r == 0, at_back = r == length;
+    const int32_t next = at_back ? 0 : ids[r];
+    if (at_front || at_back || static_cast<uint32_t>(next) - static_cast<uint32_t>(last) > 1) {
+      const int64_t from = at_front ? 0 : a.place_of(last) + 1, to = at_back ? a.segments : a.place_of(next);
 #pragma unroll 1
-    for (int64_t s = last + 1; s < end; ++s)
-      *reinterpret_cast<Elements<Result, kCount>*>(static_cast<Result*>(a.out) + (o * a.segments + s) * a.inner +
-                                                   column) = empty;
+      for (int64_t s = to - from > kGap ? to : from; s < to; ++s)
+        *reinterpret_cast<Elements<Result, kCount>*>(static_cast<Result*>(a.out) + (o * a.segments + s) * a.inner +
+                                                     column) = empty;
+    }
     last = next;
   }
 }
