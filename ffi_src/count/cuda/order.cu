@@ -38,25 +38,33 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
   for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
 
-  const auto id_of = [&](uint32_t row) { return row < end ? min(static_cast<uint32_t>(ids[row]), a.segments) : ~0u; };
+  // The last range also has all ids that are larger. The differences of smaller ids from its first one are larger
+  // still.
+  const bool is_last = first + own > a.segments;
+  const uint32_t most = is_last ? ~first : own - 1;
   uint32_t lower = 0, size = 0;
-#pragma unroll 1
-  for (uint32_t at = begin; at < end; at += 32 * kIds) {
-    uint32_t id[kIds];
+  // Lists the rows of the next kIds steps. `whole`: there are so many, so that nothing has to be compared.
+  const auto list_rows = [&](uint32_t at, auto whole) {
+    const int32_t* const from = ids + at + lane;
+    const auto is_there = [&](int i) { return whole || at + 32 * i + lane < end; };
+    uint32_t segment[kIds];
 #pragma unroll
-    for (int i = 0; i < kIds; ++i) id[i] = id_of(at + 32 * i + lane);
+    for (int i = 0; i < kIds; ++i) segment[i] = is_there(i) ? static_cast<uint32_t>(from[32 * i]) - first : 0;
 #pragma unroll
     for (int i = 0; i < kIds; ++i) {
-      lower += id[i] < first;
-      const uint32_t segment = id[i] - first;
-      const bool has = segment < own;
+      lower += segment[i] > ~first && is_there(i);
+      const bool has = segment[i] <= most && is_there(i);
       const unsigned mask = __ballot_sync(kEveryLane, has);
       if (mask == 0) continue;
       const uint32_t to = size + __popc(mask & below);
-      if (has && to < kOrderList) lists[warp][to] = segment << 16 | (at + 32 * i + lane - begin);
+      if (has && to < kOrderList) lists[warp][to] = min(segment[i], own - 1) << 16 | (at + 32 * i + lane - begin);
       size += __popc(mask);
     }
-  }
+  };
+  uint32_t start = begin;
+#pragma unroll 1
+  for (; start + 32 * kIds <= end; start += 32 * kIds) list_rows(start, std::true_type{});
+  if (start < end) list_rows(start, std::false_type{});
   __syncwarp();
 
   // Calls take(segment, row, place) for the warp's rows in the range, in order, with what the table has for the segment
@@ -64,24 +72,26 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   const auto each_row = [&](auto take) {
     const bool listed = size <= kOrderList;
     const uint32_t count = listed ? size : end - begin;
-    uint32_t next = listed ? 0 : id_of(begin + lane);
+    const auto segment_of = [&](uint32_t at) {
+      return !listed && at < count ? static_cast<uint32_t>(ids[begin + at]) - first : 0;
+    };
+    uint32_t next = segment_of(lane);
 #pragma unroll 1
     for (uint32_t at = lane; at - lane < count; at += 32) {
-      uint32_t segment = next - first, row = begin + at;
-      bool has = segment < own;
+      uint32_t segment = min(next, own - 1), row = begin + at;
+      const bool has = at < count && next <= most;
       if (listed) {
-        has = at < count;
         const uint32_t entry = lists[warp][min(at, count - 1)];
         segment = entry >> 16, row = begin + (entry & 0xffff);
       } else {
-        next = id_of(row + 32);
+        next = segment_of(at + 32);
       }
       const unsigned mask = __ballot_sync(kEveryLane, has);
       if (mask == 0) continue;
       // Often all rows are of one segment, or most.
-      const uint32_t most = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
-      unsigned same = __ballot_sync(kEveryLane, has && segment == most);
-      if (has && segment != most) same = __match_any_sync(mask & ~same, segment);
+      const uint32_t frequent = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
+      unsigned same = __ballot_sync(kEveryLane, has && segment == frequent);
+      if (has && segment != frequent) same = __match_any_sync(mask & ~same, segment);
       const uint32_t place = has ? table[segment] : 0;
       __syncwarp();
       if (has && (same & below) == 0) table[segment] = place + __popc(same);
@@ -113,11 +123,11 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
     starts[s] = count;
     total += count;
   }
-  uint32_t start = sum_before<kOrderThreads>(total, sums) + sum_of_warp(lower_of[lane]);
+  uint32_t place = sum_before<kOrderThreads>(total, sums) + sum_of_warp(lower_of[lane]);
   for (uint32_t s = from; s < min(from + of_thread, own); ++s) {
     const uint32_t count = starts[s];
-    starts[s] = start;
-    start += count;
+    starts[s] = place;
+    place += count;
   }
   __syncthreads();
 
