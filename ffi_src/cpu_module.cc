@@ -90,7 +90,8 @@ nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
 nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
-  if (plan.order.bytes > 0) dict["order"] = jaxgpuops::sort::name(plan.order.sort.algorithm);
+  if (plan.order.bytes > 0)
+    dict["order"] = plan.order.ranges > 0 ? "ranges" : jaxgpuops::sort::name(plan.order.sort.algorithm);
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
   dict["columns"] = plan.columns;

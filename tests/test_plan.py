@@ -1004,10 +1004,25 @@ def test_plans_of_segments(capability):
     for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
         assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
     assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
-    for length, order in ((2049, "block"), (4096, "block"), (16_385, "sweep"), (10**6, "sweep")):
-        found = plan("segment_max", 1, length, 65, 10**5, "bfloat16", False)
+    # One launch orders few rows, if blocks hold the counts of all segments.
+    for length, segments, order in [
+        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (98_304, 5000, "ranges"),
+        (98_305, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
+    ]:  # fmt: skip
+        found = plan("segment_max", 1, length, 65, segments, "bfloat16", False)
+        if segments == 10**5 and SHARED_LIMIT[capability] < 163:
+            order = "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
+    # As many tiles as make whole turns of warps. (type, columns, rows of a tile)
+    for dtype, inner, rows in [
+        ("float32", 128, 256),
+        ("bfloat16", 128, 172),
+        ("float32", 18, 72),
+        ("float64", 1000, 252),
+    ]:
+        found = plan("segment_sum", 1, 1 << 20, inner, 10**6, dtype, False)
+        assert (found["algorithm"], found["rows"]) == ("ordered", rows)
     for op, length, inner, dtype in itertools.product(
         ("segment_sum", "segment_min"), (33_000, 50_000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):

@@ -158,10 +158,17 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
+// For ordering rows by id in one launch: the most rows, threads of a block, and rows of a block's range that a warp
+// lists.
+constexpr int64_t kMostOrderRows = 96 << 10;
+constexpr int kOrderThreads = 1024, kOrderList = 128;
+
 // How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their
 // positions, the workspace of the sort and, after `bytes`, the partial results of segments.
 struct OrderPlan {
-  sort::Plan sort;
+  // Not 0: one launch orders the rows; each row of ids has so many blocks, with a range of the segments each.
+  int64_t ranges = 0, range = 0, shared_bytes = 0;
+  sort::Plan sort;  // else
   int64_t positions = 0, workspace = 0, bytes = 0;
 };
 
@@ -227,7 +234,7 @@ struct SegmentsPlan {
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory
   int64_t blocks = 0;        // and how many such blocks an outer index has
   bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
-  bool overlap = false;      // for kAtomics and kCells: whether a kernel may start before the one before it ends
+  bool overlap = false;      // not for kLanes and kTables: whether a kernel may start before the one before it ends
   // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.
   int64_t tails = 0;
   int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum

@@ -173,25 +173,42 @@ sort::Problem order_of(const Segments& problem) {
 
 namespace {
 
+// Plans the order of rows by id. It is the same whatever the plan, which may so depend on the batch and on the GPU.
 OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
+  constexpr int64_t kRanges = 66;  // all blocks read all ids, so more do not take less time
+  constexpr int64_t kStatic = 18 << 10, kSegmentBytes = 4 * (kOrderThreads / 32 + 1);  // shared memory
   OrderPlan plan;
+  const int64_t length = problem.rows.length, keys = problem.segments + 1;
   plan.sort = sort::plan_sort(order_of(problem), gpu);
-  plan.positions = aligned(4 * problem.rows.length);
+  plan.positions = aligned(4 * length);
   plan.workspace = 2 * plan.positions;
   plan.bytes = plan.workspace + aligned(plan.sort.workspace_bytes);
+  const int64_t least = ceil_div(keys, (gpu.shared_bytes - kStatic) / kSegmentBytes);
+  const int64_t wanted = std::clamp<int64_t>(gpu.multiprocessors / std::max<int64_t>(1, problem.id_rows), 1, kRanges);
+  const int64_t ranges = std::max(least, std::min(wanted, keys));
+  if (length <= kMostOrderRows && problem.id_rows * ranges <= gpu.multiprocessors) {
+    plan.range = ceil_div(keys, ranges);
+    plan.ranges = ceil_div(keys, plan.range);
+    plan.shared_bytes = kSegmentBytes * plan.range;
+  }
   return plan;
 }
 
 // Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
 void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMostTile = 256;
   const Rows& rows = problem.rows;
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
-  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
-  const int64_t bytes = rows.inner * bytes_of(problem.dtype);
-  const int64_t lanes = rows.length * ceil_div(bytes, 16);
-  int64_t tile = lanes < 1 << 20 ? 32 : 64;
-  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
+  plan.overlap = gpu.dependent_launch;
+  // The lanes of all tiles, with a vector of each row, make as many warps as an H200 holds at a time, or several times
+  // as many, so that all of it ends at the same time. Many small tiles would leave much to join.
+  const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
+  const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
+  const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
+  const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
+  const int64_t least = std::clamp<int64_t>(rows.length >> 14, 8, 64);
+  int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
   // With one column, a warp has a tile, and takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
   plan.rows = tile;

@@ -71,6 +71,11 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
+// Orders rows by id where the plan has ranges for it: writes the sorted ids, and the positions of their rows. Ids out
+// of range come last, as the number of segments.
+cudaError_t launch_segment_order(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const int32_t* ids, int32_t* sorted, int32_t* positions);
+
 // Softmax of segments, or the logarithms of their sums of exponentials: of rows in no order, or in the order of the
 // ids, as the plan says. `problem` describes the largest element of each segment.
 cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,

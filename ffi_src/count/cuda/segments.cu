@@ -18,10 +18,7 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   cudaError_t status;
   const Args a(stream, plan, problem, buffers, status);
   if (status != cudaSuccess) return status;
-  return dispatch_monoid(problem, [&](auto monoid) {
-    using Monoid = decltype(monoid);
-    return run<Monoid, std::min<int>(8, 16 / sizeof(typename Monoid::Bits))>(stream, a);
-  });
+  return dispatch_monoid(problem, [&](auto monoid) { return run<decltype(monoid)>(stream, a); });
 }
 
 }  // namespace jaxgpuops::count

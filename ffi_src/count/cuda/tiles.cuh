@@ -1,13 +1,14 @@
-// The kernels of segments of rows whose ids ascend, or which are read in the order of their ids (sort/). A tile is a
-// fixed number of rows, however long the segments are, and belongs to a team of lanes. Each lane has 16 bytes of every
-// row of its tile (8 where elements are bytes; one element if rows are not whole vectors), reads the rows in order and
+// The kernels of segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A
+// tile is a fixed number of rows, however long the segments are, and belongs to a team of neighbouring threads: as many
+// as a row has vectors of 16 bytes, of 8, or elements. Each lane reads its vector of the tile's rows in order, and
 // keeps the current segment in registers. A segment within a tile is stored at once. If a segment crosses tiles, each
 // tile stores a partial result, and a second kernel folds these in order. So there are no atomics, and the order of
 // additions depends on the number of rows and the ids alone.
 //
 // Bytes moved: each row is read once, with 4 or 8 bytes of id and position; each segment is written once; and up to two
-// partial results of each tile are written and read. Blocks of their own find segments without rows, by a search of the
-// ids, and fill them, so that nothing is written twice.
+// partial results of each tile are written and read. Segments without rows are filled beside, so that nothing is
+// written twice: a few by the tile that has the next row, and long gaps by blocks of their own, which search the ids
+// for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,9 +22,11 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512, kTilesOfBlock = 32;  // threads and tiles of a block of segment_join_kernel
+constexpr int kJoinThreads = 512;  // threads of a block of segment_join_kernel
 // At most 2^kJoinBits of these threads share a row, so that a block adds up many rows at a time.
 constexpr int kJoinBits = 3;
+// Tiles fill gaps of up to so many segments. Cells are as long, so that a longer gap has the first segment of a cell.
+constexpr int kGap = 32;
 constexpr int kRows = 8;      // neighbouring rows that a lane has where a row is one element
 constexpr int kTileRows = 4;  // rows that a lane loads before it folds them
 // Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
@@ -34,28 +37,46 @@ constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
 struct Args : SegmentArgs {
   const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
-  int64_t chunks;  // chunks that the columns are cut into; a team has one of them
+  int64_t lanes = 0;    // of segment_tiles_kernel: threads that share a row
+  int64_t fillers = 0;  // and its blocks that fill long gaps
+  // The members below are for segment_join_kernel.
+  int64_t chunks = 0;  // chunks that the columns are cut into; a team has one of them
   int team_bits = 0;
-  int64_t shares;  // the partial results of a segment are cut into so many shares; one team of a block adds up each
-  int64_t fillers = 0;  // blocks of segment_tiles_kernel that fill segments without rows
+  int64_t shares = 0;  // the partial results of a segment are cut into so many shares; one team of a block folds each
+  bool overlap;        // whether a kernel may start before the one before it ends
 
-  // Sorts the ids first if they do not ascend.
+  // Finds the order of the ids first if they do not ascend.
   Args(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers,
        cudaError_t& status)
-      : SegmentArgs(problem, buffers), positions(nullptr), tails_at(plan.tails), rows(plan.rows), tiles(plan.tiles) {
+      : SegmentArgs(problem, buffers),
+        positions(nullptr),
+        tails_at(plan.tails),
+        rows(plan.rows),
+        tiles(plan.tiles),
+        overlap(plan.overlap) {
     status = cudaSuccess;
     if (plan.algorithm == Segmenting::kOrdered && length > 0) {
       auto* const sorted = reinterpret_cast<int32_t*>(workspace);
       auto* const order = reinterpret_cast<int32_t*>(workspace + outer * plan.order.positions);
-      status = sort::launch_sort(stream, plan.order.sort, order_of(problem), ids, sorted, order,
-                                 workspace + outer * plan.order.workspace);
+      status = plan.order.ranges > 0 ? launch_segment_order(stream, plan, problem, ids, sorted, order)
+                                     : sort::launch_sort(stream, plan.order.sort, order_of(problem), ids, sorted, order,
+                                                         workspace + outer * plan.order.workspace);
       ids = sorted;
       positions = order;
     }
     workspace += outer * plan.order.bytes;
     workspace_bytes = 2 * plan.tails;
   }
+
+  // Where an id stands among the segments: -1 before all of them, the number of segments behind them.
+  __device__ int64_t place_of(int32_t id) const {
+    const int64_t place = positions ? static_cast<int64_t>(static_cast<uint32_t>(id)) : id;
+    return max(int64_t{-1}, min(place, segments));
+  }
 };
+
+// Where an outer index has its ids or its data. A function of its own, since the divisions are many instructions.
+__device__ __noinline__ int64_t offset_of(const IndexMap& map, int64_t o) { return map(o); }
 
 // kCount neighbouring elements, which are loaded and stored as one vector.
 template <class Bits, int kCount>
@@ -105,66 +126,79 @@ struct alignas(std::min<size_t>(16, kCount * sizeof(typename Monoid::Acc))) Part
   __device__ void load(const typename Monoid::Acc* from) { *this = *reinterpret_cast<const Partial*>(from); }
 };
 
-// Fills segments without rows. Each thread of a block finds the first row of a segment, and warps fill the segments
-// that have none.
-template <class Bits>
-__device__ __forceinline__ void fill_segments(const Args& a) {
-  __shared__ int64_t starts[kThreads + 1];
-  const int64_t blocks = (a.segments + kThreads - 1) / kThreads;
-  const int64_t o = blockIdx.x / blocks, first = blockIdx.x % blocks * kThreads;
-  const int32_t* ids = a.ids + a.ids_at(o);
+// Fills gaps of more than kGap segments. A thread of a block has a cell of kGap segments, and searches the ids for the
+// gap at the front of it: a longer one that begins or ends in a cell reaches past it. Then warps fill the cells.
+template <class Result>
+__device__ __noinline__ void fill_gaps(const Args& a) {
+  __shared__ uint8_t behind[kThreads + 1], before[kThreads + 1];  // segments of the gap on both sides of the front
+  const int64_t blocks = (a.segments + kThreads * kGap - 1) / (kThreads * kGap), o = blockIdx.x / blocks;
+  const int64_t first = (blockIdx.x - o * blocks) * kThreads * kGap;
+  const int32_t* const ids = a.ids + offset_of(a.ids_at, o);
+#pragma unroll 1
   for (int i = threadIdx.x; i <= kThreads; i += kThreads) {
+    const int64_t front = min(first + int64_t{i} * kGap, a.segments);
     int64_t low = 0, high = a.length;
+#pragma unroll 1
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      const int32_t id = ids[middle];
-      if (a.positions ? static_cast<uint32_t>(id) < first + i : id < first + i) {
+      if (a.place_of(ids[middle]) < front) {
         low = middle + 1;
       } else {
         high = middle;
       }
     }
-    starts[i] = low;
+    const int64_t last = low > 0 ? a.place_of(ids[low - 1]) : -1;
+    const int64_t next = low < a.length ? a.place_of(ids[low]) : a.segments;
+    const bool is_long = next - last > kGap + 1;
+    behind[i] = is_long ? static_cast<uint8_t>(min(next - front, int64_t{kGap})) : 0;
+    before[i] = is_long ? static_cast<uint8_t>(min(front - 1 - last, int64_t{kGap})) : 0;
   }
   __syncthreads();
-  const auto empty = static_cast<Bits>(a.keys.empty);
-  const bool is_empty = first + threadIdx.x < a.segments && starts[threadIdx.x] == starts[threadIdx.x + 1];
-  Bits* out = static_cast<Bits*>(a.out) + (o * a.segments + first + (threadIdx.x & ~31u)) * a.inner;
-  const int lane = threadIdx.x & 31;
-  if (a.inner <= 4) {
-    for (int64_t i = 0; is_empty && i < a.inner; ++i) out[lane * a.inner + i] = empty;
-    return;
-  }
-  constexpr int kPerPack = 16 / sizeof(Bits);
+  const auto empty = static_cast<Result>(a.keys.empty);
+  constexpr int kPerPack = 16 / sizeof(Result);
   Pack pack;
 #pragma unroll
-  for (int i = 0; i < kPerPack; ++i) set<Bits>(pack, i, empty);
-  const bool packs = a.inner % kPerPack == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0;
-  for (unsigned left = __ballot_sync(kEveryLane, is_empty); left; left &= left - 1) {
-    Bits* to = out + static_cast<int64_t>(__ffs(left) - 1) * a.inner;
-    if (packs) {
-      for (int64_t i = lane; i < a.inner / kPerPack; i += 32) reinterpret_cast<Pack*>(to)[i] = pack;
-    } else {
-      for (int64_t i = lane; i < a.inner; i += 32) to[i] = empty;
+  for (int i = 0; i < kPerPack; ++i) set<Result>(pack, i, empty);
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int part = threadIdx.x / 32; part < 2 * kThreads; part += kThreads / 32) {
+    const int cell = part / 2;
+    const int64_t front = first + int64_t{cell} * kGap, end = min(front + kGap, a.segments);
+    if (front >= a.segments) return;
+    const int64_t middle = front + behind[cell], next = max(middle, end - before[cell + 1]);
+    const int64_t from = part % 2 ? next : front, count = ((part % 2 ? end : middle) - from) * a.inner;
+    Result* const to = static_cast<Result*>(a.out) + (o * a.segments + from) * a.inner;
+    const bool packs = count % kPerPack == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
+    const int64_t units = packs ? count / kPerPack : count;
+#pragma unroll 1
+    for (int64_t i = lane; i < units; i += 32) {
+      if (packs) {
+        reinterpret_cast<Pack*>(to)[i] = pack;
+      } else {
+        to[i] = empty;
+      }
     }
   }
 }
 
 template <class Monoid, int kCount>
-__global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_kernel(Args a) {
+__global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
+  using Result = typename Monoid::Result;
   static_assert(sizeof(Partial<Monoid, kCount>) == kCount * sizeof(Acc));
-  if (blockIdx.x < a.fillers) return fill_segments<typename Monoid::Result>(a);
+  wait_for_predecessor();  // which orders the ids
+  let_dependents_start();  // segment_join_kernel
+  if (blockIdx.x < a.fillers) return fill_gaps<Result>(a);
   const int64_t thread = (blockIdx.x - a.fillers) * kThreads + threadIdx.x;
-  const int64_t team = thread >> a.team_bits;
-  const int64_t chunk = team % a.chunks, tile = team / a.chunks % a.tiles, o = team / a.chunks / a.tiles;
-  const int64_t column = ((chunk << a.team_bits) + (thread & ((1 << a.team_bits) - 1))) * kCount;
-  if (o >= a.outer || column >= a.inner) return;
+  const int64_t team = thread / a.lanes, column = (thread - team * a.lanes) * kCount;
+  const int64_t o = team / a.tiles, tile = team - o * a.tiles;
+  if (o >= a.outer) return;
 
-  const int32_t* ids = a.ids + a.ids_at(o);
-  const int32_t* positions = a.positions ? a.positions + a.ids_at(o) : nullptr;
-  const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
+  const int64_t ids_at = offset_of(a.ids_at, o);
+  const int32_t* ids = a.ids + ids_at;
+  const int32_t* positions = a.positions ? a.positions + ids_at : nullptr;
+  const Bits* data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o) + column;
   char* workspace = a.workspace + o * a.workspace_bytes;
   const int64_t begin = tile * a.rows;
   const auto length = static_cast<int>(min(a.rows, a.length - begin));
@@ -173,6 +207,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
 
   int32_t id = ids[0];
   bool begins = begin == 0 || ids[-1] != id;
+  bool gaps = begins;  // whether segments may have no rows
   Partial<Monoid, kCount> sum;
   sum.clear();
   const auto flush = [&](bool ends) {
@@ -208,6 +243,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
       if (at + r >= length) break;
       if (own[r] != id) {
         flush(true);
+        gaps |= own[r] - id != 1;
         id = own[r];
         begins = true;
         sum.clear();
@@ -215,7 +251,27 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
       if (a.is_segment(id)) sum.fold(elements[r], a.keys);
     }
   }
-  flush(begin + length == a.length || ids[length] != id);
+  const bool is_last = begin + length == a.length;
+  flush(is_last || ids[length] != id);
+  if (!gaps && !is_last) return;
+  // Fills the segments between those of neighbouring rows, if they are few.
+  Elements<Result, kCount> empty;
+#pragma unroll
+  for (Result& value : empty.value) value = static_cast<Result>(a.keys.empty);
+  int32_t last = begin == 0 ? 0 : ids[-1];
+#pragma unroll 1
+  for (int r = 0; r < length + is_last; ++r) {
+    const bool at_front = begin + r == 0, at_back = r == length;
+    const int32_t next = at_back ? 0 : ids[r];
+    if (at_front || at_back || static_cast<uint32_t>(next) - static_cast<uint32_t>(last) > 1) {
+      const int64_t from = at_front ? 0 : a.place_of(last) + 1, to = at_back ? a.segments : a.place_of(next);
+#pragma unroll 1
+      for (int64_t s = to - from > kGap ? to : from; s < to; ++s)
+        *reinterpret_cast<Elements<Result, kCount>*>(static_cast<Result*>(a.out) + (o * a.segments + s) * a.inner +
+                                                     column) = empty;
+    }
+    last = next;
+  }
 }
 
 template <class T>
@@ -243,16 +299,19 @@ __device__ __forceinline__ T of_last_lane(T value) {
 // Like segment_tiles_kernel, for rows of one element. A warp has a tile, and each of its lanes takes kRows neighbouring
 // rows at a time. A lane alone folds segments that begin and end in its rows; a scan over the lanes folds the others.
 template <class Monoid>
-__global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
+__global__ void __launch_bounds__(kThreads) segment_scalars_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
+  wait_for_predecessor();  // segment_fill_all_kernel
+  let_dependents_start();  // segment_join_kernel
   const int lane = threadIdx.x & 31;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int64_t tile = warp % a.tiles, o = warp / a.tiles;
   if (o >= a.outer) return;
-  const int32_t* ids = a.ids + a.ids_at(o);
-  const int32_t* positions = a.positions ? a.positions + a.ids_at(o) : nullptr;
-  const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o);
+  const int64_t ids_at = offset_of(a.ids_at, o);
+  const int32_t* ids = a.ids + ids_at;
+  const int32_t* positions = a.positions ? a.positions + ids_at : nullptr;
+  const Bits* data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o);
   auto* out = static_cast<typename Monoid::Result*>(a.out) + o * a.segments;
   char* workspace = a.workspace + o * a.workspace_bytes;
   const int64_t begin = tile * a.rows, end = min(a.length, begin + a.rows);
@@ -339,32 +398,42 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(Args a) {
   if (lane == 0) finish(open_id, open, end == a.length || ids[end] != open_id);
 }
 
-// Folds the partial results of each segment that begins in one tile and ends in another; a block has the segments that
-// begin in its tiles. If a segment has few partial results, one team adds them up; if it has many, all teams of the
-// block do, each a share of neighbouring ones.
+// Folds the partial results of each segment that begins in one tile and ends in another; a team has the segment that
+// begins in its tile. If a segment has many partial results, all teams of the block fold a share of neighbouring ones.
 template <class Monoid, int kCount>
-__global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
+__global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid_constant__ Args a) {
   using Acc = typename Monoid::Acc;
-  constexpr int64_t kFew = 8;
+  constexpr int kFew = 8;
   __shared__ Partial<Monoid, kCount> partials[kJoinThreads];
-  __shared__ int64_t lasts[kTilesOfBlock];  // for each tile, the last tile of the segment that crosses its end
-  const int64_t chunk = blockIdx.x % a.chunks, blocks = (a.tiles + kTilesOfBlock - 1) / kTilesOfBlock;
-  const int64_t first = blockIdx.x / a.chunks % blocks * kTilesOfBlock, o = blockIdx.x / a.chunks / blocks;
-  const int32_t* ids = a.ids + a.ids_at(o);
-  const auto id_at_end = [&](int64_t tile) { return ids[min(a.length, (tile + 1) * a.rows) - 1]; };
+  __shared__ int32_t parts_of[kJoinThreads], id_of[kJoinThreads];  // of each tile: partial results in later ones
+  __shared__ int16_t many[kJoinThreads];                           // tiles that have more than kFew of them
+  __shared__ int count;
+  const int lane = threadIdx.x & ((1 << a.team_bits) - 1), team = threadIdx.x >> a.team_bits;
+  const int teams = kJoinThreads >> a.team_bits;
+  const int64_t block = blockIdx.x / a.chunks, chunk = blockIdx.x - block * a.chunks;
+  const int64_t blocks = (a.tiles + teams - 1) / teams, o = block / blocks, first = (block - o * blocks) * teams;
+  const int32_t* ids = a.ids + offset_of(a.ids_at, o);
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
 
-  if (threadIdx.x < kTilesOfBlock) {
-    const int64_t tile = first + threadIdx.x, begin = tile * a.rows;
-    int64_t last = tile;  // stays the tile itself if there is nothing to join
-    if (tile + 1 < a.tiles) {
-      const int32_t id = id_at_end(tile);
-      const bool begins = begin == 0 || ids[begin - 1] != id;
-      if (a.is_segment(id) && begins && ids[begin + a.rows] == id) {
-        // Finds the last tile whose first id is that of the segment. Most often that is the next tile, so steps grow
-        // before they shrink.
-        int64_t low = tile + 1, step = 1;
+  // The ids do not change while the kernel before this one runs, but its results do.
+  const int64_t own = first + threadIdx.x;
+  int parts = 0;
+  if (threadIdx.x < teams && own + 1 < a.tiles) {
+    const int64_t begin = own * a.rows, end = begin + a.rows;
+    const int32_t id = ids[end - 1], next = ids[end], last = begin == 0 ? ~id : ids[begin - 1];
+    const int32_t after = own + 2 < a.tiles ? ids[end + a.rows] : ~id;
+    id_of[threadIdx.x] = id;
+    if (a.is_segment(id) && last != id && next == id) {
+      // Finds the last tile whose first id is that of the segment: most often the next one, so steps grow before they
+      // shrink.
+      int64_t low = own + 1;
+      if (after == id) {
+        int64_t step = 1;
+#pragma unroll 1
         for (; low + step < a.tiles && ids[(low + step) * a.rows] == id; step *= 2) low += step;
         int64_t high = min(a.tiles - 1, low + step - 1);
+#pragma unroll 1
         while (low < high) {
           const int64_t middle = (low + high + 1) / 2;
           if (ids[middle * a.rows] == id) {
@@ -373,21 +442,21 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
             high = middle - 1;
           }
         }
-        last = low;
       }
+      parts = static_cast<int>(low - own);
+      if (parts > kFew) many[atomicAdd(&count, 1)] = static_cast<int16_t>(threadIdx.x);
     }
-    lasts[threadIdx.x] = last;
   }
+  parts_of[threadIdx.x] = parts;
+  wait_for_predecessor();
   __syncthreads();
 
-  const int lane = threadIdx.x & ((1 << a.team_bits) - 1), team = threadIdx.x >> a.team_bits;
-  const int teams = kJoinThreads >> a.team_bits;
   const int64_t column = ((chunk << a.team_bits) + lane) * kCount;
   const bool live = column < a.inner;
   char* workspace = a.workspace + o * a.workspace_bytes;
   const Acc* heads = reinterpret_cast<const Acc*>(workspace) + column;
   const Acc* tails = reinterpret_cast<const Acc*>(workspace + a.tails_at) + column;
-  const auto add_heads = [&](Partial<Monoid, kCount>& sum, int64_t begin, int64_t end) {
+  const auto fold_heads = [&](Partial<Monoid, kCount>& sum, int64_t begin, int64_t end) {
     Partial<Monoid, kCount> part;
 #pragma unroll 8
     for (int64_t tile = begin; tile < end; ++tile) {
@@ -395,32 +464,31 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
       sum.fold(part);
     }
   };
-  const auto store = [&](const Partial<Monoid, kCount>& sum, int64_t tile) {
-    sum.store_result(a.out, (o * a.segments + id_at_end(tile)) * a.inner + column, a.keys);
+  const auto store = [&](const Partial<Monoid, kCount>& sum, int t) {
+    sum.store_result(a.out, (o * a.segments + id_of[t]) * a.inner + column, a.keys);
   };
 
-  for (int t = team; t < kTilesOfBlock; t += teams) {
-    const int64_t tile = first + t, parts = lasts[t] - tile;
-    if (!live || parts == 0 || parts > kFew) continue;
+  parts = parts_of[team];
+  if (live && parts > 0 && parts <= kFew) {
     Partial<Monoid, kCount> sum;
-    sum.load(tails + tile * a.inner);
-    add_heads(sum, tile + 1, lasts[t] + 1);
-    store(sum, tile);
+    sum.load(tails + (first + team) * a.inner);
+    fold_heads(sum, first + team + 1, first + team + 1 + parts);
+    store(sum, team);
   }
-  for (int t = 0; t < kTilesOfBlock; ++t) {
-    const int64_t tile = first + t, parts = lasts[t] - tile;
-    if (parts <= kFew) continue;
-    const int64_t share = (parts + a.shares - 1) / a.shares, begin = min(parts, team * share);
+  for (int i = 0; i < count; ++i) {
+    const int t = many[i];
+    const int64_t tile = first + t, all = parts_of[t];
+    const int64_t share = (all + a.shares - 1) / a.shares, begin = min(all, team * share);
     Partial<Monoid, kCount> sum;
     sum.clear();
     if (live && team == 0) sum.load(tails + tile * a.inner);
-    if (live) add_heads(sum, tile + 1 + begin, tile + 1 + min(parts, begin + share));
+    if (live) fold_heads(sum, tile + 1 + begin, tile + 1 + min(all, begin + share));
     partials[threadIdx.x] = sum;
-    __syncthreads();
-    if (live && team == 0) {
-      for (int other = 1; other < a.shares; ++other) sum.fold(partials[(other << a.team_bits) + lane]);
-      store(sum, tile);
+    for (auto half = static_cast<int>(a.shares) / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (team < half) partials[threadIdx.x].fold(partials[threadIdx.x + (half << a.team_bits)]);
     }
+    if (live && team == 0) store(partials[threadIdx.x], t);
     __syncthreads();
   }
 }
@@ -428,7 +496,8 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(Args a) {
 // Fills all segments if a row is one element, before another kernel writes the segments that have rows: to find the
 // segments without rows would take longer. It also runs if there are no rows at all.
 template <class Bits>
-__global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(Args a) {
+__global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(const __grid_constant__ Args a) {
+  let_dependents_start();  // segment_scalars_kernel
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.outer * a.segments * a.inner;
        i += stride)
@@ -438,47 +507,66 @@ __global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(Args a) {
 // ---- Launches -------------------------------------------------------------------------------------------------------
 
 template <class Monoid, int kCount>
-cudaError_t run_tiles(cudaStream_t stream, Args a) {
+cudaError_t run_join(cudaStream_t stream, Args a) {
   const int64_t lanes = (a.inner + kCount - 1) / kCount;
-  while (a.team_bits < 5 && lanes > 1 << a.team_bits) ++a.team_bits;
+  while (a.team_bits < kJoinBits && lanes > 1 << a.team_bits) ++a.team_bits;
   // The number of shares is that of a block's teams if a lane had one element, even if it has more. So the order of
   // additions does not depend on alignment.
   for (a.shares = kJoinThreads; a.shares > kJoinThreads >> kJoinBits && a.inner * a.shares > kJoinThreads;)
     a.shares /= 2;
   a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
+  const int64_t teams = kJoinThreads >> a.team_bits;
   Launch config;
-  config.block = dim3(kThreads);
-  const bool scalars = a.inner == 1;
-  const int64_t filling = a.outer * ((a.segments + kThreads - 1) / kThreads);
-  if (scalars || a.tiles == 0) {
-    config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(filling, 132 * 16)));
-    const cudaError_t status = launch(stream, config, segment_fill_all_kernel<typename Monoid::Result>, a);
-    if (status != cudaSuccess || a.tiles == 0) return status;
-  } else {
-    a.fillers = filling;
-  }
-  const int64_t threads = scalars ? a.outer * a.tiles * 32 : (a.outer * a.tiles * a.chunks) << a.team_bits;
-  config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));
-  cudaError_t status = cudaSuccess;
-  if constexpr (kCount == 1) {
-    status = launch(stream, config, scalars ? segment_scalars_kernel<Monoid> : segment_tiles_kernel<Monoid, 1>, a);
-  } else {
-    status = launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
-  }
-  if (status != cudaSuccess || a.tiles == 1) return status;
-  a.team_bits = std::min(a.team_bits, kJoinBits);
-  a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
-  config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + kTilesOfBlock - 1) / kTilesOfBlock) * a.chunks));
+  config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + teams - 1) / teams) * a.chunks));
   config.block = dim3(kJoinThreads);
+  config.overlap = a.overlap;
   return launch(stream, config, segment_join_kernel<Monoid, kCount>, a);
 }
 
-// Launches the kernels for vectors of kCount elements, where rows are whole vectors.
+// Launches the kernel of tiles for vectors of kCount elements.
 template <class Monoid, int kCount>
+cudaError_t run_tiles(cudaStream_t stream, Args a) {
+  using Result = typename Monoid::Result;
+  a.lanes = a.inner / kCount;
+  Launch config;
+  config.block = dim3(kThreads);
+  config.overlap = a.overlap && a.positions;
+  const bool scalars = a.inner == 1;
+  if (scalars || a.tiles == 0) {
+    const int64_t filling = a.outer * ((a.segments * a.inner + kThreads - 1) / kThreads);
+    const Launch all = {dim3(static_cast<unsigned>(std::min<int64_t>(filling, 132 * 16))), dim3(kThreads)};
+    const cudaError_t status = launch(stream, all, segment_fill_all_kernel<Result>, a);
+    if (status != cudaSuccess || a.tiles == 0) return status;
+    config.overlap = a.overlap;
+  } else {
+    a.fillers = a.outer * ((a.segments + kThreads * kGap - 1) / (kThreads * kGap));
+  }
+  const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);
+  config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));
+  if constexpr (kCount == 1) {
+    return launch(stream, config, scalars ? segment_scalars_kernel<Monoid> : segment_tiles_kernel<Monoid, 1>, a);
+  } else {
+    return launch(stream, config, segment_tiles_kernel<Monoid, kCount>, a);
+  }
+}
+
+// Launches the kernels for the widest vectors that rows are made of.
+template <class Monoid>
 cudaError_t run(cudaStream_t stream, const Args& a) {
+  constexpr int kBytes = sizeof(typename Monoid::Bits), kWide = kBytes == 1 ? 8 : 16 / kBytes;
+  constexpr int kJoined = std::min<int>(8, 16 / sizeof(typename Monoid::Acc));
   const bool aligned = (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(a.out)) % 16 == 0;
-  if (aligned && a.inner % kCount == 0) return run_tiles<Monoid, kCount>(stream, a);
-  return run_tiles<Monoid, 1>(stream, a);
+  const auto has = [&](int count) { return aligned && a.inner % count == 0; };
+  cudaError_t status;
+  if (has(kWide)) {
+    status = run_tiles<Monoid, kWide>(stream, a);
+  } else if (kBytes > 1 && has(8 / kBytes)) {
+    status = run_tiles<Monoid, kBytes == 1 ? 1 : 8 / kBytes>(stream, a);
+  } else {
+    status = run_tiles<Monoid, 1>(stream, a);
+  }
+  if (status != cudaSuccess || a.tiles <= 1) return status;
+  return has(kJoined) ? run_join<Monoid, kJoined>(stream, a) : run_join<Monoid, 1>(stream, a);
 }
 
 }  // namespace

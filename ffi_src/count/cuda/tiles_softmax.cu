@@ -53,7 +53,7 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   if (status != cudaSuccess) return status;
   a.keys.empty = 0xff800000;  // the pair of a segment without rows: -infinity, and a sum of 0
   a.out = buffers.workspace + a.outer * plan.pairs;
-  status = run<Exponentials, 4>(stream, a);
+  status = run<Exponentials>(stream, a);
   if (status != cudaSuccess) return status;
   auto* const out = static_cast<float*>(buffers.out);
   if (logs) {

@@ -1,0 +1,159 @@
+// Finds the order of up to kMostOrderRows rows by id, in one launch: a stable counting sort. A block has a range of the
+// segments and reads all ids, so that it counts for itself how many rows go before its own, and no block waits for
+// another. Each warp has neighbouring rows, lists those in the block's range, and counts them by segment in a table of
+// its own; sums over the tables say where each of its rows goes.
+//
+// Bytes moved: every block reads all ids, from L2; ids and positions are written once. Of many rows of one segment,
+// whose warps' lists are full, the ids are read twice more.
+#include <cuda_runtime.h>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kWarps = kOrderThreads / 32;
+constexpr int kIds = 12;  // ids that a lane loads at a time
+
+struct Args {
+  const int32_t* ids;
+  int32_t *sorted, *positions;
+  uint32_t length, segments, ranges, range, share;  // `share`: the rows of a warp
+};
+
+__global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __grid_constant__ Args a) {
+  __shared__ uint32_t lists[kWarps][kOrderList];  // the segment in the range, then 16 bits of the row
+  __shared__ uint32_t lower_of[kWarps], sums[kWarps];
+  let_dependents_start();  // segment_tiles_kernel
+  const uint32_t o = blockIdx.x / a.ranges, first = (blockIdx.x - o * a.ranges) * a.range;
+  // Ids out of range are one more segment, behind all others.
+  const uint32_t own = min(a.range, a.segments + 1 - first);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
+  auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  uint32_t* const table = tables + warp * a.range;
+  uint32_t* const starts = tables + kWarps * a.range;  // of each segment of the range
+  const int32_t* const ids = a.ids + static_cast<int64_t>(o) * a.length;
+  const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
+  for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
+
+  // The last range also has all ids that are larger. The differences of smaller ids from its first one are larger
+  // still.
+  const bool is_last = first + own > a.segments;
+  const uint32_t most = is_last ? ~first : own - 1;
+  uint32_t lower = 0, size = 0;
+  // Lists the rows of the next kIds steps. `whole`: there are so many, so that nothing has to be compared.
+  const auto list_rows = [&](uint32_t at, auto whole) {
+    const int32_t* const from = ids + at + lane;
+    const auto is_there = [&](int i) { return whole || at + 32 * i + lane < end; };
+    uint32_t segment[kIds];
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) segment[i] = is_there(i) ? static_cast<uint32_t>(from[32 * i]) - first : 0;
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) {
+      lower += segment[i] > ~first && is_there(i);
+      const bool has = segment[i] <= most && is_there(i);
+      const unsigned mask = __ballot_sync(kEveryLane, has);
+      if (mask == 0) continue;
+      const uint32_t to = size + __popc(mask & below);
+      if (has && to < kOrderList) lists[warp][to] = min(segment[i], own - 1) << 16 | (at + 32 * i + lane - begin);
+      size += __popc(mask);
+    }
+  };
+  uint32_t start = begin;
+#pragma unroll 1
+  for (; start + 32 * kIds <= end; start += 32 * kIds) list_rows(start, std::true_type{});
+  if (start < end) list_rows(start, std::false_type{});
+  __syncwarp();
+
+  // Calls take(segment, row, place) for the warp's rows in the range, in order, with what the table has for the segment
+  // and how many rows of it the warp has had before.
+  const auto each_row = [&](auto take) {
+    const bool listed = size <= kOrderList;
+    const uint32_t count = listed ? size : end - begin;
+    const auto segment_of = [&](uint32_t at) {
+      return !listed && at < count ? static_cast<uint32_t>(ids[begin + at]) - first : 0;
+    };
+    uint32_t next = segment_of(lane);
+#pragma unroll 1
+    for (uint32_t at = lane; at - lane < count; at += 32) {
+      uint32_t segment = min(next, own - 1), row = begin + at;
+      const bool has = at < count && next <= most;
+      if (listed) {
+        const uint32_t entry = lists[warp][min(at, count - 1)];
+        segment = entry >> 16, row = begin + (entry & 0xffff);
+      } else {
+        next = segment_of(at + 32);
+      }
+      const unsigned mask = __ballot_sync(kEveryLane, has);
+      if (mask == 0) continue;
+      // Often all rows are of one segment, or most.
+      const uint32_t frequent = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
+      unsigned same = __ballot_sync(kEveryLane, has && segment == frequent);
+      if (has && segment != frequent) same = __match_any_sync(mask & ~same, segment);
+      const uint32_t place = has ? table[segment] : 0;
+      __syncwarp();
+      if (has && (same & below) == 0) table[segment] = place + __popc(same);
+      __syncwarp();
+      if (has) take(segment, row, place + __popc(same & below));
+    }
+  };
+  each_row([](uint32_t, uint32_t, uint32_t) {});
+  lower = sum_of_warp(lower);
+  if (lane == 0) lower_of[warp] = lower;
+  __syncthreads();
+
+  // Counts become places: of a warp's rows among those of their segment, and of segments among those of the range.
+  const uint32_t of_thread = (own + kOrderThreads - 1) / kOrderThreads, from = threadIdx.x * of_thread;
+  uint32_t total = 0;
+  for (uint32_t s = from; s < min(from + of_thread, own); ++s) {
+    uint32_t count = 0;
+    constexpr int kTables = 8;  // read at a time
+    for (uint32_t* at = tables + s; at < tables + kWarps * a.range; at += kTables * a.range) {
+      uint32_t more[kTables];
+#pragma unroll
+      for (int w = 0; w < kTables; ++w) more[w] = at[w * a.range];
+#pragma unroll
+      for (int w = 0; w < kTables; ++w) {
+        at[w * a.range] = count;
+        count += more[w];
+      }
+    }
+    starts[s] = count;
+    total += count;
+  }
+  uint32_t place = sum_before<kOrderThreads>(total, sums) + sum_of_warp(lower_of[lane]);
+  for (uint32_t s = from; s < min(from + of_thread, own); ++s) {
+    const uint32_t count = starts[s];
+    starts[s] = place;
+    place += count;
+  }
+  __syncthreads();
+
+  int32_t* const sorted = a.sorted + static_cast<int64_t>(o) * a.length;
+  int32_t* const positions = a.positions + static_cast<int64_t>(o) * a.length;
+  each_row([&](uint32_t segment, uint32_t row, uint32_t place) {
+    sorted[starts[segment] + place] = static_cast<int32_t>(first + segment);
+    positions[starts[segment] + place] = static_cast<int32_t>(row);
+  });
+}
+
+}  // namespace
+
+cudaError_t launch_segment_order(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const int32_t* ids, int32_t* sorted, int32_t* positions) {
+  Args a = {ids, sorted, positions};
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  a.segments = static_cast<uint32_t>(problem.segments);
+  a.ranges = static_cast<uint32_t>(plan.order.ranges);
+  a.range = static_cast<uint32_t>(plan.order.range);
+  a.share = (a.length + kWarps - 1) / kWarps;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(problem.id_rows * plan.order.ranges));
+  config.block = dim3(kOrderThreads);
+  config.shared_bytes = plan.order.shared_bytes;
+  return launch(stream, config, segment_order_kernel, a);
+}
+
+}  // namespace jaxgpuops::count
