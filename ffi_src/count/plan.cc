@@ -282,6 +282,32 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
 // that this takes are shorter than those for a second launch.
 constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
 
+namespace {
+
+// Cuts rows of `units` into tiles for kLookBack: such that blocks have few turns, with little left over in the last one.
+void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, ChoosePlan& plan) {
+  constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2, kUnitBytes = 4 * 32 + 4;
+  constexpr int64_t kTurn = 3;  // a turn waits about as long as for three units of each warp
+  const int64_t each = starts ? kStartsBlocks : kMaskBlocks;
+  const int64_t shared = std::min(gpu.shared_bytes, gpu.multiprocessor_shared / each) - 2048;
+  const int64_t most = std::min<int64_t>((shared - kListBytes) / kUnitBytes, kMostChooseThreads);
+  const int64_t blocks = each * gpu.multiprocessors;
+  const int64_t least = ceil_div(outer * ceil_div(units, most), blocks);
+  int64_t best = 0;
+  for (int64_t turns = least; turns < least + 8; ++turns) {
+    const int64_t tiles = turns * blocks / outer;
+    const int64_t own = std::min(std::max(ceil_div(units, std::max<int64_t>(tiles, 1)), kWarps), most);
+    const int64_t cost = ceil_div(outer * ceil_div(units, own), blocks) * (ceil_div(own, kWarps) + kTurn);
+    if (turns > least && cost >= best) continue;
+    best = cost;
+    plan.units = own;
+  }
+  plan.tiles = ceil_div(units, plan.units);
+  plan.shared_bytes = plan.units * kUnitBytes + kListBytes;
+}
+
+}  // namespace
+
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   ChoosePlan plan;
   const Rows& rows = problem.rows;
@@ -291,17 +317,22 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
     return plan;
   }
   // A row begins anywhere in its first vector of 16 bytes.
-  const int64_t words = (rows.length + 15) / 32 + 1;
+  const int64_t words = (rows.length + 15) / 32 + 1, units = ceil_div(words, 32);
   const int64_t wanted = std::max(words, problem.size / 8);  // so that each has few results to fill
   plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
-  plan.tiles = ceil_div(words, int64_t{plan.threads});
   plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
-  plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
-  // A part of a batch, with the same workspace, may be small enough for the other algorithm.
-  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * (1 + plan.tiles));
+  plan.units = plan.threads / 32;
+  plan.tiles = ceil_div(units, plan.units);
+  // A part of a batch, with the same workspace, may have other tiles, or be small enough for the other algorithm.
+  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * plan.tiles);
   const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
-  if (plan.algorithm == Choosing::kLookBack) plan.blocks = std::min(plan.blocks, kChooseBlocks * gpu.multiprocessors);
+  plan.shared_bytes = plan.threads / 32 * kChooseList * 2;
+  if (plan.algorithm == Choosing::kLookBack) {
+    cut_units(rows.outer, units, problem.starts, gpu, plan);
+    plan.overlap = gpu.dependent_launch;
+  }
+  plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
   return plan;
 }
 

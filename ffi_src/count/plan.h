@@ -129,26 +129,31 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // ---- Chosen places --------------------------------------------------------------------------------------------------
 
-constexpr int kMostChooseThreads = 512, kChooseBlocks = 3;  // the latter of a multiprocessor
-constexpr uint32_t kChooseFill = 16384;                     // results of a part that is filled by itself
+// Threads of a block at most, and blocks of a multiprocessor.
+constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
+constexpr uint32_t kChooseFill = 16384;  // results of a part that is filled by itself
+constexpr uint32_t kChooseList = 512;    // the most places of a unit that a warp lists before it writes them
 
 enum class Choosing {
   kEmpty,     // nothing to write
   kRecount,   // blocks take a tile each, and count for themselves what is chosen before it
-  kLookBack,  // blocks take tiles in turn, and learn from each other what is chosen before them
+  kLookBack,  // blocks have large tiles, and learn from each other what is chosen before them
   kNone,      // many short rows, or dimensions after the axis: other kernels are faster
 };
 constexpr const char* kChoosingNames[] = {"empty", "recount", "look_back", "none"};
 
-// A row is cut into tiles, and its results into parts. A tile has 32 elements for each thread of a block, as bits of a
-// word. In the workspace of an outer index stand a ticket and what tiles publish.
+// A row is cut into tiles, and its results into parts. A tile has units of 1024 elements, as bits of a word for each
+// lane of a warp; for kRecount a unit for each warp. In the workspace of an outer index stands what tiles publish.
 struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
   int threads = 0;
+  int64_t units = 0;  // of a tile
   int64_t tiles = 0;  // of a row
   int64_t parts = 0;  // of the results of a row: the first of them are filled by blocks that have tiles
   int64_t blocks = 0;
+  int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;
+  bool overlap = false;  // whether the kernel may start before the one that clears the workspace ends
 };
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
