@@ -275,6 +275,10 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
   plan.shared_bytes = tree + near * plan.threads / kMostThreads;
   cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
+  // Queries in order, if the elements between those of a turn fit.
+  const int64_t warps = plan.threads / 32, turn = std::clamp<int64_t>(plan.chunk / warps, kTreeTurn, kOrderTurn);
+  while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;
+  if (problem.length > (plan.queries / turn) << plan.near_bits) plan.near_bits = 0;
   return plan;
 }
 
@@ -284,7 +288,8 @@ constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
 
 namespace {
 
-// Cuts rows of `units` into tiles for kLookBack: such that blocks have few turns, with little left over in the last one.
+// Cuts rows of `units` into tiles for kLookBack: such that blocks have few turns, with little left over in the last
+// one.
 void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, ChoosePlan& plan) {
   constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2, kUnitBytes = 4 * 32 + 4;
   constexpr int64_t kTurn = 3;  // a turn waits about as long as for three units of each warp

@@ -108,7 +108,8 @@ enum class Searching {
 constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
 
 constexpr int kTreeTurn = 128;                 // queries that a warp of kTree takes at a time
-constexpr int kNearBits = 8;                   // if they lie among 2^8 elements, it copies those to shared memory
+constexpr int kOrderTurn = 512;                // or if all are in order
+constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
 
@@ -119,6 +120,7 @@ struct SearchPlan {
   int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
   int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
   int64_t shared_bytes = 0;
+  int near_bits = 0;  // for kTree: if queries are in order, a warp copies up to 2^near_bits elements; 0: not looked for
   // For kRows: rows of a block, which has all their queries if it has several. Query q of a block belongs to row
   // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31.
   int group_rows = 1;

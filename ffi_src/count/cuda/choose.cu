@@ -1,7 +1,7 @@
 // choose: the places of what a mask chooses, or of elements that differ from the one before, in order.
 //
-// A block makes bits of a tile of a row, in units: one word for each lane of a warp. It counts them, learns how many come
-// before the tile, and writes the places of its own, a unit by each warp. The results behind them are divided into
+// A block makes bits of a tile of a row, in units: one word for each lane of a warp. It counts them, learns how many
+// come before the tile, and writes the places of its own, a unit by each warp. The results behind them are divided into
 // parts; the first are filled by the block that has the last tile of the row, others by blocks that have no tile.
 //
 // If there is little to read, tiles have a unit for each warp, and each block counts for itself what comes before. Else
