@@ -275,10 +275,13 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
   plan.shared_bytes = tree + near * plan.threads / kMostThreads;
   cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
-  // Queries in order, if the elements between those of a turn fit.
+  // A block looks whether its queries are in order if the elements between those of a turn fit, and if all blocks have
+  // room, since that takes registers. Groups of 32 bits take as many anyway.
   const int64_t warps = plan.threads / 32, turn = std::clamp<int64_t>(plan.chunk / warps, kTreeTurn, kOrderTurn);
+  const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
   while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;
   if (problem.length > (plan.queries / turn) << plan.near_bits) plan.near_bits = 0;
+  if (!fit && !(problem.bits == 32 && plan.group_bits > 0)) plan.near_bits = 0;
   return plan;
 }
 

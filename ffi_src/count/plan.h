@@ -108,7 +108,7 @@ enum class Searching {
 constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
 
 constexpr int kTreeTurn = 128;                 // queries that a warp of kTree takes at a time
-constexpr int kOrderTurn = 512;                // or if all are in order
+constexpr int kOrderTurn = 256;                // or if all are in order
 constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block

@@ -4,7 +4,7 @@
 // The group that a query belongs to is then searched in global memory.
 //
 // If queries ascend or descend, a block needs no tree. It looks at the first queries of each of its warps, and if these
-// are in order, warps take up to 512 neighbouring queries at a time, copy the elements between the places of the least
+// are in order, warps take up to 256 neighbouring queries at a time, copy the elements between the places of the least
 // and of the largest to shared memory, and search there. Queries among them that are out of order make that slow, but
 // no less right.
 //
@@ -184,9 +184,10 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
   }
 }
 
-// Without kGroups, which is for 32 bits, all elements are splitters, and more warps share a multiprocessor.
-template <class T, bool kGroups>
-__global__ void __launch_bounds__(1024)
+// Without kGroups, which is for 32 bits, all elements are splitters. Without kLooks, no block looks whether its queries
+// are in order. Both let more warps share a multiprocessor.
+template <class T, bool kGroups, bool kLooks>
+__global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
     search_tree_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
                        const T* __restrict__ queries, const T* __restrict__ sorted, int32_t* __restrict__ places) {
   constexpr T kAll = static_cast<T>(~T{0});
@@ -198,22 +199,22 @@ __global__ void __launch_bounds__(1024)
                             problem.order};
   const int64_t chunk_at = part * plan.chunk, chunk = min(plan.chunk, plan.queries - chunk_at);
   const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Each warp has some turns that follow each other. It loads the queries of one while it has those of another.
+  // Each warp has turns that follow each other.
   const int64_t own = (chunk + kTreeTurn * warps - 1) / (kTreeTurn * warps) * kTreeTurn;
   const int64_t first = min(warp * own, chunk), count = min(own, chunk - first);
   queries += row_at * plan.queries + chunk_at;
   places += row_at * plan.queries + chunk_at + first;
-  T next[kOwn];
+  T query[kOwn];
   const auto load = [&](int64_t start) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) next[i] = queries[min(first + start + lane + i * 32, chunk - 1)];
+    for (int i = 0; i < kOwn; ++i) query[i] = queries[min(first + start + lane + i * 32, chunk - 1)];
   };
-  load(0);
-  if (plan.near_bits > 0) {
+  if (kLooks) load(0);
+  if (kLooks && plan.near_bits > 0) {
     uint32_t low = ~0u, high = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const uint32_t key = sort_key(next[i], problem.order);
+      const uint32_t key = sort_key(query[i], problem.order);
       low = min(low, key), high = max(high, key);
     }
     if (are_in_order(~largest_of_warp(~low), largest_of_warp(high), reinterpret_cast<uint32_t*>(tree))) {
@@ -247,13 +248,13 @@ __global__ void __launch_bounds__(1024)
   for (int64_t start = 0; start < count; start += kTreeTurn) {
     T bound[kOwn];
     uint32_t all = 0;
+    if (!kLooks || start > 0) load(start);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       bool is_last;
-      bound[i] = bound_of(next[i], problem, is_last);
+      bound[i] = bound_of(query[i], problem, is_last);
       all |= uint32_t{is_last} << i;
     }
-    load(start + kTreeTurn);
     uint32_t top = 1;  // the node under which all of the warp's queries are
     int level = 0;
     if (patience == 0) {
@@ -350,9 +351,12 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
     return launch(stream, config, kernel, problem, plan, static_cast<const T*>(queries), static_cast<const T*>(sorted),
                   places);
   };
-  if (problem.bits == 16) return run(uint16_t{}, search_tree_kernel<uint16_t, true>);
-  return run(uint32_t{},
-             plan.group_bits > 0 ? search_tree_kernel<uint32_t, true> : search_tree_kernel<uint32_t, false>);
+  const bool looks = plan.near_bits > 0;
+  if (problem.bits == 16)
+    return run(uint16_t{},
+               looks ? search_tree_kernel<uint16_t, true, true> : search_tree_kernel<uint16_t, true, false>);
+  return run(uint32_t{}, looks || plan.group_bits > 0 ? search_tree_kernel<uint32_t, true, true>
+                                                      : search_tree_kernel<uint32_t, false, false>);
 }
 
 }  // namespace jaxgpuops::count
