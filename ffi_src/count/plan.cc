@@ -207,17 +207,19 @@ void cut_rows(int64_t blocks, int64_t least, int64_t turn, SearchPlan& plan) {
 // Plans blocks that have short rows, or parts of their queries.
 void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   constexpr int64_t kLeast = 1024, kMost = 4096;  // queries of a block
-  const int64_t bytes = problem.length * problem.bits / 8, all = plan.rows * plan.queries;
+  const int64_t bytes = (problem.length | 1) * problem.bits / 8, all = plan.rows * plan.queries;
   const int64_t wanted = std::clamp<int64_t>(all / blocks, kLeast, kMost);
   plan.algorithm = Searching::kRows;
-  plan.group_rows = static_cast<int>(std::clamp<int64_t>(
-      std::min(wanted / plan.queries, kMostSearchRows / std::max<int64_t>(bytes, 1)), 1, plan.rows));
+  plan.group_rows =
+      static_cast<int>(std::clamp<int64_t>(std::min(wanted / plan.queries, kMostSearchRows / bytes), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
   plan.shared_bytes = plan.group_rows * bytes;
   if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), kLeast, 256, plan);
   plan.chunk = plan.group_rows * plan.queries;
   plan.blocks = 1;
   plan.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 31, plan.queries));
+  if (problem.length % 2 == 0 && problem.length > 0)
+    plan.length_reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, problem.length));
 }
 
 }  // namespace
@@ -234,8 +236,10 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
-  const bool is_short = whole && bytes <= kMostSearchRow && plan.queries >= 8 && problem.length <= 3 * plan.queries;
+  // Searches read most of a row if it is not much longer than its queries, or has few sectors of 32 bytes.
   const int64_t all = plan.rows * plan.queries;
+  const bool is_short = whole && bytes <= kMostSearchRow && (plan.queries >= 8 || all >= 16 << 10) &&
+                        (problem.length <= 3 * plan.queries || bytes <= kFewBytes);
   if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
   const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {

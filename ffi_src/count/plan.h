@@ -112,6 +112,7 @@ constexpr int kOrderTurn = 256;                // or if all are in order
 constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
+constexpr int64_t kFewBytes = 128;             // rows of so few are taken however few their queries are
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
@@ -122,9 +123,10 @@ struct SearchPlan {
   int64_t shared_bytes = 0;
   int near_bits = 0;  // for kTree: if queries are in order, a warp copies up to 2^near_bits elements; 0: not looked for
   // For kRows: rows of a block, which has all their queries if it has several. Query q of a block belongs to row
-  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31.
+  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31. If rows of an even length are to
+  // stand apart, element i of them belongs to row i * length_reciprocal >> 32.
   int group_rows = 1;
-  uint32_t reciprocal = 0;
+  uint32_t reciprocal = 0, length_reciprocal = 0;
 };
 
 SearchPlan plan_search(const Search& problem, const Gpu& gpu);
