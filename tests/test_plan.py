@@ -848,12 +848,17 @@ def test_plans_of_choices(capability):
         (7, 10**6),
     ):
         found = plan(outer, length, 1, size, starts)
-        tiles = found["tiles"]
-        few = tiles == 1 or outer * length <= (1 << 15 if starts else 1 << 17)
+        tiles, units = found["tiles"], found["units"]
+        few = length + 15 < 1 << 14 or outer * length <= (1 << 15 if starts else 1 << 17)
         assert found["algorithm"] == ("recount" if few else "look_back")
-        assert tiles * 32 * found["threads"] >= length + 15 and found["threads"] in range(32, 513, 32)
-        most = outer * (tiles + (size - 1) // 16384)
-        assert found["blocks"] == (most if few else min(most, 3 * 132))
+        assert tiles * units * 1024 >= length + 15 > (tiles - 1) * units * 1024
+        assert found["threads"] in range(32, 513, 32) and units >= found["threads"] // 32
+        assert found["blocks"] == outer * (tiles + (size - 1) // 16384)
+        # All blocks that a multiprocessor is to hold fit, and few turns suffice if a tile can be large.
+        blocks = 1 if few else 2 if starts else 3
+        assert blocks * (found["shared_bytes"] + 2048) <= (SHARED_LIMIT[capability] + 1) << 10
+        if capability == 90 and not few and outer * length <= 1 << 26:
+            assert outer * tiles <= blocks * 132
         # A part of a batch makes do with its part of the workspace.
         assert (
             found["workspace_bytes"] == plan(1, length, 1, size, starts)["workspace_bytes"] >= 4 * tiles * (tiles > 1)

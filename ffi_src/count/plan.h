@@ -211,8 +211,9 @@ constexpr int kMostFewWarps = 16;          // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
 constexpr int kFewList = 384;              // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
-constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of loads divide them
-constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
+constexpr int64_t kMostTables = 528;  // the most slices of a row for kTables
+constexpr int kLaneBatch = 96;        // steps of a warp of kLanes; batches of loads divide them
+constexpr int kMostLaneWarps = 8;     // the most warps of a block of kLanes
 // Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
 constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;
