@@ -199,15 +199,19 @@ __device__ __forceinline__ void write_places(const ChooseArgs& a, uint32_t row, 
   if (count == 0 || before >= a.size) return;
   const auto wanted = static_cast<uint32_t>(min(int64_t{count}, a.size - before));
   int32_t* const to = a.places + row * a.size + before;
-  uint32_t at = up_to - own;
-  if (count <= kChooseList) {  // each lane lists those of its word
-    for (; word; word &= word - 1) list[at++] = static_cast<uint16_t>(lane * 32 + __ffs(static_cast<int>(word)) - 1);
+  if (count <= kChooseList) {  // each lane lists those of its word, the last one first, which is found sooner
+    for (uint16_t* end = list + up_to; word;) {
+      const int bit = 31 - __clz(static_cast<int>(word));
+      word ^= 1u << bit;
+      *--end = static_cast<uint16_t>(lane * 32 + bit);
+    }
     __syncwarp();
     for (uint32_t i = lane; i < wanted; i += 32) to[i] = first + list[i];
     __syncwarp();
     return;
   }
   // That would take long, so the lanes write the places of one word after the other.
+  const uint32_t at = up_to - own;
 #pragma unroll 4
   for (int i = 0; i < 32; ++i) {
     const uint32_t other = shuffle_from(word, i), next = shuffle_from(at, i) + __popc(other & ((1u << lane) - 1));
