@@ -1,29 +1,21 @@
+// Plans of counts, ranks, places in sorted rows and chosen places. Those of segments are in plan_segments.cc.
 #include "count/plan.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "common/rounding.h"
 
 namespace jaxgpuops::count {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t aligned(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
-
-// Bytes of the partial result of one element.
-int64_t partial_bytes(const Segments& problem) {
-  const int64_t bytes = bytes_of(problem.dtype);
-  return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
-}
-
-// Plans tables in shared memory, for blocks that need `extra` more bytes of it. Fills the plan of a problem that has
-// bins.
+// Plans tables of counters in shared memory. Blocks need `extra` more bytes of it.
 void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, const Gpu& gpu, BincountPlan& plan) {
   plan.algorithm = Counting::kTables;
   plan.ranges = ranges;
   plan.range = ceil_div(bins, ranges);
-  // Small tables let four blocks share a multiprocessor. Each slice adds its counts to the result, so if there are not
-  // very many ids, there are fewer slices, for larger blocks. A block has as many tables as fit, but at most one for
-  // every two warps.
+  // Small tables let four blocks share a multiprocessor. Each slice adds a whole table to the result; where ids are not
+  // very many, that costs too much, so there are fewer slices with larger blocks. A block has as many tables as fit,
+  // but at most one for every two warps.
   const int64_t own = 4 * plan.range, quarter = gpu.multiprocessor_shared / 4 - 1024 - extra;
   const int64_t units = rows.outer * ranges;
   const bool small = own <= quarter, sliced = rows.length >= 4 * 4096;  // slices are another launch
@@ -42,7 +34,7 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.overlap = gpu.dependent_launch && plan.slices > 1;
 }
 
-// Plans a cut of long rows by bins. Returns false if there are more bins than that is for, or rows are not long.
+// Plans kParts for long rows. Returns false if there are too many bins for it, or rows are not long enough.
 bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   const Rows& rows = problem.rows;
   plan.range = 16384;
@@ -55,7 +47,7 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   plan.shared_bytes = 4 * plan.range;
   plan.tiles = ceil_div(rows.length, kPartTile);
   plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (plan.ranges + 1)));
-  // A slice costs about as much as some of its tiles do.
+  // A slice costs about as much as some tiles do, so it has at least 64 of them.
   plan.slices = std::clamp<int64_t>(gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 64));
   plan.overlap = gpu.dependent_launch;
   return true;
@@ -67,7 +59,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   BincountPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
-  // Counts of at most 255 ids fit in bytes. If there are few rows, it is better that a block reads each.
+  // Counts of at most 255 ids fit in bytes. If there are few rows, a block for each row is faster.
   const int64_t words = ceil_div(problem.bins, 4) | 1, row_warps = (48 << 10) / (128 * words);
   if (rows.inner == 1 && rows.length <= 255 && rows.outer >= std::max(64 * rows.length, 32 * problem.bins) &&
       128 * words <= 24 << 10) {
@@ -77,14 +69,14 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
     plan.shared_bytes = 4 * words * plan.threads;
     return plan;
   }
-  // With many ranges, reading the ids again for each costs more than atomics, which collide rarely on so many bins, or
-  // where there are not many more ids than bins.
+  // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`), atomics on the result cost
+  // less: they rarely meet in a bin.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
   const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.length / 8) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few) {
-    // Blocks have up to 2048 ids: the fewer, the fewer rows are counted at a time, whose counters stay in L2.
+    // A block has at most 2048 ids. So few rows are being counted at any time that their counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
     plan.range = 256 * std::clamp<int64_t>(ceil_div(rows.elements(), 256 * 8 * gpu.multiprocessors), 1, 8);
@@ -115,8 +107,8 @@ bool reads_columns(const Rows& rows, int bits) {
   return rows.elements() <= (bits <= 16 ? int64_t{1} << 20 : (int64_t{1} << 22) / bits);
 }
 
-// Chooses what selects from rows of up to kMostWarpSelect elements, or a sort of them, if that takes less time. Where a
-// kernel selects, it must do so from a part of the batch, too, with its part of the workspace.
+// Chooses the kernel for rows of up to kMostWarpSelect elements, or kNone where sorting them takes less time. If a
+// kernel takes the whole batch, one must take every part of it, too: that part only has its part of the workspace.
 Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.length <= 8) return Selecting::kNone;
@@ -124,8 +116,8 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   if (rows.length == kMostThreadSelect && problem.bits == 32 && gpu.shared_bytes <= 64 << 10) return Selecting::kNone;
   const bool few = rows.count() <= 2048;
   if (problem.bits <= 32 && rows.length <= kMostThreadSelect) {
-    // A thread takes longer for a row than a warp does, so there must be many, or many ranks, which a warp finds one
-    // after another. Many columns a warp would not take as they are.
+    // A warp finishes a row sooner than a thread does, so warps take the rows if these are few. Not if there are many
+    // ranks, which a warp finds one after another, nor if there are many columns, which a warp cannot read in place.
     const bool by_warp = rows.length > (problem.count > 3 ? 32 : 16) && few && rows.count() < 64 * rows.length &&
                          (rows.inner == 1 || reads_columns(rows, problem.bits));
     return by_warp ? Selecting::kWarp : Selecting::kThread;
@@ -162,7 +154,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   }
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
   const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
-  // 32 more: keys begin as far from a multiple of 16 bytes as the elements do.
+  // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
     plan.threads = rows.length <= 2048    ? 64
@@ -170,7 +162,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
                    : rows.length <= 8192  ? 256
                    : rows.length <= 16384 ? 384
                                           : 1024;
-    // Few rows leave room for more threads of each.
+    // If rows are few, the GPU has room for more threads for each.
     if (rows.count() <= 2 * gpu.multiprocessors)
       plan.threads = std::max(plan.threads, problem.kth >= 0 ? 512 : std::min(2 * plan.threads, 512));
     else if (rows.count() <= 4 * gpu.multiprocessors && rows.length <= 4096)
@@ -198,13 +190,13 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
 
 namespace {
 
-// Gives blocks parts of a row, each of at least `least` queries.
+// Divides the queries of a row among about `blocks` blocks, at least `least` each.
 void cut_rows(int64_t blocks, int64_t least, int64_t turn, SearchPlan& plan) {
   plan.chunk = ceil_div(std::max(ceil_div(plan.queries, blocks), least), turn) * turn;
   plan.blocks = ceil_div(plan.queries, plan.chunk);
 }
 
-// Plans blocks that have short rows, or parts of their queries.
+// Plans kRows: a block has one or several short rows with all their queries, or one row with some of its queries.
 void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   constexpr int64_t kLeast = 1024, kMost = 4096;  // queries of a block
   const int64_t bytes = (problem.length | 1) * problem.bits / 8, all = plan.rows * plan.queries;
@@ -259,13 +251,13 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     return plan;
   }
   const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
-  // In rows of nearly 256 words, many lanes would read the same banks.
+  // In rows of nearly 256 words, the searches of many lanes read the same banks; trees do not.
   if (is_short && (!trees || problem.bits == 16 || bytes <= kMostSearchRow - 64)) {
     plan_search_rows(problem, most_blocks, plan);
     return plan;
   }
-  // The tree's kernel is compiled for 16 and 32 bits only, to keep the binary small. Blocks read a tree of 2^levels
-  // words each, for at least half as many queries.
+  // The tree's kernel is compiled for 16 and 32 bits only, to keep the binary small. Each block reads a tree of
+  // 2^levels words, which is worth while for at least half as many queries.
   if (!trees) return plan;
   constexpr int kMostThreads = 1024;
   const int64_t word = problem.bits / 8, most_near = (kMostThreads / 32 * word) << kNearBits;
@@ -289,8 +281,8 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   return plan;
 }
 
-// The most elements of a mask, and of others, whose blocks read all that is before their own tile: the waits for memory
-// that this takes are shorter than those for a second launch.
+// Up to so many elements (of a mask; of other arrays), each block counts everything before its own tile. Reading that
+// takes less time than a second launch.
 constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
 
 namespace {

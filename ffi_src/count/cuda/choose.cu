@@ -36,8 +36,8 @@ struct ChooseArgs {
 
 // ---- Bits -----------------------------------------------------------------------------------------------------------
 
-// A row of a mask. Bits stand in words as the elements do in memory from a multiple of 16 bytes on: before the first
-// element of the row there are `past` zeros.
+// A row of a mask, as words of bits. Bit 0 of word 0 stands for the byte at the last multiple of 16 bytes before the
+// row, so `past` zeros come before the row's first element.
 class Mask {
  public:
   static constexpr int kBlocks = kMaskBlocks;
@@ -51,7 +51,7 @@ class Mask {
 
   __device__ int past() const { return static_cast<int>(past_); }
 
-  // Returns word number `at`, which is the thread's number plus a number that all threads of the warp have.
+  // Returns word number `at`. For all threads of a warp, `at` minus the thread's number must be the same.
   __device__ __forceinline__ uint32_t word(uint32_t at) const {
     // Neighbouring lanes load neighbouring vectors; then each gets the two halves of its word.
     const uint32_t lane = threadIdx.x % 32, first = 2 * at - lane, second = first + 32;
@@ -97,7 +97,7 @@ class Mask {
   __device__ __forceinline__ uint32_t bits_of_part(uint32_t v) const {
     return loose(bytes_ + v * 16, v == 0 ? past_ : 0, end_ - v * 16);
   }
-  // Returns the bits of a vector of which some bytes are in the row: from one on, and before another.
+  // Returns the bits of a vector of which only bytes [from, end) are in the row.
   static __device__ __noinline__ uint32_t loose(const uint8_t* bytes, uint32_t from, uint32_t end) {
     uint32_t bits = 0;
 #pragma unroll
@@ -110,8 +110,8 @@ class Mask {
   uint32_t past_, end_;
 };
 
-// A row of elements, of which those are chosen that differ from the one before. Those of 8 and 16 bits are the upper
-// bits of a word.
+// A row of elements; those that differ from the element before are chosen. Elements of 8 and 16 bits are compared as
+// the upper bits of a word.
 template <class Word>
 class Starts {
  public:

@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
       --patience;
     }
     uint32_t place[kOwn];
-    // Steps over `size` elements where those up to the last of them come before the query, for all queries together.
+    // For each query: advances by `size` elements if all of these come before the query, that is, if the last one does.
     const auto step = [&](uint32_t size) {
       T element[kOwn];
 #pragma unroll

@@ -295,12 +295,13 @@ struct Block {
     meet(exchange.arrivals, a.slices, target);
   }
 
-  // The same for all columns side by side. What their blocks read in a step is whole rows of columns, since each column
-  // has as many blocks: so a thread meets the same columns in each step.
+  // The same for all columns side by side. All columns have equally many blocks, so that a step of these blocks
+  // together reads whole rows of columns, and a thread meets the same columns in each step.
   __device__ __forceinline__ void filter_columns() {
     constexpr uint32_t kPerWord = Filter<Key>::kPerWord, kBits = 8 * sizeof(Key);
     static_assert(kPerWord <= 2);
-    // The block stages candidates. A tag tells the column, and the candidate's number among those of the column.
+    // The block stages candidates in shared memory. A candidate's tag holds its column and its number within the
+    // column.
     constexpr uint32_t kAll = (kBucketsStagedBytes - kMostBeside * (sizeof(C) + 4)) / (sizeof(C) + 4);
     C* const thresholds = buffer + kAll;
     uint32_t* const counts = reinterpret_cast<uint32_t*>(thresholds + kMostBeside);
@@ -328,8 +329,8 @@ struct Block {
     const uint32_t step = beside * a.slices * kWarps * kChunk, of_all = column * a.slices + rank;
     const uint32_t own = (of_all * kWarps + warp) * kChunk + lane;
     if (of_all == 0 && tid < all.loose()) take(all.loose_index(tid));
-    // The keys of the thresholds, for each element of the thread. Where a word has two, they are less by one: then a
-    // maximum shows whether any is exceeded. `always`: one cannot be less.
+    // The key of the threshold for each element of the thread. In a word of two keys, both are reduced by one, so that
+    // a maximum shows whether any element exceeds its key. `always`: a key is 0 and cannot be reduced.
     Word floors[kLoads][kWords];
     bool always = false;
     uint32_t c = all.index(own) % beside;
@@ -496,7 +497,7 @@ struct Block {
     };
     each([&](bool there, C, uint32_t bucket) { add(there, bucket); });
     __syncthreads();
-    // The count of a bucket before this block's was added is the place of this block's candidates in the bucket.
+    // The atomic returns the bucket's count without this block. That is where this block's candidates begin in it.
     for (uint32_t b = tid; b < buckets; b += kThreads)
       if (counts[b]) counts[b] = atomicAdd(&exchange.counts[b], counts[b]);
     meet(exchange.arrivals, a.slices, target);
