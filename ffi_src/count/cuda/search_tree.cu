@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
       return;
     }
   }
-  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the
-  // first splitter is number 1.
+  // Without the levels below, splitters are numbered from 1, and a level has those with odd numbers. Node k of the
+  // level is the k-th of them.
   const uint32_t splitters = 1u << levels;
   for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
     T element[kBatch];
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
 
   const bool aligned = reinterpret_cast<uintptr_t>(row.elements) % 16 == 0;
   T* const near = tree + splitters + (warp << kNearBits);  // of the warp
-  int patience = 0;  // how many turns the warp does not look whether its queries lie close to each other
+  int patience = 0;  // for so many turns, the warp does not check whether its queries lie close together
   // Queries past the end are the last one.
   for (int64_t start = 0; start < count; start += kTreeTurn) {
     T bound[kOwn];
