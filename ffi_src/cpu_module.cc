@@ -70,6 +70,8 @@ nb::dict plan_dict(const jaxgpuops::count::ChoosePlan& plan) {
   dict["threads"] = plan.threads;
   dict["blocks"] = plan.blocks;
   dict["tiles"] = plan.tiles;
+  dict["units"] = plan.units;
+  dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }

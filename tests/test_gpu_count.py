@@ -445,6 +445,8 @@ SEARCHES = {
     "rows a block": ((1000, 68), (1000, 47)),
     "shorter rows a block": ((5003, 3), (5003, 5)),
     "one query": ((5003, 1), (5003, 2)),
+    "few queries of a row": ((9001, 4), (9001, 8)),
+    "two of a row": ((20_001, 2), (20_001, 16)),
     "none": ((5, 300), (5, 0)),
 }
 
@@ -462,8 +464,13 @@ def test_searchsorted(queries, rows, side, dtype):
         places = np.asarray(jaxgpuops.searchsorted(rows, queries, side, axis=1))
         in_order = np.asarray(jaxgpuops.searchsorted(rows, jnp.sort(queries, 1), side, axis=1))
         np.testing.assert_array_equal(in_order, np.sort(places, 1))
+        # Blocks whose first queries are in order must find others, too.
+        mostly = jnp.sort(queries, 1)[:, ::-1].at[:, 5000::7001].set(queries[:, 5000::7001])
+        found = np.asarray(jaxgpuops.searchsorted(rows, mostly, side, axis=1))
+        expected = np.sort(places, 1)[:, ::-1].copy()
+        expected[:, 5000::7001] = places[:, 5000::7001]
+        np.testing.assert_array_equal(found, expected)
         rows = np.broadcast_to(rows, (queries.shape[0], rows.shape[1], *queries.shape[2:]))
-        wide = lambda x: np.moveaxis(x.astype(np.float64), 1, -1)
-        for place in np.ndindex(wide(rows).shape[:-1]):
-            expected = np.searchsorted(wide(rows)[place], wide(queries)[place], side)
-            np.testing.assert_array_equal(wide(places)[place], expected)
+        rows, queries, places = (np.moveaxis(x.astype(np.float64), 1, -1) for x in (rows, queries, places))
+        for place in np.ndindex(rows.shape[:-1]):
+            np.testing.assert_array_equal(places[place], np.searchsorted(rows[place], queries[place], side))

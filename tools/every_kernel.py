@@ -561,7 +561,7 @@ def run_counts(rng):
             expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
             np.testing.assert_array_equal(fn(x), expected)
     for (rows, n, m), dtype in itertools.product(
-        [(3, 1, 37), (3, 301, 1001), (700, 47, 68), (140, 1030, 1030), (2, 50_001, 1_700_000)],
+        [(3, 1, 37), (3, 301, 1001), (700, 47, 68), (9001, 8, 2), (140, 1030, 1030), (2, 50_001, 1_700_000)],
         ("int8", "bfloat16", "float32", "int64"),
     ):
         with jax.enable_x64(dtype == "int64"):
@@ -570,6 +570,9 @@ def run_counts(rng):
             np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
             np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
+            queries.sort()  # blocks need no tree then
+            in_order = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries, dtype))
+            np.testing.assert_array_equal(in_order, np.searchsorted(table[0], queries))
     for (rows, n), size in itertools.product([(3, 1025), (2, 70_001), (1, 3), (2, 0)], (0, 2, 9001)):
         mask = rng.random((rows, n)) < 0.3
         kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda m: choose(m, size), mask)}

@@ -72,7 +72,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`), atomics on the result cost
   // less: they rarely meet in a bin.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
-  const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.elements() / 8) &&
+  const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.length / 8) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few) {
@@ -213,17 +213,19 @@ void cut_rows(int64_t blocks, int64_t least, int64_t turn, SearchPlan& plan) {
 // Plans kRows: a block has one or several short rows with all their queries, or one row with some of its queries.
 void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   constexpr int64_t kLeast = 1024, kMost = 4096;  // queries of a block
-  const int64_t bytes = problem.length * problem.bits / 8, all = plan.rows * plan.queries;
+  const int64_t bytes = (problem.length | 1) * problem.bits / 8, all = plan.rows * plan.queries;
   const int64_t wanted = std::clamp<int64_t>(all / blocks, kLeast, kMost);
   plan.algorithm = Searching::kRows;
-  plan.group_rows = static_cast<int>(std::clamp<int64_t>(
-      std::min(wanted / plan.queries, kMostSearchRows / std::max<int64_t>(bytes, 1)), 1, plan.rows));
+  plan.group_rows =
+      static_cast<int>(std::clamp<int64_t>(std::min(wanted / plan.queries, kMostSearchRows / bytes), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
   plan.shared_bytes = plan.group_rows * bytes;
   if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), kLeast, 256, plan);
   plan.chunk = plan.group_rows * plan.queries;
   plan.blocks = 1;
   plan.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 31, plan.queries));
+  if (problem.length % 2 == 0 && problem.length > 0)
+    plan.length_reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, problem.length));
 }
 
 }  // namespace
@@ -240,8 +242,10 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
-  const bool is_short = whole && bytes <= kMostSearchRow && plan.queries >= 8 && problem.length <= 3 * plan.queries;
+  // Searches read most of a row if it is not much longer than its queries, or has few sectors of 32 bytes.
   const int64_t all = plan.rows * plan.queries;
+  const bool is_short = whole && bytes <= kMostSearchRow && (plan.queries >= 8 || all >= 16 << 10) &&
+                        (problem.length <= 3 * plan.queries || bytes <= kFewBytes);
   if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
   const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {
@@ -281,12 +285,46 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
   plan.shared_bytes = tree + near * plan.threads / kMostThreads;
   cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
+  // A block looks whether its queries are in order if the elements between those of a turn fit, and if all blocks have
+  // room, since that takes registers. Groups of 32 bits take as many anyway.
+  const int64_t warps = plan.threads / 32, turn = std::clamp<int64_t>(plan.chunk / warps, kTreeTurn, kOrderTurn);
+  const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
+  while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;
+  if (problem.length > (plan.queries / turn) << plan.near_bits) plan.near_bits = 0;
+  if (!fit && !(problem.bits == 32 && plan.group_bits > 0)) plan.near_bits = 0;
   return plan;
 }
 
 // Up to so many elements (of a mask; of other arrays), each block counts everything before its own tile. Reading that
 // takes less time than a second launch.
 constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
+
+namespace {
+
+// Cuts rows of `units` into tiles for kLookBack: such that blocks have few turns, with little left over in the last
+// one.
+void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, ChoosePlan& plan) {
+  constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2, kUnitBytes = 4 * 32 + 4;
+  constexpr int64_t kTurn = 3;  // a turn waits about as long as for three units of each warp
+  const int64_t each = starts ? kStartsBlocks : kMaskBlocks;
+  const int64_t shared = std::min(gpu.shared_bytes, gpu.multiprocessor_shared / each) - 2048;
+  const int64_t most = std::min<int64_t>((shared - kListBytes) / kUnitBytes, kMostChooseThreads);
+  const int64_t blocks = each * gpu.multiprocessors;
+  const int64_t least = ceil_div(outer * ceil_div(units, most), blocks);
+  int64_t best = 0;
+  for (int64_t turns = least; turns < least + 8; ++turns) {
+    const int64_t tiles = turns * blocks / outer;
+    const int64_t own = std::min(std::max(ceil_div(units, std::max<int64_t>(tiles, 1)), kWarps), most);
+    const int64_t cost = ceil_div(outer * ceil_div(units, own), blocks) * (ceil_div(own, kWarps) + kTurn);
+    if (turns > least && cost >= best) continue;
+    best = cost;
+    plan.units = own;
+  }
+  plan.tiles = ceil_div(units, plan.units);
+  plan.shared_bytes = plan.units * kUnitBytes + kListBytes;
+}
+
+}  // namespace
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   ChoosePlan plan;
@@ -297,17 +335,22 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
     return plan;
   }
   // A row begins anywhere in its first vector of 16 bytes.
-  const int64_t words = (rows.length + 15) / 32 + 1;
+  const int64_t words = (rows.length + 15) / 32 + 1, units = ceil_div(words, 32);
   const int64_t wanted = std::max(words, problem.size / 8);  // enough threads that each fills few results
   plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
-  plan.tiles = ceil_div(words, int64_t{plan.threads});
   plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
-  plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
-  // A part of a batch, with the same workspace, may be small enough for the other algorithm.
-  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * (1 + plan.tiles));
+  plan.units = plan.threads / 32;
+  plan.tiles = ceil_div(units, plan.units);
+  // A part of a batch, with the same workspace, may have other tiles, or be small enough for the other algorithm.
+  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * plan.tiles);
   const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
-  if (plan.algorithm == Choosing::kLookBack) plan.blocks = std::min(plan.blocks, kChooseBlocks * gpu.multiprocessors);
+  plan.shared_bytes = plan.threads / 32 * kChooseList * 2;
+  if (plan.algorithm == Choosing::kLookBack) {
+    cut_units(rows.outer, units, problem.starts, gpu, plan);
+    plan.overlap = gpu.dependent_launch;
+  }
+  plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
   return plan;
 }
 

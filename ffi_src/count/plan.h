@@ -111,9 +111,11 @@ enum class Searching {
 constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
 
 constexpr int kTreeTurn = 128;                 // queries that a warp of kTree takes at a time
-constexpr int kNearBits = 8;                   // if they lie among 2^8 elements, it copies those to shared memory
+constexpr int kOrderTurn = 256;                // or if all are in order
+constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
+constexpr int64_t kFewBytes = 128;             // rows of so few are taken however few their queries are
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
@@ -122,36 +124,43 @@ struct SearchPlan {
   int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
   int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
   int64_t shared_bytes = 0;
+  int near_bits = 0;  // for kTree: if queries are in order, a warp copies up to 2^near_bits elements; 0: not looked for
   // For kRows: rows of a block, which has all their queries if it has several. Query q of a block belongs to row
-  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31.
+  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31. If rows of an even length are to
+  // stand apart, element i of them belongs to row i * length_reciprocal >> 32.
   int group_rows = 1;
-  uint32_t reciprocal = 0;
+  uint32_t reciprocal = 0, length_reciprocal = 0;
 };
 
 SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // ---- Chosen places --------------------------------------------------------------------------------------------------
 
-constexpr int kMostChooseThreads = 512, kChooseBlocks = 3;  // the latter of a multiprocessor
-constexpr uint32_t kChooseFill = 16384;                     // results of a part that is filled by itself
+// Threads of a block at most, and blocks of a multiprocessor.
+constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
+constexpr uint32_t kChooseFill = 16384;  // results of a part that is filled by itself
+constexpr uint32_t kChooseList = 512;    // the most places of a unit that a warp lists before it writes them
 
 enum class Choosing {
   kEmpty,     // nothing to write
   kRecount,   // blocks take a tile each, and count for themselves what is chosen before it
-  kLookBack,  // blocks take tiles in turn, and learn from each other what is chosen before them
+  kLookBack,  // blocks have large tiles, and learn from each other what is chosen before them
   kNone,      // many short rows, or dimensions after the axis: other kernels are faster
 };
 constexpr const char* kChoosingNames[] = {"empty", "recount", "look_back", "none"};
 
-// A row is cut into tiles, and its results into parts. A tile has 32 elements for each thread of a block, as bits of a
-// word. In the workspace of an outer index stand a ticket and what tiles publish.
+// A row is cut into tiles, and its results into parts. A tile has units of 1024 elements, as bits of a word for each
+// lane of a warp; for kRecount a unit for each warp. In the workspace of an outer index stands what tiles publish.
 struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
   int threads = 0;
+  int64_t units = 0;  // of a tile
   int64_t tiles = 0;  // of a row
   int64_t parts = 0;  // of the results of a row: the first of them are filled by blocks that have tiles
   int64_t blocks = 0;
+  int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;
+  bool overlap = false;  // whether the kernel may start before the one that clears the workspace ends
 };
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
@@ -212,8 +221,9 @@ constexpr int kMostFewWarps = 16;          // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
 constexpr int kFewList = 384;              // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256;
-constexpr int kLaneBatch = 96;     // steps of a warp of kLanes; batches of loads divide them
-constexpr int kMostLaneWarps = 8;  // the most warps of a block of kLanes
+constexpr int64_t kMostTables = 528;  // the most slices of a row for kTables
+constexpr int kLaneBatch = 96;        // steps of a warp of kLanes; batches of loads divide them
+constexpr int kMostLaneWarps = 8;     // the most warps of a block of kLanes
 // Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
 constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;

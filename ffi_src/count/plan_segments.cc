@@ -249,17 +249,23 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
-  const bool one = sums_ints && rows.length >= 256 * problem.segments;
-  const bool has_tables =
-      !problem.sorted && rows.inner <= kMostTableColumns && table * (one ? 1 : kTableThreads / 32) <= 48 << 10;
+  // A block has one table of extremes, or of integers' sums. Larger ones must have many rows, or atomics are faster.
+  const bool extremes = problem.op != Op::kSum, one = (extremes || sums_ints) && rows.length >= 256 * problem.segments;
+  const int64_t shared =
+      one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
+  const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
   if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    const int64_t part = sums_ints && rows.inner == 1 ? 4 : 8, least = std::max(part << 10, part * problem.segments);
-    plan.tiles = std::clamp<int64_t>(rows.length / least, 1, 528);
+    // Extremes are the same however rows are cut, so these may be cut into more slices where blocks would be few.
+    const auto slices = [&](int64_t part) {
+      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, kMostTables);
+    };
+    const int64_t usual = slices(sums_ints && rows.inner == 1 ? 4 : 8), most = extremes ? slices(2) : usual;
+    plan.tiles = std::clamp(kMostTables / rows.count(), usual, most);
     plan.rows = ceil_div(rows.length, plan.tiles);
-    plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;
+    plan.workspace_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;
     return plan;
   }
   plan_tiles(problem, partial_bytes(problem), gpu, plan);

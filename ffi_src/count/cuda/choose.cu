@@ -1,9 +1,12 @@
 // choose: the places of what a mask chooses, or of elements that differ from the one before, in order.
 //
-// A block makes bits of a tile of a row, one word for each thread. It counts them, learns how many come before the
-// tile, and writes the places of its own. The results behind them are divided into parts; the first are filled by the
-// block that has the last tile of the row, others by blocks that have no tile. Blocks learn what comes before them by
-// decoupled look-back, while they already load their next tile; if there is little to read, each counts it for itself.
+// A block makes bits of a tile of a row, in units: one word for each lane of a warp. It counts them, learns how many
+// come before the tile, and writes the places of its own, a unit by each warp. The results behind them are divided into
+// parts; the first are filled by the block that has the last tile of the row, others by blocks that have no tile.
+//
+// If there is little to read, tiles have a unit for each warp, and each block counts for itself what comes before. Else
+// they are so large that all blocks have one at a time, whose bits stay in shared memory until the blocks before have
+// told how many theirs are: so blocks wait for each other once, not for each of many small tiles.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>
@@ -23,9 +26,9 @@ struct ChooseArgs {
   const int32_t* fill;
   int32_t* places;
   char* workspace;
-  int64_t workspace_bytes;  // of a row; at the front of the first one is the ticket
+  int64_t workspace_bytes;  // of a row
   int64_t length, size;
-  uint32_t outer, tiles, parts;
+  uint32_t outer, tiles, units, parts;  // `units`: of a tile
   IndexMap fill_at;
   uint32_t bytes;            // of an element
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
@@ -37,7 +40,7 @@ struct ChooseArgs {
 // row, so `past` zeros come before the row's first element.
 class Mask {
  public:
-  static constexpr int kBlocks = kChooseBlocks;
+  static constexpr int kBlocks = kMaskBlocks;
 
   __device__ Mask(const ChooseArgs& a, uint32_t row) {
     const auto* const first = static_cast<const uint8_t*>(a.x) + row * a.length;
@@ -112,7 +115,7 @@ class Mask {
 template <class Word>
 class Starts {
  public:
-  static constexpr int kBlocks = 2;  // with registers for many loads at once
+  static constexpr int kBlocks = kStartsBlocks;  // with registers for many loads at once
 
   __device__ Starts(const ChooseArgs& a, uint32_t row)
       : a_(a),
@@ -187,25 +190,32 @@ class Starts {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-// Writes the places (within the tile) of the set bits of each thread's word to chosen[at] and after it. The caller
-// makes the lists of the threads follow each other.
-__device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t* chosen) {
-  const uint32_t own = __popc(word), lane = threadIdx.x % 32;
-  constexpr uint32_t kDense = 1008;  // of the 1024 bits of a warp
-  if (sum_of_warp(own) < kDense) {
-    for (; word; word &= word - 1)
-      chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(word)) - 1);
+// Writes the places of a unit's bits, a word of which each lane has. `first` is that of its first bit, and `before` are
+// chosen before it.
+__device__ __forceinline__ void write_places(const ChooseArgs& a, uint32_t row, uint32_t word, int32_t first,
+                                             uint32_t before, uint16_t* list) {
+  const uint32_t own = __popc(word), lane = threadIdx.x % 32, up_to = sum_up_to_lane(own);
+  const uint32_t count = shuffle_from(up_to, 31);
+  if (count == 0 || before >= a.size) return;
+  const auto wanted = static_cast<uint32_t>(min(int64_t{count}, a.size - before));
+  int32_t* const to = a.places + row * a.size + before;
+  if (count <= kChooseList) {  // each lane lists those of its word, the last one first, which is found sooner
+    for (uint16_t* end = list + up_to; word;) {
+      const int bit = 31 - __clz(static_cast<int>(word));
+      word ^= 1u << bit;
+      *--end = static_cast<uint16_t>(lane * 32 + bit);
+    }
+    __syncwarp();
+    for (uint32_t i = lane; i < wanted; i += 32) to[i] = first + list[i];
+    __syncwarp();
     return;
   }
-  // If most words are full, lanes that each list their own word write to the same banks. So all lanes of the warp list
-  // one word together, then the next.
-  uint32_t next = shuffle_from(at, 0);
-#pragma unroll 2
-  for (uint32_t i = 0; i < 32; ++i) {
-    const uint32_t other = shuffle_from(word, static_cast<int>(i));
-    if (other >> lane & 1)
-      chosen[next + __popc(other & ((1u << lane) - 1))] = static_cast<uint16_t>((threadIdx.x - lane + i) * 32 + lane);
-    next += __popc(other);
+  // That would take long, so the lanes write the places of one word after the other.
+  const uint32_t at = up_to - own;
+#pragma unroll 4
+  for (int i = 0; i < 32; ++i) {
+    const uint32_t other = shuffle_from(word, i), next = shuffle_from(at, i) + __popc(other & ((1u << lane) - 1));
+    if ((other >> lane & 1) && next < wanted) to[next] = first + i * 32 + static_cast<int32_t>(lane);
   }
 }
 
@@ -222,128 +232,103 @@ __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32
     to[begin + (i < head ? i : i + 4 * vectors)] = fill;
 }
 
-// Writes the results of a tile, or the fill of a block that has no tile. `before` elements are chosen before the tile,
-// and `count` in it; `chosen` lists their places.
-__device__ __forceinline__ void write_results(const ChooseArgs& a, uint32_t row, uint32_t tile, uint32_t part, int past,
-                                              uint32_t before, uint32_t count, const uint16_t* chosen, int32_t fill) {
-  const bool is_tile = tile < a.tiles;
-  int32_t* const to = a.places + row * a.size;
-  if (is_tile) {
-    const auto first = static_cast<int32_t>(tile * blockDim.x * 32) - past;
-    const auto wanted = static_cast<uint32_t>(max(min(int64_t{count}, a.size - before), int64_t{0}));
-    for (uint32_t i = threadIdx.x; i < wanted; i += blockDim.x) to[before + i] = first + chosen[i];
-  }
-  if (tile + 1 < a.tiles) return;
-  // The last tile fills the part in which its places end.
-  const uint32_t total = before + count;
+// Fills what follows the `total` places of a row: the last tile's block the part in which they end, others a part each.
+__device__ __forceinline__ void fill_part(const ChooseArgs& a, uint32_t row, bool is_tile, uint32_t part,
+                                          uint32_t total, int32_t fill) {
   if (is_tile) part = total / kChooseFill;
   const uint32_t begin = is_tile ? total : part * kChooseFill;
   if (begin < total + !is_tile) return;
   const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
-  if (begin < end) fill_results(to, begin, end, fill);
+  if (begin < end) fill_results(a.places + row * a.size, begin, end, fill);
 }
+
+// What a block does in a turn: it has a tile, or a part of a row's results but the first.
+struct Turn {
+  uint32_t row, tile, part;
+  bool is_tile;
+
+  __device__ Turn(const ChooseArgs& a, uint32_t number) {
+    const uint32_t tiles = a.outer * a.tiles;
+    is_tile = number < tiles;
+    row = is_tile ? number / a.tiles : (number - tiles) / (a.parts - 1);
+    tile = is_tile ? number - row * a.tiles : a.tiles;
+    part = is_tile ? 0 : 1 + (number - tiles) - row * (a.parts - 1);
+  }
+};
 
 // ---- Few elements ---------------------------------------------------------------------------------------------------
 
 template <class Bits>
 __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
-  auto* const chosen = reinterpret_cast<uint16_t*>(dynamic_shared_memory());  // places in a tile
-  const uint32_t threads = blockDim.x, all_tiles = a.outer * a.tiles;
+  auto* const list = reinterpret_cast<uint16_t*>(dynamic_shared_memory()) + threadIdx.x / 32 * kChooseList;
+  const uint32_t threads = blockDim.x;
   const auto warps = static_cast<int>(threads / 32);
-  const bool is_tile = blockIdx.x < all_tiles;
-  const uint32_t row = is_tile ? blockIdx.x / a.tiles : (blockIdx.x - all_tiles) / (a.parts - 1);
-  const uint32_t tile = is_tile ? blockIdx.x - row * a.tiles : a.tiles;
-  const int32_t fill = a.fill[a.fill_at(row)];
-  const Bits bits(a, row);
-  uint32_t word = 0, earlier = bits.count(tile * threads);
-  for (uint32_t t = Bits::kCounts ? tile : 0; t <= tile; ++t) {
+  const Turn turn(a, blockIdx.x);
+  const int32_t fill = a.fill[a.fill_at(turn.row)];
+  const Bits bits(a, turn.row);
+  uint32_t word = 0, earlier = bits.count(turn.tile * threads);
+  for (uint32_t t = Bits::kCounts ? turn.tile : 0; t <= turn.tile; ++t) {
     earlier += __popc(word);
-    const uint32_t own = t * threads + threadIdx.x;
-    word = t < a.tiles ? bits.word(own) : 0;
+    word = t < a.tiles ? bits.word(t * threads + threadIdx.x) : 0;
   }
   uint32_t count = 0, before = 0, at = 0;
-  if (is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
-  if (tile > 0) sum_before(earlier, sums, warps, before);
-  if (is_tile && before < a.size) list_places(word, at, chosen);
-  __syncthreads();
-  const uint32_t part = is_tile ? 0 : 1 + (blockIdx.x - all_tiles) - row * (a.parts - 1);
-  write_results(a, row, tile, part, bits.past(), before, count, chosen, fill);
+  if (turn.is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
+  if (turn.tile > 0) sum_before(earlier, sums, warps, before);
+  if (turn.is_tile) {
+    const auto first = static_cast<int32_t>((turn.tile * threads + threadIdx.x / 32 * 32) * 32) - bits.past();
+    write_places(a, turn.row, word, first, before + shuffle_from(at, 0), list);
+  }
+  if (turn.tile + 1 >= a.tiles) fill_part(a, turn.row, turn.is_tile, turn.part, before + count, fill);
 }
 
 // ---- Many elements --------------------------------------------------------------------------------------------------
 
-// A status word says what a tile has published: 0 means nothing yet; with the bit kSum it is the count of this tile and
-// all before it; else it is the tile's own count plus 1.
-constexpr uint32_t kSum = 1u << 31;
-
-// Returns how many are chosen before the tile. A whole warp must call it.
-__device__ __forceinline__ uint32_t look_back(const uint32_t* status, uint32_t tile) {
-  uint32_t before = 0;
-  for (int t = static_cast<int>(tile - 1 - threadIdx.x % 32);; t -= 32) {
-    uint32_t word;
-    do {
-      word = t < 0 ? kSum : load_relaxed(status + t);
-    } while (__any_sync(kEveryLane, word == 0));
-    const uint32_t sums = __ballot_sync(kEveryLane, word & kSum);
-    const bool is_sum = word & kSum, counts = static_cast<int>(threadIdx.x % 32) < __ffs(static_cast<int>(sums));
-    before += sum_of_warp(sums && !counts ? 0 : is_sum ? word & ~kSum : word - 1);
-    if (sums) return before;
-  }
-}
-
+// A GPU starts blocks in the order of their numbers, so those that a block waits for have started before it. The
+// workspace has, for each row, a word for each tile: its count and 1, or 0 until that is known.
 template <class Bits>
 __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     choose_look_back_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
-  __shared__ uint32_t before_tile, tickets[2];
-  auto* const chosen = reinterpret_cast<uint16_t*>(dynamic_shared_memory());  // places in a tile
-  const uint32_t threads = blockDim.x;
-  const auto warps = static_cast<int>(threads / 32);
-  const uint32_t all_tiles = a.outer * a.tiles, turns = all_tiles + a.outer * (a.parts - 1);
-  const auto row_of = [&](uint32_t turn) {
-    return turn < all_tiles ? turn / a.tiles : (turn - all_tiles) / max(a.parts - 1, 1u);
-  };
-  const auto tile_of = [&](uint32_t turn, uint32_t row) { return turn < all_tiles ? turn - row * a.tiles : a.tiles; };
-  // Each turn but the first begins with the word that was loaded in the turn before.
-  uint32_t turn = turns, word = 0;
-  int32_t fill = 0;
-  for (uint32_t number = 0;; ++number) {
-    const bool is_tile = turn < all_tiles;
-    const uint32_t row = row_of(turn), tile = tile_of(turn, row);
-    auto* const status = reinterpret_cast<uint32_t*>(a.workspace + row * a.workspace_bytes) + 1;
-    uint32_t count = 0, at = 0;
-    if (is_tile) {
-      at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
-      if (threadIdx.x == 0) store_relaxed(status + tile, tile == 0 ? kSum | count : count + 1);
-    }
-    uint32_t& ticket = tickets[number % 2];  // the other one may still be read
-    if (threadIdx.x == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(a.workspace), 1u);
-    __syncthreads();
-    const uint32_t next = ticket;
-    uint32_t next_word = 0;
-    int32_t next_fill = 0;
-    if (next < turns) {
-      const uint32_t next_row = row_of(next), next_tile = tile_of(next, next_row);
-      if (next_tile + 1 >= a.tiles) next_fill = a.fill[a.fill_at(next_row)];
-      if (next_tile < a.tiles) next_word = Bits(a, next_row).word(next_tile * threads + threadIdx.x);
-    }
-    if (number > 0) {
-      if (turn >= turns) return;
-      if (threadIdx.x < 32) {
-        const uint32_t before = look_back(status, tile);
-        if (threadIdx.x == 0) {
-          if (is_tile) store_relaxed(status + tile, kSum | (before + count));
-          before_tile = before;
-        }
-      }
-      if (is_tile) list_places(word, at, chosen);
-      __syncthreads();
-      const uint32_t part = is_tile ? 0 : 1 + (turn - all_tiles) - row * (a.parts - 1);
-      write_results(a, row, tile, part, is_tile ? Bits(a, row).past() : 0, before_tile, count, chosen, fill);
-    }
-    turn = next, word = next_word, fill = next_fill;
+  auto* const words = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  uint32_t* const counts = words + a.units * 32;  // of the units, and then how many are chosen before them in the tile
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  constexpr uint32_t kWarps = kMostChooseThreads / 32;
+  auto* const list = reinterpret_cast<uint16_t*>(counts + a.units) + warp * kChooseList;
+  const Turn turn(a, blockIdx.x);
+  const Bits bits(a, turn.row);
+  const bool fills = turn.tile + 1 >= a.tiles;
+  const int32_t fill = fills ? a.fill[a.fill_at(turn.row)] : 0;
+  const uint32_t units = turn.is_tile ? a.units : 0, first_unit = turn.tile * a.units;
+#pragma unroll 1
+  for (uint32_t unit = warp; unit < units; unit += kWarps) {
+    const uint32_t word = bits.word((first_unit + unit) * 32 + lane);
+    words[unit * 32 + lane] = word;
+    const uint32_t count = sum_of_warp(__popc(word));
+    if (lane == 0) counts[unit] = count;
   }
+  __syncthreads();
+  uint32_t count = 0, before = 0, earlier = 0;
+  const bool has_unit = threadIdx.x < units;
+  const uint32_t at = sum_before(has_unit ? counts[threadIdx.x] : 0, sums, static_cast<int>(kWarps), count);
+  if (has_unit) counts[threadIdx.x] = at;
+  wait_for_predecessor();  // which sets the workspace to 0
+  auto* const status = reinterpret_cast<uint32_t*>(a.workspace + turn.row * a.workspace_bytes);
+  if (threadIdx.x == 0 && turn.is_tile) store_relaxed(status + turn.tile, count + 1);
+  for (uint32_t t = threadIdx.x; t < turn.tile; t += kMostChooseThreads) {
+    uint32_t word;
+    do {
+      word = load_relaxed(status + t);
+    } while (word == 0);
+    earlier += word - 1;
+  }
+  sum_before(earlier, sums, static_cast<int>(kWarps), before);
+#pragma unroll 1
+  for (uint32_t unit = warp; unit < units; unit += kWarps) {
+    const auto first = static_cast<int32_t>((first_unit + unit) * 1024) - bits.past();
+    write_places(a, turn.row, words[unit * 32 + lane], first, before + counts[unit], list);
+  }
+  if (fills) fill_part(a, turn.row, turn.is_tile, turn.part, before + count, fill);
 }
 
 }  // namespace
@@ -361,6 +346,7 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.size = problem.size;
   a.outer = static_cast<uint32_t>(problem.rows.outer);
   a.tiles = static_cast<uint32_t>(plan.tiles);
+  a.units = static_cast<uint32_t>(plan.units);
   a.parts = static_cast<uint32_t>(plan.parts);
   a.fill_at = problem.fill;
   a.bytes = problem.bits / 8;
@@ -370,10 +356,12 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
-  config.shared_bytes = plan.threads * 32 * sizeof(uint16_t);
+  config.shared_bytes = plan.shared_bytes;
   const bool recounts = plan.algorithm == Choosing::kRecount;
   if (!recounts) {
-    const cudaError_t error = cudaMemsetAsync(workspace, 0, a.outer * a.workspace_bytes, stream);
+    config.overlap = plan.overlap;
+    const cudaError_t error =
+        launch_set(stream, reinterpret_cast<uint32_t*>(a.workspace), a.outer * a.workspace_bytes / 4, 0, 0);
     if (error != cudaSuccess) return error;
   }
   const auto run = [&](auto bits) {

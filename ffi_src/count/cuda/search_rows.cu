@@ -1,5 +1,6 @@
 // searchsorted in short rows along the last axis. A block has several rows and all their queries, or some queries of
 // one row. It keeps the keys of its rows in shared memory, and its threads search there for four queries at a time.
+// There is an odd number of keys from one row to the next, so that lanes with neighbouring rows read different banks.
 //
 // Bytes moved: queries are read once and places written once; rows are read once, or once a block if they have many
 // queries.
@@ -25,21 +26,21 @@ __global__ void __launch_bounds__(kThreads, 5)
   const T* const own = sorted + first_row * problem.length;
   const int64_t first = first_row * plan.queries + part * plan.chunk;
   const int64_t count = min(plan.chunk, rows * plan.queries - part * plan.chunk);
-  const uint32_t each = plan.group_rows > 1 ? static_cast<uint32_t>(plan.queries) : ~0u, reciprocal = plan.reciprocal;
+  const uint32_t padding = plan.length_reciprocal;  // 0 if rows stand without gaps
   const auto prepare = [&] {
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < rows * length; i += kThreads) keys[i] = sort_key(own[i], problem.order);
+    for (uint32_t i = threadIdx.x; i < rows * length; i += kThreads)
+      keys[i + __umulhi(i, padding)] = sort_key(own[i], problem.order);
     __syncthreads();
   };
   find_places<1>(queries + first, places + first, count, prepare, [&](const auto& query, int64_t at, auto& place) {
     constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(query)>>;
     Bound<T> bound[kCount];
     uint32_t row[kCount], found[kCount];  // where the rows begin, and a place in each
-    const uint32_t row_at = __umulhi(2 * static_cast<uint32_t>(at), reciprocal);  // of the first query: plan.h says why
-    const uint32_t of_row = static_cast<uint32_t>(at) - row_at * each;
     make_bounds(query, problem, bound);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) found[i] = row[i] = row_at * length + (of_row + i >= each ? length : 0);
+    for (int i = 0; i < kCount; ++i)
+      found[i] = row[i] = __umulhi(2 * static_cast<uint32_t>(at + i), plan.reciprocal) * (length + (padding > 0));
     for (uint32_t left = length; left > 0;) {  // a result is in [found, found + left]
       const uint32_t half = (left + 1) / 2;
 #pragma unroll
