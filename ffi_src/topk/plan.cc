@@ -340,18 +340,21 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  // For the order of indices, candidates are divided and sorted twice. Small arrays can be read several times instead.
-  if (!sorted && rows.elements() * key_bytes < 8 << 20) return false;
+  // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
+  // read several times instead.
+  if (!sorted && k > buckets_window(composite_bytes(key_bytes)) && rows.elements() * key_bytes < 8 << 20) return false;
   // Columns side by side need a block each that run at the same time.
-  return key_bytes > 1 && k >= kMinBucketsK && k <= kMaxBucketsK && rows.length >= 2 * k &&
-         rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 2) &&
+  return k <= kMaxBucketsK && rows.length >= 2 * k &&
+         rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&
          rows.length * rows.inner < int64_t{1} << 32;
 }
 
 // Whether they are faster than the streaming kernels, which read columns one by one, and merge k elements of each of a
 // row's blocks.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.inner >= 8) return rows.length >= 1 << 15;
+  if (rows.inner > 1 && rows.length >= 1 << 15 && (rows.inner >= 8 || rows.count() <= 4 * gpu.multiprocessors))
+    return true;
+  if (rows.inner >= 8) return false;
   const int64_t slices = std::min(gpu.multiprocessors / rows.count(), rows.length / 4096);
   return (rows.inner > 1 || key_bytes == 8) && slices * k >= 1 << 14;
 }
