@@ -131,11 +131,11 @@ bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
          rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
 }
 
-Plan plan_sort(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kSort;
-  plan.sort =
-      sort_shape(rows, k, key_bytes, gpu.multiprocessors, gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
+  plan.sort = sort_shape(rows, k, key_bytes, sorted, gpu.multiprocessors,
+                         gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
   plan.lanes = std::min(plan.sort.team, 32);
   plan.threads = plan.sort.threads;
   plan.blocks = plan.sort.blocks;
@@ -480,7 +480,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
-    if (const Plan plan = plan_sort(rows, k, key_bytes, gpu); fits(plan)) return plan;
+    if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
   const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
                     rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);
