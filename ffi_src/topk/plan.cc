@@ -342,7 +342,7 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
   // read several times instead.
-  if (!sorted && k > buckets_window(composite_bytes(key_bytes)) && rows.elements() * key_bytes < 8 << 20) return false;
+  if (!sorted && k > kMaxStreamK && rows.elements() * key_bytes < 8 << 20) return false;
   // Columns side by side need a block each that run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
          rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&

@@ -23,7 +23,7 @@ constexpr size_t kBucketsStagedBytes = 64 << 10;  // candidates that a block col
 // A block sorts the buckets that begin within so many places,
 constexpr uint32_t buckets_window(size_t composite) { return static_cast<uint32_t>((16 << 10) / composite); }
 // in shared memory if they have at most so many candidates.
-constexpr uint32_t buckets_room(size_t composite) { return static_cast<uint32_t>((44 << 10) / composite); }
+constexpr uint32_t buckets_room(size_t composite) { return static_cast<uint32_t>((40 << 10) / composite); }
 // Up to so many candidates of a row are not divided: a block sorts all of them.
 constexpr uint32_t kBucketsAlone = 2048;
 
