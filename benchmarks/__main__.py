@@ -51,7 +51,7 @@ def main() -> None:
     split.add_argument("--commit", help="what is measured; default: JAXGPUOPS_COMMIT, or what git says")
     split.add_argument("--out", default=report.RESULTS, help="folder for the JSON file")
     table = commands.add_parser("table", help="fill the benchmark tables of README.md and docs/ from the JSON files")
-    table.add_argument("--check", action="store_true", help="fail if a table is out of date, change nothing")
+    table.add_argument("--check", action="store_true", help="fail if a table or a plot is out of date, change nothing")
     commands.add_parser("plot", help="draw an SVG of each GPU's JSON files, beside them")
     args = parser.parse_args()
     if args.command == "table":

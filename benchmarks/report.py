@@ -208,6 +208,16 @@ def rows_of(result: dict, which: str | None) -> list[dict]:
     return {"families": _families, "worst": _most_behind}.get(which, list)(result["rows"])
 
 
+# What a result's times are, by its "timing".
+TIMES = {
+    "device": "µs of device time",
+    "kernels": "µs in which kernels run",
+    "wall": "µs of wall time",
+    "program": "µs of a whole program",
+    "in flight": "µs of a run among several in flight",
+}
+
+
 def table(result: dict, columns: list[str], which: str | None = None) -> str:
     headings, cells = zip(*(COLUMNS[name] for name in columns), strict=True)
     rows = rows_of(result, which)
@@ -215,7 +225,7 @@ def table(result: dict, columns: list[str], which: str | None = None) -> str:
     lines += [[cell(result, row) for cell in cells] for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if name != "jaxgpuops")
     commit = result["commit"][:12] + ("-dirty" if result["commit"].endswith("-dirty") else "")
-    about = f"µs of {result['timing']} time. {result['device']}; {versions}; commit {commit}, {result['date']}."
+    about = f"{TIMES[result['timing']]}. {result['device']}; {versions}; commit {commit}, {result['date']}."
     before = {}  # libraries that were measured with an earlier commit
     for name, when in result.get("kept", {}).items():
         if any(name in row["us"] for row in rows):
@@ -246,8 +256,8 @@ def few_table(device: str, columns: list[str]) -> str:
 
 
 def fill_tables(check: bool = False) -> None:
-    """Writes every marked table anew; with ``check``, only says whether one is out of date."""
-    stale = []
+    """Writes every marked table anew; with ``check``, only says whether one, or a plot, is out of date."""
+    stale = [path.name for path in stale_plots()] if check else []
     for page in PAGES:
 
         def filled(match):
@@ -268,7 +278,32 @@ def fill_tables(check: bool = False) -> None:
                 page.write_text(after)
                 print(f"{page.name} updated")
     if check and stale:
-        sys.exit(f"out of date: {', '.join(stale)}; run python -m benchmarks table")
+        sys.exit(f"out of date: {', '.join(stale)}; run python -m benchmarks table and python -m benchmarks plot")
+
+
+# ---- Plots ----------------------------------------------------------------------------------------------------------
+
+
+def _plots() -> dict[pathlib.Path, list[dict]]:
+    """The results that each plot shows."""
+    plots = {}
+    for path in sorted(RESULTS.glob("*.json"), key=lambda path: ("topk" not in path.stem, path.stem)):
+        result = json.loads(path.read_text())
+        if result["timing"] == "device":
+            plots.setdefault(RESULTS / f"{path.stem.rpartition('-')[0]}.svg", []).append(result)
+    return plots
+
+
+def _caption(results: list[dict]) -> str:
+    commits = ", ".join(dict.fromkeys(result["commit"][:12] for result in results))
+    return f"{results[0]['device']}, commit {commits}"
+
+
+def stale_plots() -> list[pathlib.Path]:
+    """The plots that were not drawn of the results that are there, which their captions tell."""
+    return [
+        path for path, results in _plots().items() if not path.exists() or _caption(results) not in path.read_text()
+    ]
 
 
 def plot() -> None:
@@ -282,12 +317,7 @@ def plot() -> None:
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "", "font.size": 8}
     libraries = ["jaxgpuops", "jax", "torch", "torch.compile", "triton", "cupy"]
     colors = dict(zip(libraries, plt.get_cmap("tab10").colors, strict=False))
-    devices = {}
-    for path in sorted(RESULTS.glob("*.json"), key=lambda path: ("topk" not in path.stem, path.stem)):
-        result = json.loads(path.read_text())
-        if result["timing"] == "device":
-            devices.setdefault(path.stem.rpartition("-")[0], []).append(result)
-    for device, results in devices.items():
+    for path, results in _plots().items():
         size = (3.2 * len(results), 3.4)
         figure, panels = plt.subplots(1, len(results), figsize=size, sharey=True, squeeze=False, layout="constrained")
         for axes, result in zip(panels[0], results, strict=True):
@@ -302,8 +332,6 @@ def plot() -> None:
         panels[0][0].set_yticks([0.001, 0.01, 0.1, 1], ["0.1%", "1%", "10%", "100%"])
         handles, names = panels[0][0].get_legend_handles_labels()
         figure.legend(handles[::-1], names[::-1], loc="outside right center")
-        commits = ", ".join(dict.fromkeys(result["commit"][:12] for result in results))
-        figure.supxlabel(f"{results[0]['device']}, commit {commits}", fontsize=7)
-        path = RESULTS / f"{device}.svg"
+        figure.supxlabel(_caption(results), fontsize=7)
         figure.savefig(path, metadata={"Date": None})
         print(f"{path.name} drawn")

@@ -192,7 +192,7 @@ def run(
     rate, least = timing.floor_of_kernels()
     runner.free_caches()
     result = runner.environment("sweep", commit, ["torch"]) | {
-        "timing": "kernel",
+        "timing": "kernels",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "problems": shapes if shapes != "random" else f"seed {seed}",
         "copy_rate": rate / 1e6,

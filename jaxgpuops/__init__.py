@@ -1,4 +1,4 @@
-"""Row operations at memory speed, as JAX primitives that behave exactly like `jax.lax`."""
+"""Row operations at memory speed, as JAX primitives with the semantics of `jax.lax`."""
 
 from importlib.metadata import PackageNotFoundError, version
 

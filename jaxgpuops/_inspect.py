@@ -19,20 +19,27 @@ from jaxgpuops._primitive import KERNELS, Lowering, recording
 def explain(
     fn: Callable, *args: Any, platform: Literal["cpu", "cuda", "gpu"] | None = None, **kwargs: Any
 ) -> list[Lowering]:
-    """Tells which kernels a function takes: returns one record for each jaxgpuops call that it lowers.
+    """Tells which kernels a function takes.
 
-    The function is traced and lowered, not run; ``args`` may be arrays or `jax.ShapeDtypeStruct`. ``platform`` is
-    "cpu", "cuda" or "gpu" (the same), or None for that of JAX. No GPU is needed to ask about "cuda": plans are then made
-    for an H200.
+    Args:
+      fn: a function of arrays. It is traced and lowered, not run.
+      *args: its arguments, arrays or `jax.ShapeDtypeStruct`.
+      platform: "cpu", "cuda" or "gpu" (the same), or None for the platform of JAX. No GPU is needed to ask about "cuda":
+        plans are then made for an H200.
 
-    Each record has ``op``, ``shape``, ``dtype``, ``params``, ``platform``, ``kernel`` (None for plain JAX), ``plan``
-    (what the CUDA kernel's planner chose) and ``why`` (why plain JAX). Equal calls are lowered, and listed, once. A call
-    that devices share, and that is made of other kernels, has no ``kernel``; ``why`` says so.
+    Returns:
+      A list with one record for each jaxgpuops call that ``fn`` lowers. A record has ``op``, ``shape``, ``dtype``,
+      ``params``, ``platform``, ``kernel`` (the custom call; None for plain JAX), ``plan`` (what the CUDA kernel's planner
+      chose) and ``why`` (the reason for plain JAX). Equal calls are lowered, and listed, once. A call that devices share,
+      and that is made of other kernels, has no ``kernel``; ``why`` says so.
 
     In a program for several devices of this machine, which is then compiled too, calls that XLA partitions also have
     ``part``, the shape of each device's part, and ``collectives``, the bytes that a device receives for the call, by kind:
     ``{}`` if nothing moves. Arrays that XLA gathers because the call needs them whole are not counted; ``part`` is then
     the whole shape. With an abstract mesh, ``part`` is None: a program for no devices is not compiled.
+
+    Raises:
+      ValueError: for another ``platform``.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -82,9 +89,16 @@ def _complete(lowerings, lowered) -> None:
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """Returns the checks that let `jax.export.export(..., disabled_checks=jaxgpuops.export_checks())` serialise our calls.
+    """Returns the checks that `jax.export.export` must disable so that it accepts our custom calls.
 
     The names and signatures of targets are stable within a minor version of jaxgpuops.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import jaxgpuops
+    >>> best = jax.jit(lambda x: jaxgpuops.topk(x, 2).values)
+    >>> exported = jax.export.export(best, disabled_checks=jaxgpuops.export_checks())(jnp.arange(4.0))
+    >>> exported.call(jnp.array([3.0, 1.0, 4.0, 1.0])).tolist()
+    [4.0, 3.0]
     """
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in KERNELS.values()]
 

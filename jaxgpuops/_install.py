@@ -232,12 +232,14 @@ class Installed:
         return f"Installed({self.names})"
 
 
-def _names(names: Iterable[str] | str) -> list[str]:
+def _names(function: str, names: Iterable[str] | str) -> list[str]:
     known = [*_ROUTES, *_NAMES]
-    names = [names] if isinstance(names, str) else list(names)
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"jaxgpuops.install: names must be among {', '.join(known)}; got {', '.join(unknown)}")
-    return names
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else None
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        raise TypeError(f"jaxgpuops.{function}: names must be a string, strings or None; got {names!r}")
+    if unknown := [name for name in listed if name not in known]:
+        raise ValueError(f"jaxgpuops.{function}: names must be among {', '.join(known)}; got {', '.join(unknown)}")
+    return listed
 
 
 def _ask_no_more(names: Iterable[str]) -> None:
@@ -270,10 +272,17 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     Args:
       names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,
         ``"sort"``, ``"argmax"``, ``"argmin"``, ``"softmax"``, ``"log_softmax"``, ``"logsumexp"``, ``"segment_sum"``,
-        ``"segment_max"``, ``"segment_min"``: every call of these.
+        ``"segment_max"``, ``"segment_min"``: every call of these is routed.
 
     Returns:
       A context manager that undoes what this call did.
+
+    Raises:
+      TypeError: for names that are no strings.
+      ValueError: for unknown names.
+
+    Raises:
+      ValueError: for other names.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -282,7 +291,7 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     [1, 2]
     """
     with _lock:
-        chosen = _names(_PAYS if names is None else names)
+        chosen = _names("install", _PAYS if names is None else names)
         new = [name for name in chosen if name not in _replaced]
         asked = [] if names is None else [name for name in chosen if name not in _asked]
         _asked.update(asked)
@@ -307,9 +316,22 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
 
 
 def uninstall(names: Iterable[str] | str | None = None) -> None:
-    """Undoes `install`, by default for all names that are installed. Names that are not installed are ignored."""
+    """Undoes `install`.
+
+    Args:
+      names: as for `install`; None for all names that are installed. Names that are not installed are ignored.
+
+    Raises:
+      TypeError: for names that are no strings.
+      ValueError: for names that `install` does not know.
+
+    >>> import jaxgpuops
+    >>> installed = jaxgpuops.install(["top_k", "cumsum"])
+    >>> jaxgpuops.uninstall("cumsum")  # top_k stays
+    >>> jaxgpuops.uninstall()
+    """
     with _lock:
-        old = [name for name in _names(list(_replaced) if names is None else names) if name in _replaced]
+        old = [name for name in _names("uninstall", list(_replaced) if names is None else names) if name in _replaced]
         for name in old:
             for key, entry in _replaced.pop(name).items():
                 if name in _NAMES:

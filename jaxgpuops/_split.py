@@ -143,7 +143,7 @@ class Split:
 
     def from_previous(self, x: jax.Array, reverse: bool = False) -> jax.Array:
         """Returns the x of the previous device, or zeros on the first device."""
-        # `ppermute` takes names in the order of the mesh only, where the i-th part is on the order[i]-th device.
+        # `ppermute` takes names in the order of the mesh only. In that order, order[i] is the device of the i-th part.
         in_mesh = tuple(name for name in self.mesh.axis_names if name in self.names)
         devices = np.arange(self.shards).reshape([self.mesh.shape[name] for name in in_mesh])
         order = devices.transpose([in_mesh.index(name) for name in self.names]).ravel().tolist()

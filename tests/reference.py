@@ -2,12 +2,21 @@
 
 import ml_dtypes
 import numpy as np
+from hypothesis import strategies as st
 
 DTYPES = [
     *map(np.dtype, ("float32", "float16", "float64", "bool")),
     *(np.dtype(f"{kind}int{bits}") for kind in ("", "u") for bits in (8, 16, 32, 64)),
     *map(np.dtype, (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)),
 ]
+
+# Shapes of up to three dimensions, and of a few longer rows.
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 200)),
+    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
+)
 
 
 def is_float(dtype):

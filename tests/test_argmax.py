@@ -43,13 +43,7 @@ def flushed(x):
 @hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
 @hypothesis.given(st.data())
 def test_any_array(data):
-    shapes = [
-        st.tuples(st.integers(1, 300)),
-        st.tuples(st.integers(1, 40), st.integers(1, 200)),
-        st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
-        st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
-    ]
-    shape = data.draw(st.one_of(shapes))
+    shape = data.draw(reference.SHAPES)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     dtype = data.draw(st.sampled_from(reference.DTYPES))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

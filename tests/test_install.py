@@ -227,9 +227,16 @@ def test_exports_stay_free_of_our_targets():
         jax.tree.map(np.testing.assert_array_equal, exported.call(x), jax.lax.top_k(x, 2))
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="among top_k, argmax, argmin, .*; got softsort"):
-        jaxgpuops.install(["top_k", "softsort"])
+@pytest.mark.parametrize("function", ["install", "uninstall"])
+def test_unknown_names_are_refused(function):
+    call = getattr(jaxgpuops, function)
+    with pytest.raises(ValueError, match=rf"jaxgpuops\.{function}: .* among top_k, argmax, argmin, .*; got softsort"):
+        call(["top_k", "softsort"])
+    for names in (3, ["top_k", 3]):
+        with pytest.raises(
+            TypeError, match=rf"jaxgpuops\.{function}: names must be a string, strings or None; got .*3"
+        ):
+            call(names)
     assert targets(lambda x: jax.lax.top_k(x, 2), x_of(4)) == []
 
 

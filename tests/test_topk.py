@@ -52,18 +52,11 @@ def check_all(arrays, k, names):
 
 # ---- Anything goes --------------------------------------------------------------------------------------------------
 
-FEW_SHAPES = st.one_of(
-    st.tuples(st.integers(1, 300)),
-    st.tuples(st.integers(1, 40), st.integers(1, 200)),
-    st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
-    st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
-)
-
 
 @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 @hypothesis.given(st.data())
 def test_any_array(data):
-    shape = data.draw(FEW_SHAPES)
+    shape = data.draw(reference.SHAPES)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     k = data.draw(st.one_of(st.integers(0, min(shape[axis], 70)), st.integers(0, shape[axis])))
     dtype = data.draw(st.sampled_from(reference.DTYPES))

@@ -6,8 +6,8 @@
 
 namespace jaxgpuops {
 
-// The order of jax.lax.sort, which is the order of argmax in both directions. Smaller keys come first. `invert` is all
-// ones for a descending sort.
+// The order of jax.lax.sort. Smaller keys come first. Keys compare as those of argmax do (NaNs are equal, and so are
+// zeros); `invert`, all ones for a descending sort, reverses that order.
 struct SortOrder {
   ArgOrder ascending;
   uint64_t invert = 0;

@@ -56,8 +56,8 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 constexpr int kSelectBinBits = 9;  // there are 2^9 parts of an interval of keys, each with a count
 constexpr int kSelectFew = 64;     // the most elements that are compared with each other
 constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the row
-// For short rows: threads of a block, the most elements of a row that a thread, and that a warp, selects from, and how
-// many a warp takes at a time.
+// For short rows: threads of a block; elements that a warp takes at a time; the longest rows that one thread and one
+// warp select from.
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
 // The numbers for rows that several blocks share: threads of a block, the most elements that are sorted in the end, and

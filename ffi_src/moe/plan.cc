@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/rounding.h"
+
 namespace jaxgpuops::moe {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Up to so many assignments, one block takes less time than several that wait for each other.
 constexpr int64_t kOneBlock = 1024;
 constexpr int64_t kClusterMost = 1 << 15;  // up to so many assignments, a cluster takes less time than a grid
 constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, unless the largest cluster needs more
-constexpr int64_t kClusterHeld = 128;      // the most assignments of a warp of a cluster
 // From so many assignments of a block on, it is faster to put them into order before they are written.
 constexpr int64_t kStagedFrom = 1024;
 // Up to so many experts, it is not worth the time to put assignments into order first.
@@ -20,9 +19,10 @@ constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
 constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
 
-// Up to so many assignments, it is faster if each warp looks at all of them. Few experts have counters in registers,
-// which take little time; if there is a capacity, a warp also counts the assignments of all earlier experts. With many
-// plans, it is the work that takes time, not waiting.
+// Up to so many assignments, it is faster if each warp looks at all of them, so that no warp waits for another. Fewer
+// for few experts, whose counters in registers take little time, and with a capacity, since a warp then also counts the
+// assignments of all earlier experts. None if the batch has many plans: the GPU is busy then, and the extra work
+// counts.
 int64_t warp_most(const PlanProblem& problem, const Gpu& gpu) {
   if (problem.experts <= 32 || problem.outer * problem.experts > 32 * 8 * gpu.multiprocessors) return -1;
   if (problem.capacity >= 0) return 32;

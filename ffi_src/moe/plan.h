@@ -14,6 +14,8 @@ constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do
 
 constexpr int64_t kMostHeld = 512;  // the most assignments of a warp that its registers hold
 
+constexpr int64_t kClusterHeld = 128;  // and of a warp of a cluster
+
 constexpr int64_t kWarpMost = 256;  // the most assignments that each warp looks at by itself
 
 enum class Algorithm {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "common/rounding.h"
 #include "common/small.h"
 
 namespace jaxgpuops {
@@ -47,8 +48,6 @@ constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows a
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Distances from 1 to 5 MiB were
 // equally good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
 constexpr int64_t kAheadBytes = 4 << 20, kAheadRows = 6;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // the exponent of the least power of two that is not below n
   int bits = 0;

@@ -97,12 +97,13 @@ struct RowPlan {
   RowTraits traits;
   // Rows: a lane holds `vectors` of 16 bytes. A span is what a warp holds: vector (span * vectors + j) * lanes + lane.
   int vectors = 1;
-  int lane_bits = 0;    // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
-  int64_t spans = 1;    // spans in a row
-  int part = 1;         // kRowsStream and swept rows: the most spans of a block
-  int stages = 1;       // kRowsStream and swept rows: for how many spans a block has shared memory
-  bool spread = false;  // kRows: a lane has one vector and not `vectors`, so `vectors` times as many lanes share a row
-  bool wide = false;    // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
+  int lane_bits = 0;  // 2^lane_bits lanes share a row (and a warp has several rows), if spans == 1
+  int64_t spans = 1;  // spans in a row
+  int part = 1;       // kRowsStream and swept rows: the most spans of a block
+  int stages = 1;     // kRowsStream and swept rows: for how many spans a block has shared memory
+  bool spread =
+      false;  // kRows: a lane has one vector instead of `vectors`, and `vectors` times as many lanes share a row
+  bool wide = false;  // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
   // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
   // split: `ahead` bytes of the block's part.
   int64_t ahead = 0;
@@ -114,8 +115,8 @@ struct RowPlan {
   int column_warp_bits = 0;  // warps of a block that are along inner
   int axis_warps = 1;  // warps of a block that are along the axis; kColumnsStream: those of two blocks of kColumns
   bool along = false;  // statistics only: lanes go along the axis (along_kernel)
-  // kColumnsFlat: a period is the smallest number of vectors that make up whole positions, `turns` of them. A block
-  // takes `across` vectors of each of `deep` periods at a time.
+  // kColumnsFlat: a period is the smallest number of vectors that holds a whole number of positions; that number of
+  // positions is `turns`. A block takes `across` vectors of each of `deep` periods at a time.
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
   int64_t part_length = 0;    // positions of a block
   int64_t result_length = 0;  // split: positions of a block of the kernel that writes results

@@ -12,8 +12,8 @@ struct Call {
   Buffers buffers;
 };
 
-// The target of a recurrence or of its derivative, or else of an operator or of its tangent. (A sum has no tangent
-// target: its tangent is a sum.)
+// The target of a recurrence, of its derivative, of a cumulative operation or of its tangent. (cumsum has no target for
+// its tangent, which is a cumsum, too.)
 inline const char* target_name(Kind kind, Op op) {
   if (kind == Kind::kLinear) return "jaxgpuops.linear_scan";
   if (kind == Kind::kLinearVjp) return "jaxgpuops.linear_scan_vjp";

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
+
 namespace jaxgpuops::scan {
 namespace {
 
@@ -33,12 +35,12 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 
-// kPieces: the most elements of an array, of kAcross and of kSpans (if the order of folding does not change states,
-// half as many, unless the dtype has only kernels of spans); the most bytes that a block has in shared memory; the
-// elements that a thread loads; and the blocks with which a block need not have fewer columns, for rows that are wide
-// and others. A block reads each line of memory that its columns are in, so that there is a limit to the bytes of these
-// lines, too.
+// kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
+// order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most shared
+// memory of a block. kPieceLoads: about the elements that a thread loads.
 constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 64 << 10, kPieceLoads = 4;
+// A block takes more columns only while at least kPieceBlocks blocks are left (kPieceWideBlocks if inner is above
+// kPieceWide). A block reads whole lines of memory; the lines that hold its columns have at most kPieceLines bytes.
 constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kPieceLines = 1 << 18;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
@@ -47,8 +49,6 @@ constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; 
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
 // Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
 constexpr int64_t kByteBlocks = 4;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least n
   int bits = 0;

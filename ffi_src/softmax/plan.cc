@@ -3,25 +3,26 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/rounding.h"
+
 namespace jaxgpuops::softmax {
 namespace {
 
-// The most elements of an array for which small_form() is asked; and of results of up to 32 bits along axes that
+// Larger arrays do not take the small kernel. kSmallShared: the same for results of up to 32 bits along axes that
 // several warps walk.
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18;
 
-// Gradients of rows that no cluster holds: the most units of a row; and units of a block that writes results, at most,
-// if that leaves so many blocks per multiprocessor.
+// Gradients of rows that no cluster holds. A row has at most kMostUnits units. A block that writes results takes as
+// many units as leave kResultBlocks blocks per multiprocessor, from one to kMostMerged.
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
-// Gradients of short rows: the most warps per multiprocessor whose lanes have one vector, if they may have several.
+// Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
+// multiprocessor.
 constexpr int64_t kFewWarps = 16;
-// Gradients of longer rows: the most warps per multiprocessor of blocks that have a row each; twice as many of blocks
-// of which a multiprocessor has several.
+// Gradients of longer rows: a row gets a block of its own, as long as that makes at most so many warps per
+// multiprocessor, or twice as many if a multiprocessor holds several of these blocks.
 constexpr int64_t kWideWarps = 32;
 constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
 
@@ -41,7 +42,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.fast = traits.fast && !traits.masked;
       traits.output = problem.op != Op::kLogSumExp;
       traits.tiled = traits.wide = traits.output && !problem.general;
-      // Of 16 bits, teams of lanes are faster by themselves, unless a lane has one vector.
+      // For 16 bits, teams of lanes without tiles are faster, unless a lane has only one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;

@@ -31,7 +31,7 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kNone;
-  // Teams of lanes sort many short rows at a time.
+  // Many short rows are sorted faster by teams of lanes (kTeam), in calls without segments.
   const bool few = rows.length > 512 || rows.count() <= (key_bytes == 8 ? 4 : 2) * gpu.multiprocessors;
   if (rows.inner > 1 || !few) return;
   for (const int threads : {256, 512, 1024}) {
@@ -53,8 +53,8 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.threads = kSweepThreads;
   const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
   plan.small = sweeps_small(rows.elements()) || !large_fits;
-  // The same workspace must do for a call with fewer rows (a part of the batch), which may use small tiles; these need
-  // more.
+  // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
+  // the whole. Fewer rows may use small tiles, which need more bytes.
   const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
                          sweeps_small(rows.length * rows.inner) || !large_fits);
   plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
@@ -69,7 +69,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.overlap = gpu.dependent_launch;
 }
 
-// Longer rows are swept if they are few.
+// The longest rows that always have one block. Longer ones are swept if they are few.
 constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 6656 : 8192; }
 
 }  // namespace
@@ -98,7 +98,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan_segments(problem, shared_limit, gpu, plan);
     return plan;
   }
-  // If rows go by columns and inner is small, the loads of a warp use only parts of memory sectors.
+  // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
+  // memory: with few, the loads of a warp would use only parts of memory sectors.
   if (rows.length <= kMaxShortLength && (short_tile_outers(rows, problem.k) > 0 || rows.inner >= kLeastShortColumns)) {
     plan.algorithm = Algorithm::kShort;
     plan.threads = kShortThreads;
@@ -118,7 +119,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   plan.turns = rows.inner > 1;
   const Rows own{1, rows.length, rows.inner};
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
-  // A sort of bytes is one step of a block, which takes less time than to select and to write around.
+  // Partitions: a block sorts bytes in one pass, which takes less time than selecting and then moving elements.
   Plan sorted = plan;
   if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, sorted))) {
     count::Select one;
@@ -139,7 +140,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   const bool fits_block = plan_block(problem, shared_limit, block);
   plan_sweep(problem, shared_limit, gpu, sweep);
   if (!fits_block) return sweep;
-  // Several blocks take less time for each of a few long rows, if they all run at the same time.
+  // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
   const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
                        (key_bytes < 8 || 2 * sweep.blocks <= gpu.multiprocessors);
   return spreads && (workspace_bytes < 0 || workspace_bytes >= sweep.workspace_bytes) ? sweep : block;

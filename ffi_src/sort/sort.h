@@ -14,8 +14,8 @@ namespace jaxgpuops::sort {
 struct Problem {
   Rows rows;      // the length is less than 2^31
   int64_t k = 0;  // the first k elements of each sorted row are wanted, from 1 to all
-  // Not negative: only the element of this rank need be in its place, after all that sort before it and before the
-  // others.
+  // If not negative, a partition is enough: the element of this rank is in its place, those that sort before it come
+  // before it, and the others after it.
   int64_t kth = -1;
   int key_bits = 32;
   SortOrder order;

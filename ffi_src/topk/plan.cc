@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
 #include "sort/cuda/shape.h"
 #include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
@@ -18,8 +19,6 @@
 namespace jaxgpuops::topk {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
 Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
@@ -33,7 +32,8 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Up to so many rows run all at once. Then the time is that of a single row, which is shortest in the rows kernel.
+// At most so many rows all run at once, and then take as long as one row: the rows kernel has the shortest time for
+// one.
 constexpr int64_t kFewRows = 4096;
 
 // Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
@@ -69,8 +69,8 @@ bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return rows.length <= 128 || (rows.outer > 1024 && 2 * rows.inner <= beside);
 }
 
-// Whether the radix sort of rows by blocks takes less time than networks, which the sort kernel has. Those of words
-// with a part of a row take less, if it is small.
+// Whether sorting each row by digits (kBlock of sort/plan.h) takes less time than the networks of the sort kernel. The
+// networks win if they only have to sort a small selected part of the row.
 bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.inner > 1 || k <= kMaxRowsK || key_bytes > 4) return false;
   if (rows.length <= kMaxSortLength / 8 || rows.length > kMaxSortLength) return false;
@@ -91,7 +91,8 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   const int64_t places = rows.count() * shape.chunks * shape.chunk();  // lanes without an element take as long
   const int64_t pairs = places * std::max<int64_t>(rows.length, 64);
   const bool selects = key_bytes <= 4 && k <= kMaxRowsK && !sorts(rows, k, key_bytes, gpu);
-  // For results in the order of indices, few blocks share a row: those of a cluster. All of a row is only copied.
+  // For results in the order of indices, only the blocks of a cluster can share a row, so rows are not long. If k is
+  // the length, nothing has to be compared.
   if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
   if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 24);
   if (selects)
@@ -106,8 +107,8 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   return pairs <= (rows.length <= 4096 ? 1 << 25 : 1 << 26);
 }
 
-// Compares two estimates in nanoseconds, fitted to the times of some hundred problems on an H200: one of the columns
-// kernel, and one of the streaming kernel with a block for each column.
+// Whether the streaming kernel, with a block for each column, takes less time than the columns kernel. Both times are
+// estimates in nanoseconds, fitted to some hundred problems on an H200.
 bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
   if (rows.length < 1024) return false;
   const bool narrow = key_bytes < 4;
@@ -163,6 +164,7 @@ Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors);
   if (shape.threads == 0) return plan;
+  if (key_bytes == 4 && shape.threads == 256) return plan;  // rows so short that kRows takes them
   // Clusters load a whole row at once, select, and then load the next. If the rows come in many waves, it is better
   // that a block loads while another one selects.
   if (rows.count() * shape.blocks * shape.threads > 4 * gpu.multiprocessors * kHeldThreads) return plan;
@@ -349,8 +351,8 @@ bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& 
          rows.length * rows.inner < int64_t{1} << 32;
 }
 
-// Whether they are faster than the streaming kernels, which read columns one by one, and merge k elements of each of a
-// row's blocks.
+// Whether the buckets kernels are faster than the streaming kernels. Those read columns one by one, and must merge k
+// elements from each of the blocks that share a row.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.inner > 1 && rows.length >= 1 << 15 && (rows.inner >= 8 || rows.count() <= 4 * gpu.multiprocessors))
     return true;
@@ -359,10 +361,10 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return (rows.inner > 1 || key_bytes == 8) && slices * k >= 1 << 14;
 }
 
-// Whether sorting all of a row takes no longer than selecting, by the buckets kernels if these can take the problem
-// (`divides`), else by reading it once per byte of a key and twice more; but it needs several times the memory of the
-// row. The rule was fitted to the times of some two hundred problems on an H200. A few hundred thousand elements are
-// sorted before buckets of their best could be.
+// Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
+// the row. The kernels that would select are the buckets kernels if they can take the problem (`divides`), else kRadix,
+// which reads the row once for each byte of a key and twice more. The rule was fitted to the times of some two hundred
+// problems on an H200. Arrays of a few hundred thousand elements are always sorted whole.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
   const bool is_long = rows.length >= 1 << 19;

@@ -409,7 +409,8 @@ def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
         y, dim = own.astype(_arguments.wide(own.dtype)), ends(axis)[0]
         rest = split.only([n for n in split.names if n not in shared])
         if shared and rest.names and units.part % rest.shards == 0:
-            # Of what the other devices share, too, each first gets a part: a sum of all would have as many bytes again.
+            # If rows are split over further devices, each of these first sums only a part of the result; then the parts
+            # are gathered. A sum of the whole on each device would move as many bytes again.
             both = dataclasses.replace(rest, names=shared + rest.names)
             y = rest.gather(both.sum_parts(y, dim), dim)
         else:
@@ -465,7 +466,7 @@ def _take_split(splits, table, ids, *, axis, **params):
     [rows] = take_rows_p.primitive.bind(table, own, axis=axis, **(params | {"fill": True}))
     among = dataclasses.replace(split, names=(*itertools.chain(*shared.values()),))
     rest = split.only([n for n in split.names if n not in among.names])
-    if shared:  # a first dimension for the devices: its parts are scattered
+    if shared:  # the new first dimension has a part for each device: join_parts gives each device its own
         shards = [math.prod(split.mesh.shape[n] for n in shared.get(d, ())) for d in range(rows.ndim)]
         part = [n // m for n, m in zip(rows.shape, shards, strict=True)]
         rows = rows.reshape([*itertools.chain(*zip(shards, part, strict=True))])

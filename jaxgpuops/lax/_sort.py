@@ -445,7 +445,7 @@ def sort(
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Sorts one array, or several by the first of them: `jax.lax.sort` as a kernel.
 
-    Order and errors are those of `jaxgpuops.sort`. Unlike that function, this one also has forward-mode
+    Order, ties, NaNs and determinism are those of `jaxgpuops.sort`. Unlike that function, this one also has forward-mode
     derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     Args:
@@ -457,6 +457,10 @@ def sort(
 
     Returns:
       The sorted array, or a tuple of arrays in the order of the keys.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.sort`; also TypeError for no arrays, and ValueError for arrays of different
+        shapes and ``num_keys`` out of range.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

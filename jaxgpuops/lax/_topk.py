@@ -287,9 +287,9 @@ def argmax(
 ) -> jax.Array:
     """The index of the largest element along ``axis``: `jax.lax.argmax` as a kernel.
 
-    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are
-    compared as what they are, as NumPy does; XLA's CPU backend takes them for zeros. The result does not depend on the
-    run or on the other rows, and has no derivative.
+    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are not
+    zeros, as in NumPy; XLA's CPU backend treats them as zeros. The result does not depend on the run or on the other rows,
+    and has no derivative.
 
     Args:
       operand: array of shape ``(*before, n, *after)``, ``n >= 1``; dtypes as for `jaxgpuops.topk`.
@@ -298,7 +298,13 @@ def argmax(
       axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.topk`.
 
     Returns:
-      Indices of shape ``(*before, *after)``.
+      Indices of shape ``(*before, *after)`` and dtype ``index_dtype``.
+
+    Raises:
+      TypeError: for other dtypes, and an ``index_dtype`` that is no integer dtype.
+      ValueError: for a scalar, an ``axis`` out of range or of length 0.
+
+    Algorithms: docs/topk.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -316,8 +322,8 @@ def argmin(
 ) -> jax.Array:
     """The index of the smallest element along ``axis``: `jax.lax.argmin` as a kernel.
 
-    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Otherwise as
-    `jaxgpuops.lax.argmax`.
+    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Arguments, result,
+    determinism and errors are those of `jaxgpuops.lax.argmax`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

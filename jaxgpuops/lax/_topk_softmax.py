@@ -30,7 +30,12 @@ SOFTMAX = SCORES.index("softmax")
 
 
 class TopKSoftmax(NamedTuple):
-    """The weights of the chosen experts, and the indices of these."""
+    """The chosen experts of `jaxgpuops.topk_softmax`, and their weights.
+
+    Attributes:
+      weights: ``(*before, k, *after)``, of the dtype of the logits.
+      indices: the experts that were chosen; int32, of the same shape.
+    """
 
     weights: jax.Array
     indices: jax.Array

@@ -36,6 +36,8 @@ def expand(x: ArrayLike, shape: int | Sequence[int]) -> jax.Array:
       TypeError: for a ``shape`` that is not integers known at trace time.
       ValueError: where ``x`` does not broadcast to it.
 
+    Algorithms: as `jaxgpuops.sum`.
+
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
     >>> jaxgpuops.expand(jnp.array([[1.0], [2.0]]), (2, 3)).tolist()
@@ -84,13 +86,15 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> jax.Array:
       An array of the shape that they broadcast to. XLA makes it, and fuses it with what uses it.
 
     Derivatives: the cotangent of the elements that were taken, summed over the dimensions that an array does not have, as
-    that of `jaxgpuops.expand`; the mask is read by the sum, nothing is expanded for it. A cotangent of an element that was
-    not taken does not count, whatever it is, NaN too. For forward mode at the bottom use `jax.numpy.where`; here JAX raises
-    TypeError.
+    that of `jaxgpuops.expand`, with the same bits in every run; the sum reads the mask, nothing is expanded for it. A
+    cotangent of an element that was not taken does not count, even if it is NaN. For forward mode at the bottom use
+    `jax.numpy.where`; here JAX raises TypeError.
 
     Raises:
       TypeError: for a ``condition`` of another dtype.
       ValueError: for shapes that do not broadcast.
+
+    Algorithms: as `jaxgpuops.sum`.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

@@ -57,8 +57,8 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axi
         docs/sharding.md.
 
     Returns:
-      Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights: the same bits in every run, and
-      whether a row is alone or in a batch. Gradients reach the weights.
+      Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights. A NaN weight makes its bin NaN. A
+      row has the same bits in every run, alone or in a batch. Gradients reach the weights.
 
     Raises:
       TypeError: for numbers that are not integers, weights of bools or floats of 8 bits, and a ``length`` that is not an
@@ -176,22 +176,26 @@ def segment_sum(
       data: of shape ``(n, *features)``; integers, float16, bfloat16, float32, float64 or complex.
       segment_ids: integers of shape ``(n,)``. Rows whose id is not in ``[0, num_segments)`` are dropped.
       num_segments: how many segments, static.
-      indices_are_sorted: whether ids ascend, which spares their ordering. Without that the result is anything.
+      indices_are_sorted: True promises that ids ascend, so that they need not be sorted. If they do not, the result is
+        undefined.
       axis_name: inside `jax.shard_map`, what ``n`` is split along, as for `jaxgpuops.bincount`: data and ids are this
         device's parts, and all devices get the same result.
 
     Returns:
       ``out[s] = sum of data[j] over all j with segment_ids[j] == s``, of shape ``(num_segments, *features)`` and the
-      dtype of data; 0 where there is none. Floats of 16 bits are added up in float32 and rounded once. The order of
-      additions depends on n, the features, ``num_segments`` and the ids only: the same bits in every run, in every
-      batch. However many rows one segment has, the time is about that of reading the data once.
+      dtype of data; 0 for a segment without rows. Floats of 16 bits are added up in float32 and rounded once; integers
+      wrap around; a NaN makes its segment NaN. Sums are exact, or their order depends on n, the features,
+      ``num_segments`` and the ids only: the same bits in every run, in every batch.
 
     Raises:
       TypeError: for other dtypes, for ``num_segments`` that is no integer and a flag that is not True or False, known
         at trace time.
       ValueError: for shapes that do not fit, or a negative number of segments.
 
-    Reverse mode gathers rows; it works, and whatever is built on top of it.
+    Derivatives: the gradient gathers rows of the cotangent. Reverse mode works, and whatever is built on top of it; there
+    is no forward mode (JAX raises TypeError).
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -213,8 +217,20 @@ def segment_max(
 ) -> jax.Array:
     """The largest of the rows that have the same id, for each feature; as `segment_sum` otherwise.
 
-    Takes bools, and no complex numbers. A segment without rows has -inf, or the least integer, as
-    `jax.ops.segment_max` gives. NaN if a row has it. Rows that tie share the gradient.
+    Args:
+      data: of shape ``(n, *features)``; bools, integers, float16, bfloat16, float32 or float64.
+      segment_ids, num_segments, indices_are_sorted, axis_name: as for `segment_sum`.
+
+    Returns:
+      An array of shape ``(num_segments, *features)`` and the dtype of data. A segment without rows has -inf, the smallest
+      integer or False, as `jax.ops.segment_max` gives. NaN if a row has a NaN. The same bits in every run and batch.
+
+    Derivatives: rows that tie share the cotangent, as in JAX. Otherwise as `segment_sum`.
+
+    Raises:
+      TypeError, ValueError: as `segment_sum`.
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -234,7 +250,12 @@ def segment_min(
     indices_are_sorted: bool = False,
     axis_name: AxisName = None,
 ) -> jax.Array:
-    """The smallest of the rows that have the same id, for each feature; as `segment_max` otherwise.
+    """The smallest of the rows that have the same id, for each feature.
+
+    Arguments, shapes, dtypes, NaNs, ties, derivatives and errors are those of `segment_max`. A segment without rows has
+    inf, the largest integer or True.
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -259,9 +280,11 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
         the same result: the rows cross, never the table.
 
     Returns:
-      ``out[.., *features] = table[ids[..]]``, of shape ``(*ids.shape, *features)``; zeros where an id is out of range,
-      which neither wraps nor clamps. The gradient has the same bits in every run, and that of a table of 16 bits is
-      added up in float32.
+      ``out[.., *features] = table[ids[..]]``, of shape ``(*ids.shape, *features)`` and the dtype of the table, bit for
+      bit; zeros where an id is out of range, which neither wraps nor clamps.
+
+    Derivatives: the gradient of the table is a `segment_sum`, with the same bits in every run; that of a table of 16 bits
+    is added up in float32. Reverse mode works, and whatever is built on top of it; here forward mode raises TypeError.
 
     Raises:
       TypeError: for other dtypes of the table, and ids that are not integers.
@@ -411,9 +434,21 @@ def segment_logsumexp(
 ) -> jax.Array:
     """The logarithm of the sum of the exponentials of the rows that have the same id, for each feature.
 
-    Of floats (TypeError for others); computed in float32 at least, and without overflow. -inf for a segment without rows,
-    NaN for one that has a NaN. Shapes, bits and errors otherwise as for `segment_sum`. The gradient is one pass over the
-    data.
+    Args:
+      data: of shape ``(n, *features)``; float16, bfloat16, float32 or float64.
+      segment_ids, num_segments, indices_are_sorted, axis_name: as for `segment_sum`.
+
+    Returns:
+      An array of shape ``(num_segments, *features)`` and the dtype of data, computed in float32 at least and without
+      overflow. -inf for a segment without rows or with rows of -inf only, NaN for one that has a NaN, otherwise inf for
+      one that has inf. The same bits in every run and batch.
+
+    Derivatives: the gradient is one pass over the data. Otherwise as `segment_sum`.
+
+    Raises:
+      TypeError, ValueError: as `segment_sum`.
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -436,9 +471,20 @@ def segment_softmax(
 ) -> jax.Array:
     """Exponentials divided by their sum over the rows that have the same id: softmax over segments, of each feature.
 
-    Of floats (TypeError for others); computed in float32 at least. The result has the shape of the data; rows whose id is
-    out of range have 0. A NaN makes its whole segment NaN. Bits and errors otherwise as for `segment_sum`. The gradient
-    has one segment sum.
+    Args:
+      data: of shape ``(n, *features)``; float16, bfloat16, float32 or float64.
+      segment_ids, num_segments, indices_are_sorted, axis_name: as for `segment_sum`.
+
+    Returns:
+      An array of the shape and dtype of data, computed in float32 at least; rows whose id is out of range have 0. A
+      segment is NaN if it has a NaN or inf, or rows of -inf only. The same bits in every run and batch.
+
+    Derivatives: the gradient has one segment sum. Otherwise as `segment_sum`.
+
+    Raises:
+      TypeError, ValueError: as `segment_sum`.
+
+    Algorithms: docs/count.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -32,9 +32,9 @@ class RaggedSizes(NamedTuple):
     """The arguments of `jax.lax.ragged_all_to_all` after its two arrays, on one device; all int32 of shape ``(devices,)``.
 
     Attributes:
-      input_offsets: the first of the rows that go to each device.
-      send_sizes: how many these are.
-      output_offsets: where they begin on that device.
+      input_offsets: where the rows that go to each device begin on this one.
+      send_sizes: how many rows go to each device.
+      output_offsets: where these rows begin on that device.
       recv_sizes: how many rows come from each device.
     """
 
@@ -45,13 +45,13 @@ class RaggedSizes(NamedTuple):
 
 
 class MoEExchange(NamedTuple):
-    """How rows reach the devices of their experts, each of which has as many neighbouring ones, and come back.
+    """How rows reach the devices of their experts and come back. Each device has equally many neighbouring experts.
 
     Attributes:
       there: the sizes for dispatched rows on their way to the experts.
-      back: those for the experts' answers on their way to the tokens.
-      expert_ids: ``(room, 1)``, int32: the expert of each row that has come here, counted from this device's first; -1
-        where none has. What `moe_plan` takes for a plan of this device's experts. The room is enough for any routing.
+      back: the sizes for the experts' answers on their way to the tokens.
+      expert_ids: ``(room, 1)``, int32: the expert of each row that arrives on this device, counted from the device's first
+        expert; -1 in unused rows. `moe_plan` makes of it the plan of this device's experts. There is room for any routing.
     """
 
     there: RaggedSizes
@@ -109,14 +109,16 @@ def moe_plan(
       A `MoEPlan`. Its number of rows is static, enough for any routing: ``tokens * k`` with ``align=1``, else up to
       ``align - 1`` more for each expert.
 
-    Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``, by a counting sort without atomics: the same
-    in every run, and in one launch.
+    Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``: assignments of one expert keep their order, and
+    the plan is the same in every run. One launch of a counting sort without atomics.
 
     Raises:
       TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
       ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0;
         with ``axis_name``, for a name that is not of a `jax.shard_map` around the call, experts that devices cannot share
         evenly, batches, and ``align`` above 1.
+
+    Algorithms: docs/moe.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -214,8 +216,17 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
     Returns:
       ``(*batch, rows, *features)``: operands of `jax.lax.ragged_dot` with ``plan.group_sizes``, if ``align`` is 1.
 
-    Each token is read once. The gradient adds up what each token gets from its rows, in the order of its choices: a
-    gather, not a scatter. Raises ValueError where x and plan do not belong together, TypeError for other dtypes.
+    Elements are moved bit for bit, NaNs too. Each token is read once.
+
+    Derivatives: the gradient of a token adds up the cotangents of its rows, in the order of its choices: a gather, not a
+    scatter, with the same bits in every run. Reverse mode works, and whatever is built on top of it; forward mode raises
+    TypeError.
+
+    Raises:
+      TypeError: for other dtypes.
+      ValueError: where x and plan do not belong together.
+
+    Algorithms: docs/moe.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -266,10 +277,17 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
 
     Returns:
       ``(*batch, tokens, *features)``, of the dtype of y: sums in float32 (float64 of float64) in the order of choices,
-      without atomics, so the same bits in every run. Dropped assignments add nothing.
+      without atomics, so the same bits in every run. Dropped assignments add nothing; a NaN makes its feature of the
+      token NaN.
 
-    Gradients reach y and weights, both from one read of y. Raises ValueError where y, plan and weights do not belong
-    together, TypeError for other dtypes.
+    Derivatives: with respect to y and weights, both from one read of y. Reverse mode works, and whatever is built on top
+    of it; forward mode raises TypeError.
+
+    Raises:
+      TypeError: for other dtypes.
+      ValueError: where y, plan and weights do not belong together.
+
+    Algorithms: docs/moe.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -324,7 +342,12 @@ _combine.defvjp(_combine_forward, _combine_backward)
 
 
 class MoELosses(NamedTuple):
-    """The auxiliary losses of a router. A training loss adds them, multiplied by small factors."""
+    """The auxiliary losses of a router, from `moe_losses`. A training loss adds them, multiplied by small factors.
+
+    Attributes:
+      load_balance: how uneven the load of the experts is; of shape ``batch``, float32 (float64 of float64).
+      z: how large the logits are; of the same shape and dtype.
+    """
 
     load_balance: jax.Array
     z: jax.Array
@@ -379,18 +402,26 @@ def moe_route(
 ):
     """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
 
-    Two kernels, with nothing between them. The arguments are those of these two functions, and
+    These are two kernels, with nothing between them.
 
+    Args:
+      logits, k, normalize, score, bias, groups, topk_groups, scale: as for `topk_softmax`.
+      capacity, align: as for `moe_plan`.
       losses: whether to return the gate's `moe_losses`, too. Their log-sum-exps come from the gate's kernel, and counts
-        from the plan, so that the logits are read once more, to add up shares.
+        from the plan, so that the logits are read only once more, to add up shares.
       axis_name: as for `moe_plan` and `moe_losses`: each device has some of the tokens, with the logits of all experts.
 
     Returns:
-      ``(weights, expert_ids, plan)``: weights and ids of shape ``(*batch, tokens, k)``. Gradients reach the logits
-      through the weights. With ``losses`` a fourth, `MoELosses`, through which they reach them, too.
+      ``(weights, expert_ids, plan)``: weights (of the dtype of the logits) and ids (int32) of shape ``(*batch, tokens,
+      k)``, and a `MoEPlan`. With ``losses`` a fourth result, `MoELosses`. Gradients reach the logits through weights and
+      losses.
+
+    Ties, NaNs and bits: as for `topk_softmax` and `moe_plan`.
 
     Raises:
       TypeError, ValueError: as `topk_softmax` and `moe_plan`.
+
+    Algorithms: as `topk_softmax` and `moe_plan`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -438,10 +469,10 @@ def moe_losses(
         ``num_experts``, if one expert has all.
       - z: the mean over tokens of the square of the logits' log-sum-exp.
 
-      Both are 0 where there are no tokens.
+      Both are 0 where there are no tokens, and NaN if a logit is NaN.
 
-    Gradients reach the logits, through ``p`` and z. Passes over the logits in plain JAX, which XLA fuses; `moe_route`
-    has most of it from its kernels.
+    Gradients reach the logits, through ``p`` and z. This is plain JAX, which XLA fuses; `moe_route` gets most of it from its
+    kernels.
 
     Raises:
       TypeError: for logits that are not floats, ids that are not integers.

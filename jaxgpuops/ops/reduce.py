@@ -36,8 +36,9 @@ def sum(
       bool (int64 with x64 enabled). 0 for no elements.
 
     Numbers: floats of 8 and 16 bits are summed in float32 and rounded once, others are summed in their own dtype;
-    integers wrap around. The order of the additions depends on the length, the dimensions after the axis and the dtype,
-    not on the run, on the batch, or on how it is sharded: a row has the same bits wherever it is.
+    integers wrap around; a NaN that counts makes the sum NaN. The order of the additions depends on the length, the
+    dimensions after the axis and the dtype, not on the run, on the batch, or on how it is sharded: a row has the same bits
+    wherever it is.
 
     Derivatives: the gradient is the cotangent at each element that counts, and 0 at the others. Reverse mode works, and
     whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For forward mode at
@@ -88,6 +89,8 @@ def mean(
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`.
 
+    Algorithms: as `jaxgpuops.sum`.
+
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
     >>> x = jnp.array([[1.0, 2.0, 6.0], [4.0, 5.0, 6.0]])
@@ -124,6 +127,8 @@ def max(
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`; also ValueError where an axis has length 0.
 
+    Algorithms: as `jaxgpuops.sum`.
+
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
     >>> x = jnp.array([[1.0, 3.0, 3.0], [5.0, 4.0, 0.0]])
@@ -145,8 +150,21 @@ def min(
 ) -> jax.Array:
     """The smallest elements along an axis, or several.
 
-    The mirror image of `jaxgpuops.max`, with its arguments, NaNs and derivatives; where no element counts, the highest
-    value: inf (448 for float8_e4m3fn), the largest integer, True. Forward mode: `jaxgpuops.lax.min`.
+    Args:
+      x, axis, where, keepdims, axis_name: as for `jaxgpuops.sum`. There must be an element.
+
+    Returns:
+      An array of the shape of ``x`` without the axes, of the dtype of ``x``. Where no element counts, the highest value:
+      inf (448 for float8_e4m3fn, which has no infinity), the largest integer, True.
+
+    Order: NaN if an element that counts is NaN; which NaN, of several, and which zero, of -0 and +0, is not specified.
+
+    Derivatives: as for `jaxgpuops.max`: equal elements share the cotangent. Forward mode: `jaxgpuops.lax.min`.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.max`.
+
+    Algorithms: as `jaxgpuops.sum`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -172,13 +190,18 @@ def dot(
       x, y: arrays of the dtypes of `jaxgpuops.sum`, promoted to one dtype and expanded to one shape if they differ.
       axis, where, keepdims, axis_name: as for `jaxgpuops.sum`, for what ``x`` and ``y`` broadcast to.
 
-    Returns, numbers: as for `jaxgpuops.sum` of an array of products that were not rounded, where the floats have 8 or 16
-    bits.
+    Returns:
+      An array of the shape of ``x * y`` without the axes, of the promoted dtype; int32 for bools (int64 with x64 enabled).
+
+    Numbers: as for `jaxgpuops.sum` of the products: the same bits in every run and batch. Products of floats of 8 and 16
+    bits are not rounded.
 
     Derivatives: with respect to both, the other array times the cotangent. Forward mode: `jaxgpuops.lax.dot`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`; also ValueError for arrays that do not broadcast.
+
+    Algorithms: as `jaxgpuops.sum`.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

@@ -95,14 +95,16 @@ def cumprod(
     Returns:
       An array of the shape and dtype of ``x``; int32 for bool (int64 with x64 enabled), as `jnp.cumprod`.
 
-    Numbers: as for `jaxgpuops.cumsum`. Products are taken of blocks: that of a block may overflow, or become 0, where
-    the product from the start would not.
+    Numbers: as for `jaxgpuops.cumsum`, with a fixed order of multiplications and the same NaNs. Factors are multiplied
+    within blocks first: the product of a block may overflow, or become 0, where the product from the start would not.
 
     Derivatives: the gradient is one linear recurrence in the other direction, without a division: exact with any number
     of zeros in ``x``, to every order. Forward mode: `jaxgpuops.lax.cumprod`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.cumsum`.
+
+    Algorithms: as `jaxgpuops.cumsum`; derivatives as recurrences, docs/scan.md.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -142,7 +144,7 @@ def cummax(
       An array of the shape and dtype of ``x``.
 
     Order: that of `jax.lax.cummax` on CPU. A NaN stays until the segment ends; which NaN, of several, is not specified.
-    -0 is smaller than +0.
+    -0 is smaller than +0. The result does not depend on the run or on the batch.
 
     Derivatives: the gradient sums the cotangents of all positions that an element is the maximum of; of equal elements
     the last in the direction of the scan has it all, where JAX splits it in a way that depends on the length, and a NaN
@@ -150,6 +152,8 @@ def cummax(
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.cumsum`.
+
+    Algorithms: as `jaxgpuops.cumsum`.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -175,9 +179,22 @@ def cummin(
 ) -> jax.Array:
     """The smallest element up to each position of an axis.
 
-    The mirror image of `jaxgpuops.cummax`, with its arguments, NaNs and derivatives; with ``exclusive`` the first
-    result is the highest value: inf (448 for float8_e4m3fn), the largest integer, True. -0 is smaller than +0. Forward
-    mode: `jaxgpuops.lax.cummin`.
+    Args:
+      x, axis, reverse, exclusive, segment_starts, axis_name: as for `jaxgpuops.cummax`. With ``exclusive`` the first
+        result is the highest value: inf (448 for float8_e4m3fn, which has no infinity), the largest integer, True.
+
+    Returns:
+      An array of the shape and dtype of ``x``.
+
+    Order: that of `jax.lax.cummin` on CPU. A NaN stays until the segment ends; which NaN, of several, is not specified.
+    -0 is smaller than +0. The result does not depend on the run or on the batch.
+
+    Derivatives: as for `jaxgpuops.cummax`; a NaN counts as smaller than anything. Forward mode: `jaxgpuops.lax.cummin`.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.cumsum`.
+
+    Algorithms: as `jaxgpuops.cumsum`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -216,7 +233,7 @@ def cumlogsumexp(
 
     Numbers: nothing overflows on the way, and no element is lost to a larger one that comes after it. Elements that are
     -inf add nothing, and a sum of only these is -inf; inf and NaN stay until the segment ends. Otherwise as for
-    `jaxgpuops.cumsum`.
+    `jaxgpuops.cumsum`: the same bits in every run and batch.
 
     Derivatives: the gradient is one linear recurrence in the other direction with factors between 0 and 1; elements
     that are -inf have the gradient 0. It is computed from the result, whose rounding it sees, as JAX's does: of float32,
@@ -225,6 +242,9 @@ def cumlogsumexp(
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.cumsum`.
+
+    Algorithms: as `jaxgpuops.cumsum`, with the pairs of maximum and sum of Milakov & Gimelshein, "Online normalizer
+    calculation for softmax" (2018).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

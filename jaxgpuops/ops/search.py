@@ -50,11 +50,14 @@ def searchsorted(
       int32 array: for each query how many elements of its row are smaller ("left"), or smaller or equal ("right").
 
     Order: that of `jaxgpuops.sort`. NaNs are equal to each other and above every number, -0 and +0 are equal, subnormal
-    numbers are what they are (XLA's CPU backend takes them for zeros). There is no derivative: places are integers.
+    numbers are not zeros (as they are for XLA's CPU backend). The result is exact, and the same in every run. There is no
+    derivative: places are integers.
 
     Raises:
       TypeError: for other dtypes, and an ``axis`` that is not an integer.
       ValueError: for another ``side``, an ``axis`` out of range, shapes that do not fit, ``n >= 2**31``.
+
+    Algorithms: binary searches, search trees and tables (docs/select.md).
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -136,7 +139,7 @@ def _flat(op, name, x):
 def nonzero(
     x: ArrayLike, *, size: int, fill_value: ArrayLike | tuple[ArrayLike, ...] | None = None
 ) -> tuple[jax.Array, ...]:
-    """The indices of what is not zero, in row-major order: `jax.numpy.nonzero` with a static size.
+    """The indices of the elements that are not zero, in row-major order: `jax.numpy.nonzero` with a static size.
 
     Args:
       x: array of any shape but a scalar, of less than ``2**31`` elements: bools, or numbers of any dtype. NaN is not zero.
@@ -149,6 +152,8 @@ def nonzero(
     Raises:
       TypeError: for a ``size`` that is not an integer known at trace time, and a ``fill_value`` of no integers.
       ValueError: for a scalar ``x``, a negative ``size``, and another number of ``fill_value`` than dimensions.
+
+    The result is exact, and the same in every run; -0 is zero. Algorithms: docs/select.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -197,13 +202,15 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
 
     Returns:
       An array of shape ``(*batch, size, *features)`` and the dtype of ``x``: ``x[mask]`` of each row of the batch, cut or
-      filled.
+      filled. Elements are moved bit for bit, in the order in which they were; the result is the same in every run.
 
     Derivatives: the cotangents go back to where elements came from; fills have none, nor has the mask. Both modes.
 
     Raises:
       TypeError: for a mask that is not of bools, and a ``size`` that is not an integer known at trace time.
       ValueError: for a mask of another shape, a negative ``size``, and a ``fill_value`` that is not a scalar.
+
+    Algorithms: docs/select.md.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -290,13 +297,15 @@ def unique(
       An array of shape ``(size,)``; with flags a tuple of it and of int32 arrays, in the order of the flags, of shape
       ``(size,)``, but for the inverse, which has that of ``x``.
 
-    Order: that of `jaxgpuops.sort`: NaNs are equal and last; of -0 and +0, which are equal, the first is kept. The
-    gradient goes to the first of each.
+    Order: that of `jaxgpuops.sort`: NaNs are equal and last; of -0 and +0, which are equal, the first is kept. The result is
+    the same in every run. Derivatives: the cotangent of an element goes to its first occurrence. Both modes.
 
     Raises:
       TypeError: for other dtypes, a ``size`` that is not an integer, and flags that are not True or False, known at trace
         time.
       ValueError: for ``size`` out of range, and where there is nothing to fill with.
+
+    Algorithms: a sort, and a comparison of neighbours (docs/select.md).
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -64,7 +64,8 @@ def quantile(
       float32 at least, rounded once.
 
     NaN where a row has a NaN, or no elements; where ``q`` is NaN or, if it is not known at trace time, not between 0 and 1;
-    and where weights add up to 0. Infinities stay infinities (NumPy makes NaNs of some).
+    and where weights add up to 0. Infinities stay infinities (NumPy makes NaNs of some). A row has the same bits in every run
+    and batch.
 
     Derivatives: with respect to ``x``, and to ``q`` where it is traced; each element has its share of the cotangent. Both
     modes. Weights have none.
@@ -94,7 +95,20 @@ def median(
 ) -> jax.Array:
     """Medians along an axis, or several: `jaxgpuops.quantile` of one half, with method "midpoint".
 
-    Arguments, dtypes, NaNs, derivatives and errors are those of `jaxgpuops.quantile`.
+    Args:
+      x, axis, keepdims, axis_name: as for `jaxgpuops.quantile`.
+
+    Returns:
+      An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools float32, or float64
+      where they have 64 bits. With an even number of elements, the mean of the two in the middle. NaN where a row has a NaN
+      or no elements.
+
+    Determinism and derivatives: as for `jaxgpuops.quantile`; the elements in the middle share the cotangent.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.quantile`.
+
+    Algorithms: as `jaxgpuops.kth_value`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -256,16 +270,20 @@ def _at(x, place, axis, split):
 # ---- One rank -------------------------------------------------------------------------------------------------------
 
 
-def _rank(op: str, name: str, value: Any, x: jax.Array, axis: int, names) -> int:
-    """A rank along the axis, from the largest if it is negative; returns it from the smallest."""
+def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: _arguments.AxisName):
+    """Checks an array and a rank along an axis. The rank counts from the largest if it is negative; returns the array, the
+    rank from the smallest, the axis and its names."""
+    x = _arguments.array(op, "x", x)
+    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
+    names = _arguments.names(op, axis_name)
     split = manual(op, names, x.shape[axis])
     length, of = (x.shape[axis], "of") if split is None else (split.length, f"of {split.shards} devices with parts of")
-    value = _arguments.integer(op, name, value)
-    if not -length <= value < length:
+    rank = _arguments.integer(op, name, rank)
+    if not -length <= rank < length:
         raise ValueError(
-            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} {of} shape {x.shape}, got {value}"
+            f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} {of} shape {x.shape}, got {rank}"
         )
-    return value % length
+    return x, rank % length, axis, names
 
 
 def kth_value(
@@ -284,11 +302,15 @@ def kth_value(
       ``(values, indices)``, of the shape of ``x`` without the axis: ``sort(x)[..., k]`` bit for bit, and
       ``argsort(x)[..., k]``, int32: of equal elements those at lower indices have lower ranks.
 
+    Order: that of `jaxgpuops.sort`: NaNs are equal and last, -0 and +0 are equal. The result is the same in every run.
+
     Derivatives: the cotangent goes to the element itself. Both modes.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that is not an integer.
       ValueError: for ``k`` or ``axis`` out of range.
+
+    Algorithms: Floyd & Rivest, "Expected time bounds for selection" (1975); docs/select.md.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -298,11 +320,7 @@ def kth_value(
     >>> jax.grad(lambda x: jaxgpuops.kth_value(x, -1)[0])(jnp.array([1.0, 3.0, 2.0])).tolist()
     [0.0, 1.0, 0.0]
     """
-    op = "jaxgpuops.kth_value"
-    x = _arguments.array(op, "x", x)
-    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
-    names = _arguments.names(op, axis_name)
-    return _kth_value(x, _rank(op, "k", k, x, axis, names), axis, names)
+    return _kth_value(*_ranked("jaxgpuops.kth_value", "k", x, k, axis, axis_name))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
@@ -329,21 +347,22 @@ def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: _arguments.A
         axis, and the result this device's part.
 
     Returns:
-      An array like ``x``. The order of what is before and after ``kth`` is that of appearance, or of a sort, whichever is
-      faster to make; do not rely on it.
+      An array of the shape and dtype of ``x``. The elements before and after ``kth`` are in the order of appearance, or
+      sorted, whichever is faster; do not rely on it. It is the same in every run.
 
-    Order, derivatives and errors: those of `jaxgpuops.sort`; ValueError also for ``kth`` out of range.
+    Order and derivatives: those of `jaxgpuops.sort`: NaNs are equal and last, equal elements go by index.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.sort`; also ValueError for ``kth`` out of range.
+
+    Algorithms: as `jaxgpuops.kth_value`, or a sort.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
     >>> jaxgpuops.partition(jnp.array([4, 1, 3, 2]), 1)[1].tolist()
     2
     """
-    op = "jaxgpuops.partition"
-    x = _arguments.array(op, "x", x)
-    axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
-    names = _arguments.names(op, axis_name)
-    return _partition(x, _rank(op, "kth", kth, x, axis, names), axis, names)
+    return _partition(*_ranked("jaxgpuops.partition", "kth", x, kth, axis, axis_name))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)

@@ -65,8 +65,8 @@ def softmax(
     that is masked whole is 0.
 
     Derivatives: with respect to ``x``, ``scale`` and ``bias``; a cotangent that broadcasts is summed. That of ``x`` is
-    one kernel, which reads the cotangent and the result (of short rows in small arrays: ``x``). Masked entries have the gradient 0, never NaN. Reverse mode
-    works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For
+    one kernel, which reads the cotangent and the result (of short rows in small arrays: ``x``). Masked entries have the
+    gradient 0, never NaN. Reverse mode works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For
     forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.softmax`; here JAX raises
     TypeError.
 
@@ -119,13 +119,15 @@ def log_softmax(
     Returns:
       An array of the shape and dtype of ``x``. Masked entries are -inf, whatever ``x`` holds there.
 
-    Numbers: as for `jaxgpuops.softmax`; a row that is masked whole is -inf.
+    Numbers: as for `jaxgpuops.softmax`, NaNs and fixed bits included; a row that is masked whole is -inf.
 
     Derivatives: as for `jaxgpuops.softmax`. Cotangents of 16-bit floats are summed in float32: their sum may pass the
     range of float16. Forward mode: `jaxgpuops.lax.log_softmax`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.softmax`.
+
+    Algorithms: as `jaxgpuops.softmax`.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -161,8 +163,8 @@ def logsumexp(
     Returns:
       An array of the shape of ``x`` without the axes, of the dtype of ``x``.
 
-    Numbers: as for `jaxgpuops.softmax`, with no overflow in between. -inf for a row that is masked whole, -inf
-    everywhere, or empty; NaN for one with a NaN; else +inf for one with a +inf.
+    Numbers: as for `jaxgpuops.softmax`, with fixed bits and with no overflow in between. -inf for a row that is masked
+    whole, -inf everywhere, or empty; NaN for one with a NaN; else +inf for one with a +inf.
 
     Derivatives: the softmax of the logits times the cotangent, from ``x`` and two numbers a row; 0 for a row whose
     result is -inf, and for masked entries. It is elementwise plain JAX, which XLA fuses with what is around it, and as
@@ -170,6 +172,8 @@ def logsumexp(
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.softmax`.
+
+    Algorithms: as `jaxgpuops.softmax`.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

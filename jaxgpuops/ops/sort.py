@@ -54,13 +54,16 @@ def sort(
     pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
-    With segments, a GPU sorts the axis as a whole, by the elements and by the numbers of the segments, whatever the
-    lengths of the segments: in one sort where that is faster, else in two. A CPU sorts one segment after another.
+    With segments, a GPU sorts the axis as a whole, by the elements and by the numbers of the segments: in one sort if that
+    is faster, otherwise in two. The lengths of segments do not matter. A CPU sorts one segment after another.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,
         known at trace time; for offsets that are not integers.
       ValueError: for a scalar ``x``, ``axis`` out of range, ``n >= 2**31``, offsets of another shape.
+
+    Algorithms: radix sorts and bitonic networks (docs/sort.md); Adinets & Merrill, "Onesweep: a faster least significant
+    digit radix sort for GPUs" (2022).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -91,8 +94,20 @@ def argsort(
 ) -> jax.Array:
     """The int32 indices that sort along an axis: ``jnp.take_along_axis(x, indices, axis)`` is `jaxgpuops.sort`.
 
-    Arguments, order and errors are those of `jaxgpuops.sort`; indices have no derivative. Those of segments count from
-    the start of the axis, too; with ``axis_name`` indices count along the whole axis.
+    Args:
+      x, axis, descending, offsets, axis_name: as for `jaxgpuops.sort`.
+
+    Returns:
+      An int32 array of the shape of ``x``. Indices count from the start of the axis, also those of segments; with
+      ``axis_name`` they count along the whole axis.
+
+    Order: that of `jaxgpuops.sort`: stable in both directions, so equal elements keep the order of their indices; NaNs
+    are equal and last (or first). The result does not depend on the run or on the batch. Indices have no derivative.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.sort`.
+
+    Algorithms: as `jaxgpuops.sort`.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -126,8 +141,15 @@ def sort_key_val(
       axis_name: inside `jax.shard_map`, what the axis is split along, as for `jaxgpuops.sort`.
 
     Returns:
-      ``(sorted keys, *values in the order of the keys)``. Order, derivatives and errors are those of `jaxgpuops.sort`;
-      values have gradients, too.
+      ``(sorted keys, *values in the order of the keys)``, of the shapes and dtypes of the arguments.
+
+    Order, determinism and derivatives: those of `jaxgpuops.sort`. The sort is stable, NaN keys are equal to each other,
+    and values have gradients, too.
+
+    Raises:
+      TypeError, ValueError: as `jaxgpuops.sort`; also ValueError for values of another shape than the keys.
+
+    Algorithms: as `jaxgpuops.sort`; values are gathered by the permutation.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

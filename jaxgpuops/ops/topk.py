@@ -19,7 +19,12 @@ from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 
 class TopK(NamedTuple):
-    """Selected elements and where they were."""
+    """The selected elements of `jaxgpuops.topk`, and their indices.
+
+    Attributes:
+      values: ``(*before, k, *after)``, of the dtype of ``x``.
+      indices: the place of each value along the axis; int32, of the same shape.
+    """
 
     values: jax.Array
     indices: jax.Array
@@ -49,17 +54,17 @@ def topk(
       sorted: False for the same elements in the order of their indices.
       offsets: of segments along the axis, as for `jaxgpuops.sort`: integers of shape ``(segments + 1,)``. The ``k``
         largest of each are selected, for any ``k``; indices count from the start of the axis.
-      lengths: of rows that are padded: integers that broadcast to ``(*before, *after)``. Only so many elements of a row,
-        the first ones, are selected from.
+      lengths: of rows that are padded: integers that broadcast to ``(*before, *after)``. Only the first ``length``
+        elements of a row can be selected.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
         first. ``x`` is then this device's part; ``n``, ``k``, offsets, lengths and indices are of the whole axis, and all
         devices get the same result. See docs/sharding.md.
 
     Returns:
       ``TopK(values, indices)``, both of shape ``(*before, k, *after)``; values of dtype ``x.dtype``, indices int32.
-      With offsets the shape is ``(*before, segments, k, *after)``. A segment, or a row of a given length, that has fewer
-      than ``k`` elements has all of them, and after them index -1 and the value that no number is below (for the
-      smallest: above): -inf, or the least of a dtype without it.
+      With offsets the shape is ``(*before, segments, k, *after)``. If a segment, or a row of a given length, has fewer
+      than ``k`` elements, index -1 and a fill value follow them: the lowest value of the dtype (-inf, or the smallest
+      number of a dtype without it); for the smallest elements, the highest.
 
     Order: floats follow the IEEE total order, in which -NaN < -inf < .. < -0 < +0 < .. < inf < NaN, so NaNs come first
     among the largest and -0 before +0 among the smallest. Of equal elements the one with the lower index comes first,
@@ -72,8 +77,8 @@ def topk(
     gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use
     `jaxgpuops.lax.top_k`; here JAX raises TypeError, but for calls with offsets or lengths.
 
-    Lengths cost a pass over ``x``, which XLA may fuse with the computation of ``x``. Offsets cost two sorts of the axis,
-    whatever ``k`` and the lengths of segments are; the second one is by the numbers of segments, which have few bits.
+    Lengths cost a pass over ``x``, which XLA may fuse with the computation of ``x``. Offsets cost a sort of the axis by
+    segments (see `jaxgpuops.sort`), whatever ``k`` and the lengths of segments are.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and flags that are not True or False,
@@ -188,7 +193,7 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
 
 def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     fill = identity("max" if largest else "min", x.dtype)
-    if length == 0:  # JAX does not gather from it, not even the fill value
+    if length == 0:  # JAX refuses to gather from an axis of length 0, even with a fill value
         shape = (offsets.shape[0] - 1, k)
         return TopK(jnp.full(shape, fill), jnp.full(shape, np.int32(-1)))
     order = permutation([to_keys(x)], 0, largest, split, offsets)

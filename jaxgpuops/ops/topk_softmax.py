@@ -45,12 +45,13 @@ def topk_softmax(
       score: "softmax" (over all experts), "sigmoid" or "sqrt_softplus", sqrt(log(1 + e^z)), of the logits.
       bias: added to the scores to choose experts, and to nothing else, as for a balanced load without an auxiliary
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
-      groups: neighbouring experts are in so many groups of ``n / groups``, for instance those of one machine; static.
-      topk_groups: how many groups a row chooses from: those with the highest sum of their two best ``score + bias``, or
-        without a bias the highest logit; what the others have is never chosen. ``k`` must not be above the number of
-        their experts. None: all; static.
-      scale: a number that weights are multiplied by. One that is an array is a factor of weights that are rounded. None:
-        1.
+      groups: the number of groups; each has ``n / groups`` neighbouring experts, for instance those of one machine;
+        static.
+      topk_groups: how many groups a row chooses from; static. These are the groups with the highest sum of their two best
+        ``score + bias``, or, without a bias, with the highest logit. Experts of other groups are never chosen. ``k`` must
+        not exceed the number of experts in the chosen groups. None: all groups.
+      scale: a number that weights are multiplied by before they are rounded; an array multiplies the rounded weights.
+        None: 1.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
         ``bias`` of one number an expert is this device's part. Devices have whole groups, or equal parts of one.
 
@@ -60,10 +61,12 @@ def topk_softmax(
 
     Order: without a bias the choice is that of ``jax.lax.top_k(logits, k)`` exactly, so a NaN comes first and ties go
     to the lower index. With one it is made by ``score + bias``, in float32 (float64 where the logits are): the lower
-    index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are.
+    index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are. A row has the
+    same result in every run and batch.
 
     Derivatives: of the weights with respect to the logits and ``scale``; the choice is constant, the bias gets no
-    gradient. Unless softmax is not normalised, only logits of chosen experts have one. Reverse mode works, and
+    gradient. Only the logits of chosen experts have a gradient, except with ``score="softmax"`` and
+    ``normalize=False``, where all logits have one. Reverse mode works, and
     whatever is built on top of it; for forward mode at the bottom use `jaxgpuops.lax.topk_softmax`.
 
     One kernel takes ``n <= 1024``, ``k <= 64`` and ``groups <= 64`` (not float64); other calls are composed of top-k and
@@ -73,8 +76,8 @@ def topk_softmax(
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and a flag that is not True or False,
         known at trace time.
       ValueError: for a scalar, ``axis`` or ``k`` out of range, another ``score``, a ``bias`` that does not broadcast, a
-        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, and with
-        ``axis_name`` those whose borders are not those of devices.
+        ``scale`` that is not one number, ``groups`` that do not divide ``n`` or have too few experts, and, with
+        ``axis_name``, groups that are not aligned with the devices' parts.
 
     Gates of this kind: Shazeer et al., "Outrageously large neural networks" (2017); sigmoid scores with a bias for
     the choice, and groups: DeepSeek-AI, "DeepSeek-V3 technical report" (2024).

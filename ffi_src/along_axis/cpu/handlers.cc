@@ -3,13 +3,12 @@
 #include <cstring>
 
 #include "along_axis/call.h"
+#include "common/rounding.h"
 
 namespace jaxgpuops::along_axis {
 namespace {
 
 constexpr int64_t kTaskElements = 1 << 16;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A line is the `inner` neighbouring elements of one outer index and one position along the axis. The function splits
 // the lines [begin, end) where the outer index changes, and calls body(outer, begin, end) for each group.

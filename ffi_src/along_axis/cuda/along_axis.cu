@@ -9,13 +9,12 @@
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
+#include "common/rounding.h"
 
 namespace jaxgpuops::along_axis {
 namespace {
 
 constexpr int kThreads = 256;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // ---- take -----------------------------------------------------------------------------------------------------------
 
@@ -174,9 +173,9 @@ __global__ void __launch_bounds__(kThreads, 6) put_runs(Rows rows, int64_t k, Bo
   }
 }
 
-// For short rows, so few that all blocks run at the same time: then the launch takes as long as one block waits for its
-// updates and its instructions. So a block has few instructions, each warp assembles its rows without waiting for other
-// warps, and rows must be whole 16-byte vectors.
+// For short rows that are so few that all blocks run at the same time. The launch then takes as long as one block: it
+// waits for its updates and fetches its instructions. So the code is short, each warp assembles its rows without
+// waiting for other warps, and rows must be whole 16-byte vectors.
 struct ShortRows {
   static constexpr int64_t kUpdates = 64, kSlots = 128;  // the most updates and 16-byte vectors that a warp has
   static constexpr int64_t kAllBytes = 16 << 20;         // the bytes that all resident warps of an H200 hold

@@ -4,13 +4,12 @@
 #include <vector>
 
 #include "common/cuda/element.h"
+#include "common/rounding.h"
 #include "count/call.h"
 #include "count/cpu/loops.h"
 
 namespace jaxgpuops::count {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kTaskElements = 1 << 16;
 

@@ -9,12 +9,11 @@
 
 #include "common/cpu/narrow_float.h"
 #include "common/cpu/simd.h"
+#include "common/rounding.h"
 #include "count/cpu/loops.h"
 
 namespace jaxgpuops::count {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kTaskElements = 1 << 16;
 // With so many columns or more, looking at an id takes less time than adding up its row.

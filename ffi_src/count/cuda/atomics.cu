@@ -29,8 +29,8 @@ namespace {
 
 constexpr int kThreads = 256, kCellThreads = 1024;
 constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
-// Of how many of them accumulators are looked at together. The more rows are on their way to an accumulator, the more
-// of them are larger than what is there now, and take an atomic.
+// How many of these groups look at their accumulators together, before any of their atomics. With more, an accumulator
+// is older when it is compared, so more rows seem to be larger and take an atomic.
 constexpr int kLooks = 2;
 // A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
 constexpr int kMany = 8;
@@ -50,8 +50,8 @@ struct Args : SegmentArgs {
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
 
-// Replaces an integer or float in memory by the larger of both, or the smaller. Not negative floats have the order of
-// their bits as signed integers, and negative ones the reverse of the order of theirs as unsigned integers.
+// Replaces an integer or float in memory by the larger of both, or the smaller. Floats that are not negative compare
+// like their bits as signed integers. Negative floats compare like their bits as unsigned integers, in reverse.
 template <class Word>
 __device__ __forceinline__ void atomic_extreme(Word* to, Word bits, const Keys& keys) {
   using Unsigned = std::conditional_t<sizeof(Word) == 8, unsigned long long, unsigned>;
@@ -340,8 +340,8 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
 
 template <class Policy>
 __global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
-  // Blocks of extremes have rows from both ends in turn: if numbers rise or fall, most others are then smaller than
-  // those of the first blocks.
+  // For extremes, blocks take rows from both ends of the array in turn. If numbers rise or fall along the array, the
+  // first blocks then meet the largest ones, and most later numbers take no atomic.
   unsigned block = blockIdx.x;
   if (Policy::kFromEnds) block = block % 2 ? gridDim.x - 1 - block / 2 : block / 2;
   const int64_t warp = (static_cast<int64_t>(block) * kThreads + threadIdx.x) / 32;
@@ -436,9 +436,11 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
     config.grid = dim3(static_cast<unsigned>((32 * warps + kThreads - 1) / kThreads));
     if (status == cudaSuccess && warps > 0) status = launch(stream, config, segment_atomics_kernel<Policy>, a);
   }
-  if (status != cudaSuccess || Policy::kInPlace) return status;
-  config.grid = dim3(blocks_for(a.outer * a.cells()));
-  return launch(stream, config, segment_finish_kernel<typename Policy::Plain>, a);
+  if constexpr (!Policy::kInPlace) {
+    config.grid = dim3(blocks_for(a.outer * a.cells()));
+    if (status == cudaSuccess) status = launch(stream, config, segment_finish_kernel<typename Policy::Plain>, a);
+  }
+  return status;
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ struct Args : SegmentArgs {
   using SegmentArgs::SegmentArgs;
   uint32_t chunks, slices;
   int columns, slice;       // columns of a block, rows of a slice
-  int bits;                 // of an exponential, below the point
+  int bits;                 // fraction bits of an exponential in fixed point
   int first = 0, last = 0;  // passes of the launch
   bool logs;                // whether the results are the logarithms of the sums
 

@@ -33,8 +33,8 @@ struct ChooseArgs {
 
 // ---- Bits -----------------------------------------------------------------------------------------------------------
 
-// A row of a mask. Bits stand in words as the elements do in memory from a multiple of 16 bytes on: before the first
-// element of the row there are `past` zeros.
+// A row of a mask, as words of bits. Bit 0 of word 0 stands for the byte at the last multiple of 16 bytes before the
+// row, so `past` zeros come before the row's first element.
 class Mask {
  public:
   static constexpr int kBlocks = kChooseBlocks;
@@ -48,7 +48,7 @@ class Mask {
 
   __device__ int past() const { return static_cast<int>(past_); }
 
-  // Returns word number `at`, which is the thread's number plus a number that all threads of the warp have.
+  // Returns word number `at`. For all threads of a warp, `at` minus the thread's number must be the same.
   __device__ __forceinline__ uint32_t word(uint32_t at) const {
     // Neighbouring lanes load neighbouring vectors; then each gets the two halves of its word.
     const uint32_t lane = threadIdx.x % 32, first = 2 * at - lane, second = first + 32;
@@ -94,7 +94,7 @@ class Mask {
   __device__ __forceinline__ uint32_t bits_of_part(uint32_t v) const {
     return loose(bytes_ + v * 16, v == 0 ? past_ : 0, end_ - v * 16);
   }
-  // Returns the bits of a vector of which some bytes are in the row: from one on, and before another.
+  // Returns the bits of a vector of which only bytes [from, end) are in the row.
   static __device__ __noinline__ uint32_t loose(const uint8_t* bytes, uint32_t from, uint32_t end) {
     uint32_t bits = 0;
 #pragma unroll
@@ -107,8 +107,8 @@ class Mask {
   uint32_t past_, end_;
 };
 
-// A row of elements, of which those are chosen that differ from the one before. Those of 8 and 16 bits are the upper
-// bits of a word.
+// A row of elements; those that differ from the element before are chosen. Elements of 8 and 16 bits are compared as
+// the upper bits of a word.
 template <class Word>
 class Starts {
  public:
@@ -187,8 +187,8 @@ class Starts {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-// Lists the places of bits, within their tile, from chosen[at] on: those of each thread's word, which follow those of
-// the threads before.
+// Writes the places (within the tile) of the set bits of each thread's word to chosen[at] and after it. The caller
+// makes the lists of the threads follow each other.
 __device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t* chosen) {
   const uint32_t own = __popc(word), lane = threadIdx.x % 32;
   constexpr uint32_t kDense = 1008;  // of the 1024 bits of a warp
@@ -197,7 +197,8 @@ __device__ __forceinline__ void list_places(uint32_t word, uint32_t at, uint16_t
       chosen[at++] = static_cast<uint16_t>(threadIdx.x * 32 + __ffs(static_cast<int>(word)) - 1);
     return;
   }
-  // Lanes with all bits would write to the same banks, so all of them list one word after the other.
+  // If most words are full, lanes that each list their own word write to the same banks. So all lanes of the warp list
+  // one word together, then the next.
   uint32_t next = shuffle_from(at, 0);
 #pragma unroll 2
   for (uint32_t i = 0; i < 32; ++i) {
@@ -221,8 +222,8 @@ __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32
     to[begin + (i < head ? i : i + 4 * vectors)] = fill;
 }
 
-// Writes the results of a tile, or of a block that has none. `before` are chosen before the tile, and `count` in it,
-// which `chosen` lists.
+// Writes the results of a tile, or the fill of a block that has no tile. `before` elements are chosen before the tile,
+// and `count` in it; `chosen` lists their places.
 __device__ __forceinline__ void write_results(const ChooseArgs& a, uint32_t row, uint32_t tile, uint32_t part, int past,
                                               uint32_t before, uint32_t count, const uint16_t* chosen, int32_t fill) {
   const bool is_tile = tile < a.tiles;

@@ -19,7 +19,7 @@ constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in non
 
 struct Args : SegmentArgs {
   uint32_t ranges, chunks;
-  int rows, share, range, team_bits, stride;  // `share`: the rows of a warp; `stride`: from one row to the next
+  int rows, share, range, team_bits, stride;  // `share`: rows of a warp; `stride`: elements from row to row
 
   Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
       : SegmentArgs(problem, buffers),
@@ -38,7 +38,7 @@ struct WarpRows {
   const Args& a;
   const int32_t* ids;
   const Bits* data;  // the data of the lane's column, or of the last one if there are fewer columns than lanes
-  uint32_t* list;    // the rows of the warp that are in the block's range: the segment, then 16 bits of the row
+  uint32_t* list;    // the warp's rows in the block's range, as words: segment in the upper half, row below
   uint32_t first, own;
   int count, lane;
   bool live;

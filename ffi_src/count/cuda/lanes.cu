@@ -214,11 +214,12 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
                        : segment_lanes_kernel<Monoid, Id, 2, kSteps, false>;
       if constexpr (sizeof(typename Monoid::Bits) == 4)
         if (plan.shared_bytes >= kDeepBytes * plan.warps) {
-          if (plan.columns == 1) kernel = segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
           if (plan.columns == 2 && pairs) kernel = segment_lanes_kernel<Monoid, Id, 2, kDeepSteps, true>;
-          if constexpr (!is_extreme<Monoid>)
-            if (plan.columns == 1 && a.inner == 2 && steps >= kLeastPairSteps)
-              kernel = segment_lanes_kernel<Monoid, Id, 1, kPairSteps, false, 2>;
+          if constexpr (!is_extreme<Monoid>)  // tables of one column of extremes are smaller
+            if (plan.columns == 1)
+              kernel = a.inner == 2 && steps >= kLeastPairSteps
+                           ? segment_lanes_kernel<Monoid, Id, 1, kPairSteps, false, 2>
+                           : segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
         }
       return launch(stream, config, kernel, a);
     };

@@ -47,7 +47,7 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
 cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                const int32_t* ranks, void* values, int32_t* indices, void* workspace);
 
-// The form of launch_select for rows of which a thread or a warp has one: along the last axis or, of a thread, any.
+// The form of launch_select for short rows. A thread has a row along any axis, or a warp has a row along the last axis.
 cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                 const int32_t* ranks, void* values, int32_t* indices);
 

@@ -46,8 +46,8 @@ struct Args {
   }
 };
 
-// In shared memory, a word has counters of four parts, a byte each, of a thread. Their sums over lower threads are
-// words of two parts: the even ones of the four, then the odd ones.
+// Each thread counts its ids of each part in a byte of shared memory; a word has the counters of four parts. The sums
+// over lower threads need 16 bits, so they take two words: one for the even parts of the four, one for the odd parts.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3) bincount_split_kernel(const __grid_constant__ Args a) {
   __shared__ uint32_t totals[kMostParts], starts[kMostParts];

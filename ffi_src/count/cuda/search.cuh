@@ -10,7 +10,8 @@
 
 namespace jaxgpuops::count {
 
-// The elements whose keys are below a query's bound come before it; if no key is so large, all do.
+// Elements whose keys are below `key` come before a query. If even the largest key comes before it, no such bound
+// exists, and `all` is true.
 template <class T>
 struct Bound {
   using Key = std::conditional_t<sizeof(T) < 4, uint32_t, T>;
@@ -97,7 +98,7 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
       __stcs(reinterpret_cast<int4*>(places + head) + four, int4{place[0], place[1], place[2], place[3]});
     }
   }
-  // The others stand before the fours and behind them.
+  // Loose queries come before the first four and after the last one; each is searched alone.
 #pragma unroll 1
   for (int64_t i = threadIdx.x; i < count - 4 * fours; i += threads) {
     const int64_t at = i < head ? i : i + 4 * fours;

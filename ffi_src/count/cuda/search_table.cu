@@ -15,7 +15,7 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 1024, kKeys = 1 << 16;
-constexpr int kPacks = 8;  // vectors of 8 keys that a lane has of the table
+constexpr int kPacks = 8;  // vectors of the table that a lane has, 8 keys each
 static_assert(kThreads * kPacks * 8 == kKeys);
 constexpr int kByteThreads = 1 << 8;  // one for each key
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ uint32_t largest_halves(uint32_t a, uint32_t b) { ret
 
 __device__ __forceinline__ uint32_t largest_half(uint32_t pair) { return max(pair & 0xffff, pair >> 16); }
 
-// Replaces the number of each key by the largest of those up to it, and puts it where the bits point to that the key is
-// made of.
+// Replaces the mark of each key by the largest mark up to it (a running maximum). Stores the result under the bits from
+// which the key is made, so that a query finds it by its own bits.
 __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* table) {
   __shared__ uint32_t largest[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -62,7 +62,8 @@ __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* tab
     before = max(before, __shfl_sync(kEveryLane, last, 31));
 #pragma unroll
     for (auto& w : word) w = largest_halves(w, earlier << 16 | earlier);
-    // The bits of neighbouring keys are neighbours, too, if those of negative floats in the opposite order.
+    // Neighbouring keys are made from neighbouring bits, so they stay one vector of the table. The bits of negative
+    // floats fall while their keys rise, so that vector is reversed.
     const auto key = static_cast<uint16_t>(8 * (warp * 32 * kPacks + p * 32 + lane));
     const uint16_t bits = decode(key, order), bits_of_last = decode(static_cast<uint16_t>(key + 7), order);
     if (bits_of_last < bits) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ void carry_marks(const KeyOrder& order, uint16_t* tab
   }
 }
 
-// Finds the places of queries in a table of those of all bits, which prepare() makes.
+// Looks up the places of queries in a table that has the place for every bit pattern. prepare() makes the table.
 template <class T, class Place, class Prepare>
 __device__ __forceinline__ void look_up(const Place* table, const T* queries, int32_t* places, int64_t count,
                                         Prepare prepare) {
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
   carry_marks(problem.order.ascending.order, table);
   __syncthreads();
   if (const auto sign = static_cast<uint32_t>(problem.order.ascending.sign)) {
-    // Both zeros are equal, and all NaNs, of which the last one has a place of its own.
+    // All NaNs are equal, and both zeros: copies the place of the last NaN to all NaNs, and that of +0 to -0.
     const uint16_t nan = table[sign - 1], zero = table[0];
     const auto infinity = static_cast<uint32_t>(problem.order.ascending.nan_above);
     __syncthreads();  // those two are written below, too
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads)
   look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count, [] {});
 }
 
-// The same of 8 bits, where a thread searches for each key, in rows of any length.
+// The same for 8 bits and rows of any length: each thread fills the entry of one key by a search in the row.
 __global__ void __launch_bounds__(kByteThreads)
     search_byte_table_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
                              const uint8_t* __restrict__ queries, const uint8_t* __restrict__ sorted,

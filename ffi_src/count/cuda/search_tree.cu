@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(1024)
   const int levels = plan.levels, bits = kGroups ? plan.group_bits : 0;
   const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
                             problem.order};
-  // Node k of a level is the k-th splitter of those that are in odd places when the levels below are left out; the
-  // first splitter is number 1.
+  // Without the levels below, splitters are numbered from 1, and a level has those with odd numbers. Node k of the
+  // level is the k-th of them.
   const uint32_t splitters = 1u << levels;
   for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
     T element[kBatch];
@@ -118,12 +118,12 @@ __global__ void __launch_bounds__(1024)
   const bool aligned = reinterpret_cast<uintptr_t>(row.elements) % 16 == 0, right = problem.right;
   const uint32_t lane = threadIdx.x % 32;
   T* const near = tree + splitters + ((threadIdx.x / 32) << kNearBits);  // of the warp
-  int patience = 0;  // how many turns the warp does not look whether its queries lie close to each other
+  int patience = 0;  // for so many turns, the warp does not check whether its queries lie close together
   queries += row_at * plan.queries + first;
   places += row_at * plan.queries + first;
   // Whole warps enter the loop; queries past the end are the last one.
   for (int64_t start = threadIdx.x / 32 * kTreeTurn; start < count; start += int64_t{kOwn} * blockDim.x) {
-    T bound[kOwn];  // elements below it come before the query; if there can be no such bound, all do
+    T bound[kOwn];  // elements below it come before the query (see Bound)
     uint32_t all = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) bound[i] = queries[min(start + lane + i * 32, count - 1)];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(1024)
       --patience;
     }
     uint32_t place[kOwn];
-    // Steps over `size` elements where those up to the last of them come before the query, for all queries together.
+    // For each query: advances by `size` elements if all of these come before the query, that is, if the last one does.
     const auto step = [&](uint32_t size) {
       T element[kOwn];
 #pragma unroll

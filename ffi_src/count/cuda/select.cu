@@ -30,8 +30,8 @@ struct alignas(16) Pack {
 template <class T>
 constexpr int kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
 
-// Starts to copy a row to shared memory. The last warp fills the packs that are not all of the row, the copy engine the
-// others, where there is one.
+// Starts to copy a row to shared memory. The last warp copies the packs that lie only partly in the row. The others are
+// copied by the copy engine, if the GPU has one.
 template <class T>
 __device__ __forceinline__ void start_row_copy(Pack<T>* held, const T* __restrict__ x, int past, uint32_t length,
                                                int packs, uint64_t* copied) {
@@ -134,7 +134,8 @@ __device__ __forceinline__ typename Found<T>::Word count_all(uint32_t* tables, F
   return highest;
 }
 
-// Writes the element of rank r, which is number `left` of the listed ones: a warp ranks them by comparing all with all.
+// Writes the element of rank r: the one that is number `left` among the listed ones. A warp compares all of these with
+// each other.
 template <class T, class Write>
 __device__ __forceinline__ void choose_of_list(const uint32_t* list, uint32_t size, uint32_t left, const T* keys, int r,
                                                Write write) {
@@ -152,8 +153,9 @@ __device__ __forceinline__ void choose_of_list(const uint32_t* list, uint32_t si
   }
 }
 
-// Writes a row around its element at `middle`, which has rank kth: what is before it in the order, it, and the rest.
-// Each warp has the elements from `begin` to `end`, of which it takes kAhead of a lane at a time.
+// Writes a partition of a row: the elements that sort before the element at `middle`, which has rank kth, then that
+// element, then the others. A warp has the elements from `begin` to `end`, and each lane takes kAhead of them at a
+// time.
 template <uint32_t kAhead, class T, class Chosen, class CountBefore>
 __device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uint32_t kth, const T* __restrict__ x,
                                              uint32_t length, uint32_t begin, uint32_t end, T* __restrict__ values,
@@ -186,9 +188,9 @@ __device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uin
   }
 }
 
-// Lists the elements that are left for each rank, if they are few, in its table's memory. Of the ranks that are the
-// last of the row, the first finds the last of the largest elements, if the thread has any (`has_largest`). `past`:
-// where the row begins in the first pack.
+// Lists the elements that are left for each rank, if they are few, in the memory of the rank's table. For ranks that
+// are the last of the row, finds the last one of the largest elements; `has_largest` says whether the thread has any of
+// these. `past`: where the row begins in the first pack.
 template <class T, class ForKeys>
 __device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, bool has_largest, int wanted,
                                           uint32_t length, int past, uint32_t* tables, uint32_t* listed,
@@ -253,8 +255,8 @@ __global__ void __maxnreg__(48)
   };
   if (warp == 0) {
     const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
-    // The parts of a shorter row's interval have few elements, even if it has most of the row; but several ranks make
-    // lists of them.
+    // In shorter rows, a small sample is enough: its interval may hold most of the row, and yet each part of it has few
+    // elements. With more ranks the lists would be too many.
     if (length <= kFewSampled && wanted <= 3) {
       sample_in_warp<1>(problem.order, x, length, sample);
       set_first_tables<32>(kBinBits, 3, problem, length, own_ranks, sample, found);

@@ -175,9 +175,9 @@ struct Found {
   Word largest;
 };
 
-// Finds an interval that most likely has the elements of all ranks from `least` to `most` of a row. `sampled`: returns
-// an element of the row's sorted sample of kSample elements. `deviations`: how many standard deviations of the number
-// of sample elements before a rank the interval goes to each side, and a little more.
+// Finds an interval that most likely contains the elements of all ranks from `least` to `most` of a row. `sampled`
+// returns an element of the row's sorted sample, which has kSample elements. How many of these come before a rank is a
+// random number; the interval extends to each side by `deviations` of its standard deviations, and by two elements.
 template <class T, int kSample, class Sampled, class Word>
 __device__ __forceinline__ void find_interval(uint32_t least, uint32_t most, uint32_t length, float deviations,
                                               Sampled sampled, Word& low, Word& high) {
@@ -261,7 +261,7 @@ __device__ __forceinline__ uint32_t scaled(uint32_t x, uint32_t y) {
   return x;
 }
 
-// Returns the address in shared memory of what counts a key. `counts`: the address of the parts' counts, less four
+// Returns the address in shared memory of the counter of a key. `counts`: the address of the parts' counts, less four
 // times their base.
 template <class Word>
 __device__ __forceinline__ uint32_t counter_of(const Parts<Word>& parts, uint32_t counts, Word key) {
@@ -330,7 +330,7 @@ __device__ __forceinline__ uint32_t keys_between(const Word (&key)[kPacks][kPack
   return between;
 }
 
-// The same order with one exclusive-or less for each key, where keys of all NaNs allow that.
+// The same order for keys of 32 bits with one exclusive-or less for each key: `invert` becomes part of `flip`.
 template <class T>
 __device__ __forceinline__ SortOrder one_flip(SortOrder order) {
   if (sizeof(T) == 4) order.ascending.order.flip ^= order.invert, order.invert = 0;
@@ -352,7 +352,7 @@ __device__ __forceinline__ uint32_t sum_counts(const uint32_t* counts) {
   return sum_up_to_lane(own);
 }
 
-// A part of an interval in which a rank falls: which of the chunk's, its count, and the rank among its elements.
+// The part of an interval that a rank falls in: its number in the chunk, its count, and the rank among its elements.
 struct PartOfRank {
   uint32_t part, size, left;
 };

@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_words(const Args& a, const Place& place, ui
   uint32_t at = 0;
   if (step == 1) {
     copy_tile_async<kThreads>(tile, x + int64_t{blockIdx.x} * kThreads * length, rows * length);
-    // Threads whose rows begin in the same bank of shared memory begin at different elements.
+    // Rows of some threads begin in the same bank of shared memory. These threads start at different elements.
     if (length % kInWord == 0) {
       const uint32_t stride = length / kInWord | 32, meet = stride & (0u - stride);
       at = (threadIdx.x & 31) * meet / 32 * kInWord;
@@ -295,8 +295,8 @@ struct WarpRow {
     return largest_of_warp(found);
   }
 
-  // Lists the few elements of a part. A lane gets the index of one, and how many of them come before it; other lanes
-  // get as many as there are lanes.
+  // Lists the elements of a part, at most one for each lane. A lane gets the index of its element (`at`), and how many
+  // elements of the part come before it (`before`). A lane without an element gets the number of lanes as `before`.
   __device__ __forceinline__ void rank_few(const Part& part, uint32_t& at, uint32_t& before) const {
     const uint32_t lane = threadIdx.x & 31;
     uint64_t mine = 0;  // a bit for each key that is in the part
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
     if (bits == 32) highest = r.template load<uint32_t>(a.x, x, stride, one_flip<uint32_t>(a.problem.order), sample[0]);
   }
 
-  uint32_t end = 0;  // the last of the largest elements, which has the last rank
+  uint32_t end = 0;  // index of the element of the last rank: the last one that has the largest key
   if (__any_sync(kEveryLane, has && own_rank == last)) {
     highest = r.largest_key(highest);
     r.each([&](Word key, uint32_t at) { end = key == highest && at <= last ? at : end; });

@@ -24,8 +24,8 @@ constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds
 
 using Args = Slices;
 
-// What a table holds for a segment, and how many tables a block has. Atomics need words of 32 bits or 64; in shared
-// memory there are none that add 64 bits.
+// Word: what a table holds for a segment. Atomics need words of 32 or 64 bits, and shared memory has no atomic addition
+// of 64 bits.
 template <class Monoid>
 using Word = std::conditional_t<is_extreme<Monoid> && sizeof(typename Monoid::Acc) < 4, uint32_t, typename Monoid::Acc>;
 template <class Monoid>

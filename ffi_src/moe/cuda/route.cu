@@ -320,9 +320,12 @@ template <Algorithm kAlgorithm>
 Kernel kernel_of(const PlanProblem& problem, const Geometry& g) {
   if constexpr (kAlgorithm != Algorithm::kGrid) {
     if (g.chunk <= 64) return kernel_that_holds<kAlgorithm, 2>(problem, g);
-    if (g.chunk <= 128) return kernel_that_holds<kAlgorithm, 4>(problem, g);
+    if (g.chunk <= kClusterHeld) return kernel_that_holds<kAlgorithm, kClusterHeld / 32>(problem, g);
   }
-  return g.chunk <= kMostHeld ? route_kernel<kAlgorithm, kMostHeld / 32> : route_kernel<kAlgorithm, 0>;
+  if constexpr (kAlgorithm == Algorithm::kCluster)
+    return nullptr;  // plans give a warp of a cluster no more
+  else
+    return g.chunk <= kMostHeld ? route_kernel<kAlgorithm, kMostHeld / 32> : route_kernel<kAlgorithm, 0>;
 }
 
 template <Algorithm kAlgorithm>
@@ -340,6 +343,7 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)), plan.staged};
   while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
   const auto kernel = kernel_of<kAlgorithm>(problem, geometry);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
   if (kAlgorithm == Algorithm::kCluster) {
     shape.cluster = static_cast<int>(blocks);
     const auto status = allow_cluster(reinterpret_cast<const void*>(kernel), shape.cluster);

@@ -7,13 +7,12 @@
 
 #include "common/cuda/element.h"
 #include "common/cuda/warp.cuh"
+#include "common/rounding.h"
 #include "moe/moe.h"
 
 namespace jaxgpuops::moe {
 
 constexpr int64_t kFilled = 32;  // rows that a warp searches for rows without a token
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Tokens, assignments and rows are counted over all outer indices. There are fewer than 2^32 of each, so that divisions
 // are short: code that a small call has to load takes as long as what it does.

@@ -14,7 +14,7 @@ using row_engine::Stat;
 
 // The part that all reductions share. kMasks: the call has a `where` operand.
 template <class E, bool kMasks>
-struct Reduction {
+struct Reduction : row_engine::PlainArgs {
   using Element = E;
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
@@ -41,14 +41,6 @@ struct Reduction {
 
   __device__ static Row row(const Args&, int64_t, int64_t, int64_t, int64_t) { return {}; }
   __device__ static bool skip(const Row&) { return false; }
-  template <class F>
-  __device__ static void with_args(const Args& args, F f) {
-    f(args);
-  }
-  template <class F>
-  __device__ static void with_sum_args(const Args& args, F f) {
-    f(args);
-  }
   __device__ static Args of_statistics(const Args& args) { return args; }
   __device__ static Bits pad(const Args& args, int) { return args.none; }
   __device__ static Acc guard(Acc peak) { return peak; }

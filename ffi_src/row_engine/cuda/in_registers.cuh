@@ -67,7 +67,7 @@ class Span {
     Pack padding;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) set<Bits>(padding, i, pad);
-    const int whole = kRagged ? left & -kWidth : left;  // kAligned: elements of whole vectors
+    const int whole = kRagged ? left & -kWidth : left;  // kRagged: only elements of whole vectors
     if constexpr (kAligned && kAsked) {
       if (left >= size()) {
 #pragma unroll
@@ -339,7 +339,7 @@ struct RowsThread {
     if constexpr (!kElementsFirst) skipped = exists && P::skip(row);
     wanted = skipped ? 0 : unmasked;
     const int64_t length =
-        // A product of 32 bits takes fewer instructions.
+        // A length of 32 bits makes the multiplication below take fewer instructions.
         kSharing == Sharing::kTeam ? static_cast<uint32_t>(p.length) : p.length;
     at = outer * length + first;
 #pragma unroll

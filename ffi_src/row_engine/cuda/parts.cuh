@@ -220,7 +220,7 @@ struct Held {
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      // Adding a number to -0 does not change it, so the compiler drops that addition.
+      // Sums begin with -0 where they may: x + -0 is x for every x, so the compiler drops the first addition.
       Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)

@@ -53,6 +53,18 @@
 
 namespace jaxgpuops::row_engine {
 
+// The base of policies to whose functions it is enough to know all of Args when the kernel runs.
+struct PlainArgs {
+  template <class Args, class F>
+  __device__ static void with_args(const Args& args, F f) {
+    f(args);
+  }
+  template <class Args, class F>
+  __device__ static void with_sum_args(const Args& args, F f) {
+    f(args);
+  }
+};
+
 // Returns true if the policy keeps all rules; else compiling fails with a message that names the broken rule.
 template <class P>
 constexpr bool is_policy() {

@@ -27,7 +27,8 @@ template <class P>
 struct TileParameters {
   Parameters<P> of;
   int rows;           // rows of a block
-  int operand_bytes;  // shared memory of one operand's tile: room for partly filled vectors at both ends and one more
+  int operand_bytes;  // shared memory of one operand's tile, with room for a partly filled vector at each end and one
+                      // more
 };
 
 // The state of a block in tile_kernel. The functions are the phases of the kernel, in the order in which they run.
@@ -173,8 +174,8 @@ struct TileBlock {
     }
   }
 
-  // Finishes rows that are shorter than a vector: a thread has a row, and computes only with elements that exist. (Of
-  // rows of three 16-bit elements, padding was most of the work.)
+  // Finishes rows that are shorter than a vector. A thread has a row and computes only with elements that exist:
+  // padding them to a vector made most of the work for rows of three 16-bit elements.
   __device__ __forceinline__ void work_on_parts() {
     constexpr int kMost = kWidth > 1 ? kWidth - 1 : 1;
 #pragma unroll 1
@@ -286,10 +287,11 @@ cudaError_t run_tiles(cudaStream_t stream, const RowPlan& plan, const Parameters
     launched.shared_bytes = P::kOperands * t.operand_bytes;
     void (*kernel)(TileParameters<P>) = tile_kernel<P, kOnlyVectors, false>;
     if constexpr (kTiledForms<P>) {
+      constexpr bool kOne = P::kFast || !P::kOutput;  // other plans have kOnlyVectors, of which rows of tiles fill some
       if (bytes < 16) {
         kernel = part_tile_kernel<P>;
-      } else if (bytes <= 16 << plan.lane_bits) {
-        kernel = tile_kernel<P, 1, false>;
+      } else if (kOne && bytes <= 16 << plan.lane_bits) {
+        if constexpr (kOne) kernel = tile_kernel<P, 1, false>;
       } else if constexpr (P::kOutput && P::kOperands == 1) {
         if (p.aligned) kernel = tile_kernel<P, kOnlyVectors, true>;
       }

@@ -80,7 +80,7 @@ JAXGPUOPS_SIMD void fold_steps(typename M::C* e, int64_t lanes, int64_t begin, i
   }
 }
 
-// Combines the elements of step `step` with those of the steps [0, end), to which they are prepended.
+// Prepends the elements of step `step` to those of each step in [0, end): combines them as what comes before.
 template <class M>
 JAXGPUOPS_SIMD void prepend(typename M::C* e, int64_t lanes, int64_t step, int64_t end) {
   for (int64_t s = 0; s < end; ++s) {

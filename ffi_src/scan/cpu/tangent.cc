@@ -30,7 +30,7 @@ struct ProductTangent {
   static constexpr int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
   static constexpr int64_t y_shift(bool transpose, bool exclusive) { return exclusive ? 0 : transpose ? 1 : -1; }
 
-  // The y before the first step is 1.
+  // An inclusive product before the first step, or before a cut, is 1.
   template <bool kTranspose, bool kExclusive>
   JAXGPUOPS_INLINE void make(T* e, T t, T x, T y, bool cut, int64_t i) const {
     const T before = !kExclusive && cut ? T(1) : y;

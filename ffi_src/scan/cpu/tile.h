@@ -73,7 +73,7 @@ struct Operand {
   DType dtype = DType::kFloat32;
   int64_t step = 0;    // distance from one position to the next
   int64_t origin = 0;  // offset of the first lane at position 0
-  bool even = false;   // lanes are evenly spaced, by neighbour and pitch
+  bool even = false;   // lanes are evenly spaced; `neighbour` and `pitch` say how
   // Distance from a lane to the next in its run; from a run to the next, unless they are parts.
   int64_t neighbour = 0, pitch = 0;
   int64_t origins[kMaxLanes];  // if not even: the offset of each lane at position 0

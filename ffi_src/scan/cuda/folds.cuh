@@ -39,8 +39,8 @@ class Counter {
   State trees[kGroupBits * kMaxLevels];  // fold of 2^bit tiles
 };
 
-// Returns to each lane the fold of the sums of all lanes up to it. The lanes have the sums of a group, and only the
-// first `count` have one.
+// An inclusive scan over the lanes: each lane gets the fold of the sums of all lanes up to itself. Lane i has the sum
+// of tile i of a group; only the first `count` lanes have one.
 template <class Policy, class State>
 __device__ __forceinline__ State scan_group(const Options& options, State sum, int count = kGroup) {
   const int lane = threadIdx.x % 32;

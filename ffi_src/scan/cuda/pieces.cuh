@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
   const uint32_t block = blockIdx.x << p.column_bits;  // the first column
   Acc* const data = reinterpret_cast<Acc*>(dynamic_shared_memory());
   State* const totals = reinterpret_cast<State*>(data + width * p.stride);  // of groups
-  State* const sums = totals + width * p.groups;                            // of all tiles up to one
+  State* const sums = totals + width * p.groups;                            // of all tiles up to and including one
   const auto placed = [&](uint32_t k) { return k + (k >> p.pad_shift); };
 
-  // A thread moves every so many-th element of a column between memory and shared memory; the last one, too, where
-  // there are no more.
+  // A thread moves elements `first`, `first + step`, .. of one column between memory and shared memory, kMoves at a
+  // time. Beyond the end of the column it moves the last element again.
   const uint32_t step = once(blockDim.x >> p.column_bits), first = threadIdx.x >> p.column_bits;
   const uint32_t moved = threadIdx.x & (width - 1), own = once(min(block + moved, p.columns - 1));
   const uint32_t last = once(p.length - 1), moved_at = once(moved * p.stride);

@@ -12,8 +12,8 @@ template <class Policy>
 constexpr bool kByParts = false;
 template <class E>
 constexpr bool kByParts<Cumulative<LogSumExp<E>, false>> = true;
-// Whether a policy with segments treats a run in which no segment begins as its operator without segments would (see
-// kByParts).
+// Whether a policy with segments treats a run in which no segment begins as the operator without segments would
+// (see kByParts).
 template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>

@@ -186,7 +186,7 @@ class Forward {
     for (int64_t r = 0; r < unit.outers; ++r)
       if (scratch.count[r] < place.steps * unit.width) fill_from(out, place, r, scratch.count[r] / unit.width, masked);
     if (entropy_) return set_labels(stats, place, out);
-    // The masked entries of rows whose other results are NaN still have their own value.
+    // In rows whose results are NaN, masked entries still get the value of masked entries.
     if (!stats.special || !buffers_.where) return;
     for_columns(strips_, unit, [&](int64_t c, int64_t o, int64_t i) {
       if (!is_special(stats.m[c], stats.sums[c])) return;

@@ -432,7 +432,7 @@ struct Difference {
     return (z - a) - b;
   }
 };
-struct SoftmaxTangent {  // sum: the sum of p (t - origin)
+struct SoftmaxTangent {  // `sum` is that of p (t - origin) over the row
   template <class C>
   static JAXGPUOPS_INLINE C of(C t, C p, C factor, C origin, C sum, C) {
     return p == C(0) ? C(0) : p * ((t - origin) - sum) * factor;

@@ -103,8 +103,8 @@ void load_blocks(const void* data, const Place& place, C* to) {
                       place.stride);
 }
 
-// Writes the results of the block. of_column are the coefficients, one number for each column; count[r] says how many
-// elements outer index r has.
+// Writes the results of the block. Each of `of_column` has one coefficient for each column; outer index r has count[r]
+// elements.
 template <class Format, class Result, class C, class... Number>
 void store_block(const C* z, const C* y, const Place& place, const int64_t* count, void* data,
                  const Number*... of_column) {

@@ -29,11 +29,11 @@ struct Share {
   float count, own;        // how many logits are equal to the peak, and the sum of their cotangents
   float others, weighted;  // of other logits: the sum of e^(z - peak), and of cotangents, times that for softmax
 
-  // Accurate enough: see ExponentialSum::add().
+  // ExponentialSum::add() says why this is accurate enough.
   static __device__ float exponential(float x) { return fast_exp2(rounded_product(x, 1.44269504f)); }
   static __device__ Share none() { return {-infinity<float>(), 0, 0, 0, 0}; }
-  // Makes the sums relative to another peak, which is not below the own one. A weight of 0 drops infinite cotangents,
-  // as in the sums of rows that are held.
+  // Makes the sums relative to another peak that is not below the present one. Where the weight is 0, cotangents are
+  // dropped even if they are infinite, as they are where rows stay in registers.
   __device__ void raise(float to, bool logs) {
     if (to == peak) return;
     const float weight = exponential(peak - to);

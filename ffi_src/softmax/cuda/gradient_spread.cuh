@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   Stat<Q> sums = {};
   Q::with_args(of_result, [&](const auto& known) {
     const auto sum_of_lane = [&](int k) { return backward.sum(known, k, Acc(0), 0, kWidth); };
-    // The sums after the first are of rows with a likely element: see Tangent.
+    // Only rows with a likely element (see Tangent) need the sums after the first.
     bool likely = false;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)

@@ -250,7 +250,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
 // The policy of cross_entropy and its gradient. The label is excluded from the row's statistics, so that 1 - p of the
 // label is computed as the sum of the other elements and not lost to rounding.
 template <class E>
-struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
+struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engine::PlainArgs {
   using Base = ExponentialSum<E, sizeof(typename E::Bits) == 2>;
   using typename Base::Acc;
   using typename Base::Bits;
@@ -310,14 +310,6 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
   __device__ static Row counted(Row row) {
     row.counts = true;
     return row;
-  }
-  template <class F>
-  __device__ static void with_args(const Args& args, F f) {
-    f(args);
-  }
-  template <class F>
-  __device__ static void with_sum_args(const Args& args, F f) {
-    f(args);
   }
   __device__ static int64_t hole(const Row& row) { return row.label; }
   __device__ static Bits pad(const Args&, int) { return E::store(-infinity<Acc>()); }
@@ -381,7 +373,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2> {
 // probabilities still have. So a likely element is excluded from the sums: with its t as the origin, the other elements
 // alone make t - sum of p t. 16-bit results cannot show the difference, so for them there is just one sum.
 template <class E>
-struct Tangent {
+struct Tangent : row_engine::PlainArgs {
   using Element = E;
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
@@ -430,14 +422,6 @@ struct Tangent {
     return {args.scale(outer, i)};
   }
   __device__ static bool skip(const Row&) { return false; }
-  template <class F>
-  __device__ static void with_args(const Args& args, F f) {
-    f(args);
-  }
-  template <class F>
-  __device__ static void with_sum_args(const Args& args, F f) {
-    f(args);
-  }
   __device__ static Bits pad(const Args&, int) { return Bits{}; }
   __device__ static Acc value(const Args&, Acc x) { return x; }
   __device__ static Acc guard(Acc) { return Acc(0); }

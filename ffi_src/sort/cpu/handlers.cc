@@ -7,6 +7,7 @@
 
 #include "common/cpu/composite.h"
 #include "common/cpu/transpose.h"
+#include "common/rounding.h"
 #include "sort/call.h"
 
 namespace jaxgpuops::sort {
@@ -16,8 +17,6 @@ constexpr int64_t kTaskElements = 1 << 15;   // target number of elements of a t
 constexpr int64_t kPartElements = 1 << 16;   // the least number of elements in a part of a row that threads share
 constexpr int64_t kFewElements = 16;         // of a segment that is sorted by insertion
 constexpr int64_t kStripElements = 1 << 18;  // the largest number of elements of a strip that has several columns
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class Key>
 struct Sort {

@@ -83,21 +83,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
     __syncthreads();
     clear_counts(shared.counts);
     set_digits<Key>(digits, pass, a.order);
-    uint32_t index[kItems / 2];  // two in each word
-    if (a.indices) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        const uint32_t own = moved ? (shared.indices + first)[i * 32] : first + i * 32;
-        index[i / 2] = i % 2 ? index[i / 2] | own << 16 : own;
-      }
-    }
+    Indices<kItems> indices;
+    if (a.indices) indices.read(shared.indices, first, moved);
     __syncthreads();
     place_by_digit<kThreads, kItems>(
         shared.counts, shared.warps, digits, turn, live,
         [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); }, [](uint32_t) {},
         [&](int i, uint32_t place) {
           shared.words[place] = words[i];
-          if (a.indices) shared.indices[place] = static_cast<uint16_t>(index[i / 2] >> (i % 2 * 16));
+          if (a.indices) shared.indices[place] = indices[i];
         });
     moved = true;
     __syncthreads();

@@ -27,7 +27,7 @@ __device__ __forceinline__ Word<Key> word_of(Key bits, const SortOrder& order) {
   return bits;
 }
 
-// Returns the order of elements as that of keys whose upper part they are: `bits` more are below them.
+// Returns the same order for keys that have the element in their upper part and `bits` other bits below it.
 inline SortOrder raised(SortOrder order, int bits) {
   order.ascending.order.magnitude <<= bits;
   order.ascending.order.flip <<= bits;
@@ -206,6 +206,25 @@ __device__ __forceinline__ uint32_t place_by_digit(uint32_t* counts, uint32_t* w
   }
   return begin;
 }
+
+// The indices of the elements of a thread, two in each word.
+template <int kItems>
+struct Indices {
+  uint32_t words[kItems / 2];
+
+  // Reads them from `indices` of the block; before the first pass, they are the places of the elements. `first`: the
+  // place of the thread's first element.
+  __device__ __forceinline__ void read(const uint16_t* indices, uint32_t first, bool moved) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const uint32_t own = moved ? (indices + first)[i * 32] : first + i * 32;
+      words[i / 2] = i % 2 ? words[i / 2] | own << 16 : own;
+    }
+  }
+  __device__ __forceinline__ uint16_t operator[](int i) const {
+    return static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16));
+  }
+};
 
 }  // namespace
 }  // namespace jaxgpuops::sort

@@ -10,7 +10,7 @@
 
 namespace jaxgpuops::sort {
 
-// `values` and `indices` are null if not wanted, and so are `offsets` without segments.
+// `values` and `indices` are null where that result is not wanted; `offsets` is null if there are no segments.
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
                         int32_t* indices, void* workspace, const int32_t* offsets = nullptr);
 

@@ -174,19 +174,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
     if ((pass < kBytes ? differ >> shift & (kDigits - 1) : last >> shift) == 0) continue;
     __syncthreads();
     clear_counts(shared.counts);
-    uint32_t index[(kItems + 1) / 2];  // two in each word
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const uint32_t own = moved ? (shared.indices + first)[i * 32] : first + i * 32;
-      index[i / 2] = i % 2 ? index[i / 2] | own << 16 : own;
-    }
+    Indices<kItems> indices;
+    indices.read(shared.indices, first, moved);
     __syncthreads();
     place_by_digit<kThreads, kItems>(
         shared.counts, shared.warps, digits, 0, live,
         [&](int i, const Digits&) { return static_cast<uint32_t>(keys[i] >> shift) & (kDigits - 1); }, [](uint32_t) {},
         [&](int i, uint32_t place) {
           shared.keys[place] = keys[i];
-          shared.indices[place] = static_cast<uint16_t>(index[i / 2] >> (i % 2 * 16));
+          shared.indices[place] = indices[i];
         });
     moved = true;
     __syncthreads();

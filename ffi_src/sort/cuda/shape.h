@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "common/rows.h"
 
 namespace jaxgpuops::sort {
-
-constexpr int64_t kAlign = 256;  // alignment of the parts of a workspace
-constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 // ---- Rows that a thread holds ---------------------------------------------------------------------------------------
 
@@ -18,8 +16,8 @@ constexpr int kShortThreads = 256;
 constexpr uint32_t kShortTile = 2048;  // the most elements of a block's tile
 
 // How many outer indices the tile of a block has: a multiple of 16, so that each tile begins at a whole vector of 16
-// bytes. 0: tiles are not used, and each thread reads a row from global memory; so are rows of which k elements are
-// wanted, but not all.
+// bytes. 0: there are no tiles, and each thread reads a row from global memory. That is so if fewer elements than the
+// whole row are wanted.
 constexpr int64_t short_tile_outers(const Rows& rows, int64_t k) {
   return k < rows.length ? 0 : kShortTile / (rows.length * rows.inner) / 16 * 16;
 }

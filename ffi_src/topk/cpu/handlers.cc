@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "common/cpu/simd.h"
+#include "common/rounding.h"
 #include "topk/call.h"
 #include "topk/cpu/selector.h"
 
@@ -14,8 +15,6 @@ constexpr int64_t kCacheLine = 64;           // in bytes
 constexpr int64_t kTaskElements = 1 << 16;   // target number of input elements of a task of short rows
 constexpr int64_t kSliceElements = 1 << 15;  // the least number of elements in a slice of a long row
 constexpr int64_t kTileElements = 1 << 18;   // elements of a chunk of a strip
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Divides the work into tasks. A strip is some neighbouring columns of one outer index, read together so that every
 // cache line is used whole; if the axis is the last, it is a single row. If there are few strips, each is cut into

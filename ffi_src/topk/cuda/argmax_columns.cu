@@ -4,8 +4,9 @@
 namespace jaxgpuops::topk {
 namespace {
 
-// `beside` threads read vectors side by side, and `deep` of these groups the rows behind each other: a step is that
-// many rows. If `beside` is 0, the block's rows are one run of vectors without a gap, of which `threads` are a step.
+// The shape of a block: `beside` threads read the vectors of one row of columns, and `deep` such groups read `deep`
+// rows, which are a step. If `beside` is 0, the block's rows are one run of vectors without a gap; a step is `threads`
+// of them.
 struct ColumnsCall {
   uint32_t tiles, beside, deep, threads;
 };

@@ -19,8 +19,9 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
     }
     return most;
   } else {
-    // Compares plain keys, several in a word. They have numbers in the order of argmax (except that its two zeros are
-    // equal); only negative NaNs stand elsewhere, and the least key shows whether there are any.
+    // Compares plain keys, several in a word. They order numbers as argmax does, except that argmax has two equal
+    // zeros. Only negative NaNs are out of order; they have the least keys, so the least key shows whether there are
+    // any.
     const Lanes<Key> lanes(order.order);
     uint32_t most = 0, least = ~0u;
 #pragma unroll

@@ -17,8 +17,9 @@ constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a bloc
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block, if outer indices are few
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
-// kSmall: how many elements a thread takes at a time. It takes kSmallEach instead if the array has at most kArgmaxFew
-// elements (twice as many if columns are long), or a column at most kArgmaxFewRows, or elements have 64 bits.
+// kSmall: a thread takes kArgmaxEach elements at a time. It takes kSmallEach instead if the array has at most
+// kArgmaxFew elements (2 kArgmaxFew if columns are long), if a column has at most kArgmaxFewRows, or if elements have
+// 64 bits.
 constexpr int kArgmaxEach = 8;
 constexpr int64_t kArgmaxFew = 1 << 18;
 constexpr int64_t kArgmaxFewRows = 32;
@@ -151,9 +152,9 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   return shape;
 }
 
-// kColumns: about the threads of a block, if an outer index has one block. All blocks together have some 23 warps for
-// each multiprocessor, so that all run at once. (Measured for these numbers of warps on an H200; of bytes, in between,
-// no other number was faster than three.)
+// kColumns: about how many threads a block has if each outer index has one block. All blocks together then have some 23
+// warps for each multiprocessor, so that all run at once. (Fitted on an H200. For bytes and a middle number of threads,
+// three warps were as fast as any other number.)
 inline int argmax_column_threads(int64_t outer, int key_bytes) {
   constexpr int64_t kAll = 96 << 10;
   const int64_t each = kAll / outer;
@@ -162,7 +163,7 @@ inline int argmax_column_threads(int64_t outer, int key_bytes) {
   return each < 160 ? 128 : each < 224 ? 192 : kArgmaxThreads;
 }
 
-// Threads read neighbouring columns, and `deep` groups of them share the axis. Narrow blocks are more blocks.
+// Threads read neighbouring columns, and `deep` groups of them share the axis. If blocks are few, they are narrower.
 inline ArgmaxShape argmax_strided_shape(Rows rows) {
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kStrided;
@@ -224,8 +225,8 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     return argmax_strided_shape(rows);
   } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
-    // Whole periods, of not many threads: they all leave candidates for each other in shared memory. Where blocks have
-    // much to read, that does not count.
+    // A block has whole periods of threads. All threads exchange candidates through shared memory, so there are not
+    // many threads, except where blocks read so much that the exchange does not matter.
     const int64_t threads = argmax_column_threads(rows.outer, key_bytes);
     if (argmax_is_vast(rows, key_bytes)) {
       shape.threads = static_cast<int>(std::max(period, most) / period * period);

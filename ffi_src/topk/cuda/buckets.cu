@@ -300,8 +300,8 @@ struct Block {
     meet(exchange.arrivals, a.slices, target);
   }
 
-  // The same for all columns side by side. What their blocks read in a step is whole rows of columns, since each column
-  // has as many blocks: so a thread meets the same columns in each step.
+  // The same for all columns side by side. All columns have equally many blocks, so that a step of these blocks
+  // together reads whole rows of columns, and a thread meets the same columns in each step.
   __device__ __forceinline__ void filter_columns() {
     constexpr uint32_t kPerWord = Filter<Key>::kPerWord, kBits = 8 * sizeof(Key);
     // The block stages candidates. A tag tells the column, and the candidate's number among those of the column.
@@ -502,7 +502,7 @@ struct Block {
     };
     each([&](bool there, C, uint32_t bucket) { add(there, bucket); });
     __syncthreads();
-    // The count of a bucket before this block's was added is the place of this block's candidates in the bucket.
+    // The atomic returns the bucket's count without this block. That is where this block's candidates begin in it.
     for (uint32_t b = tid; b < buckets; b += kThreads)
       if (counts[b]) counts[b] = atomicAdd(&exchange.counts[b], counts[b]);
     meet(exchange.arrivals, a.slices, target);

@@ -14,7 +14,7 @@ constexpr int64_t kMaxBucketsK = 1 << 19;
 constexpr int64_t kMostBeside = 128;  // the most columns side by side
 constexpr int kBucketsThreads = 512;
 constexpr int kBucketsResident = 2;  // blocks that a multiprocessor runs at the same time
-// The fewest elements that a block reads, where multiprocessors run one, and where they run two.
+// The fewest elements that a block reads, if a multiprocessor runs one block; kBucketsSliceOfTwo if it runs two.
 constexpr int64_t kBucketsSlice = 1 << 13, kBucketsSliceOfTwo = 1 << 16;
 constexpr uint32_t kBucketsSample = 16;                           // the most elements of a row that a thread samples
 constexpr uint32_t kFewestSplitters = 64, kMostSplitters = 2048;  // a row has one bucket more
@@ -36,9 +36,10 @@ struct BucketsShape {
   int64_t bytes = 0;
 };
 
-// About half of the threads, or fewer, sample one of the row's k best. The number is hardly ever more than six standard
-// deviations above the expected one, and so many reach the threshold (kth_of_composites() adds up to a half). How many
-// elements of the row reach it follows, give or take five standard deviations.
+// Each thread samples so many elements that about half of the threads, or fewer, see one of the row's k best. `reach`
+// is that number plus six standard deviations, which is hardly ever exceeded; the threshold is a key that so many
+// threads reach (kth_of_composites() may add up to a half). From it follows how many elements of the row reach the
+// threshold, with five standard deviations to spare: `room`.
 inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   const int64_t composite = composite_bytes(key_bytes);
   BucketsShape shape;
@@ -51,7 +52,8 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   const double most = reached + 5 * std::sqrt(reached * std::max(0., 1 - reached / threads));
   const double reaching = 1 - std::pow(std::max(1 - most / threads, 0.02), 1 / each);
   shape.room = std::min(length, static_cast<int64_t>(reaching * static_cast<double>(length)) + 1024) / 2 * 2;
-  // Up to 512 of them, there are at most k; then as many as leave buckets that shared memory has room for.
+  // There are at most k splitters, up to 512. More than 512 are taken only while buckets of k elements would not fit
+  // into shared memory.
   shape.splitters = kFewestSplitters;
   while (shape.splitters < kMostSplitters &&
          (shape.splitters < 512 ? 2 * shape.splitters <= k : int64_t{shape.splitters} * 1024 < k * composite))

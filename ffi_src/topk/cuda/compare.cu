@@ -2,10 +2,10 @@
 // before it is its place in the result. No step waits for the result of another one, so this takes less time than any
 // other kernel while the device has room for the comparisons; and equal elements take as long as others.
 //
-// A block loads a tile (compare_shape.h) as words that are in the order of keys. Words of keys of up to 16 bits have
-// the mirrored index below the key, so they are distinct. Of wider keys, those before an element come first if they are
-// equal, so elements on both sides of a chunk are compared differently. For results in the order of indices, blocks of
-// a cluster tell each other which elements are selected.
+// A block loads a tile (compare_shape.h) as words that compare like keys. A key of up to 16 bits shares its word with
+// the mirrored index, so no two words are equal. Wider keys fill their words and may be equal; then the lower index
+// comes first. So a chunk is compared with the elements before it by >=, and with those after it by >. For results in
+// the order of indices, blocks of a cluster tell each other which elements are selected.
 //
 // Bytes moved: the input once for each slice of a tile, mostly from the L2 cache, and k results (value and index).
 #include "common/cuda/intrinsics.cuh"

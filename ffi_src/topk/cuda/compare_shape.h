@@ -22,12 +22,12 @@ constexpr int kCompareLeast = 32;                     // elements that each of t
 // of lanes ranks: kCompareEach elements a lane. If the chunks of a tile are too many for a block, several blocks load
 // it, and each ranks a slice of its chunks.
 struct CompareShape {
-  int threads = 256;   // of a block
+  int threads = 256;   // threads of a block
   int lanes = 32;      // lanes of a team, a power of two
-  int64_t chunks = 1;  // of a row
-  int64_t rows = 1;    // of a tile
+  int64_t chunks = 1;  // chunks of a row
+  int64_t rows = 1;    // rows of a tile
   int64_t own = 1;     // chunks of a slice
-  int64_t slices = 1;  // of a tile
+  int64_t slices = 1;  // slices of a tile
   int parts = 1;       // teams that share a chunk, a power of two: each compares it with a part of the row
   int64_t pitch = 0;   // words from one row to the next in shared memory
   int64_t blocks = 0;

@@ -52,7 +52,7 @@ template <class Key>
 struct Filter {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;  // a word has 1, 2 or 4 elements
   static constexpr int kBits = 8 * sizeof(Key), kWordBits = 8 * sizeof(Word), kPerWord = kWordBits / kBits;
-  Word flips, floor;  // `flips` is in every element of a word; `floor` in the top one only
+  Word flips, floor;  // `flips` repeats in every element of a word; `floor` is only in the top element
 
   JAXGPUOPS_HD Filter(Key threshold, KeyOrder order) {
     const bool negative = decode(threshold, order) >> (kBits - 1);

@@ -553,7 +553,9 @@ __global__ void __launch_bounds__(kThreads, kHeldThreads / kThreads) held_kernel
 template <class Key>
 cudaError_t run(cudaStream_t stream, const Launch& config, const Args& a) {
   switch (config.block.x) {
-    case 256: return launch(stream, config, held_kernel<Key, 256>, a);
+    case 256:
+      if constexpr (sizeof(Key) < 4) return launch(stream, config, held_kernel<Key, 256>, a);
+      return cudaErrorInvalidValue;
     case 512: return launch(stream, config, held_kernel<Key, 512>, a);
     default: return launch(stream, config, held_kernel<Key, 1024>, a);
   }

@@ -14,7 +14,8 @@ struct RowVectors {
   uint32_t head;     // loose elements before the first vector
   uint32_t vectors;  // how many there are
 
-  // In a row whose elements are not neighbours in memory, any kVector elements make a vector, also the first ones.
+  // If elements are not `neighbours` in memory, alignment does not matter: a vector is any kVector elements, and there
+  // is no head.
   __device__ __forceinline__ RowVectors(const Key* row, uint32_t elements, bool neighbours = true)
       : x(row), length(elements) {
     const auto misaligned = neighbours ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Key)) : 0;

@@ -413,8 +413,8 @@ struct Block {
         last = packing.index(threshold);
       }
       if (!guesses || packing.lowest(bound) == threshold) break;
-      // Only elements that reach the last guess count: of those below it, which were appended before, later tiles may
-      // have had more.
+      // Drops elements below the last guess, which the buffer has from before that guess: later tiles may have had more
+      // elements that are as large, and did not append them.
       compact<kThreads>(s, buffer, threshold);
       if (s.count >= k) break;
       __syncthreads();

@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 
   const uint32_t all = a.told * a.slices, bounds = all + 2 * a.slices, entries = bounds + a.slices;
   const uint32_t own = lane / 4 * (4 * kWarps) + warp * 4 + lane % 4;  // each warp ranks a part of the best elements
-  C told[kMine], best = 0, floor = 1, bound = 0;  // no element of the result is 0, the last composite of all
+  C told[kMine], best = 0, floor = 1, bound = 0;  // the composite 0 sorts last and is never in the result
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     const uint32_t i = own + j * kThreads;

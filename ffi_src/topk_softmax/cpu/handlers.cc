@@ -68,7 +68,8 @@ JAXGPUOPS_SIMD void sigmoid_row(const float* z, int64_t n, float shift, float* s
   }
 }
 
-// Square roots of log(1 + e^z); below kFar, where that is e^z, divided by e^(shift / 2), shift <= kFar or 0.
+// Square roots of log(1 + e^z). Where z is below kFar, log(1 + e^z) is e^z, and the result is divided by e^(shift / 2);
+// `shift` is at most kFar, or 0.
 JAXGPUOPS_SIMD void root_row(const float* z, int64_t n, float shift, float* s) {
   for (int64_t j = 0; j < n; ++j) {
     const float e = exp_negative(z[j] > 0 ? -z[j] : z[j]), u = 1 + e;

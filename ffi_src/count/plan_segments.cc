@@ -1,0 +1,365 @@
+#include "count/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/rounding.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+// Bytes of the partial result of one element.
+int64_t partial_bytes(const Segments& problem) {
+  const int64_t bytes = bytes_of(problem.dtype);
+  return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
+}
+
+// Plans a table of all segments for each lane. Returns false if there are too many segments for that.
+bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  const Rows& rows = problem.rows;
+  const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
+  // The larger the tables, the fewer warps a multiprocessor holds. Sums of few columns have no faster kernel, so their
+  // tables may be largest. Extremes of few columns have kTables or kAtomics instead, and rows of many columns kOrdered,
+  // which beat large tables.
+  const bool narrow = rows.inner <= kMostTableColumns;
+  const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
+  const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
+  if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
+  if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
+  plan.algorithm = Segmenting::kLanes;
+  plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
+  // The steps of a warp wait for each other, and other warps must hide these waits. Where tables of two columns would
+  // leave a multiprocessor only three or four warps, lanes have one column, and each warp has a slice of its own.
+  const bool alone = plan.columns == 2 && 2 * warp_bytes > 48 << 10;
+  if (alone) plan.columns = 1;
+  while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
+  const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, plan.columns << plan.team_bits);
+  const int64_t own = warp_bytes * plan.columns;
+  const int64_t most_parts = alone ? 1 : most / own;
+  plan.parts =
+      static_cast<int>(std::clamp<int64_t>(std::min(most_parts, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
+  const int64_t least = teams * plan.parts * std::max<int64_t>(64, problem.segments * plan.columns / 4);
+  const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
+  plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
+  plan.rows = ceil_div(rows.length, plan.tiles);
+  // Rounds slices up to whole batches of loads, where that makes them hardly longer.
+  const int64_t batch = teams * plan.parts * kLaneBatch;
+  if (plan.rows >= 8 * batch) {
+    plan.rows = ceil_div(plan.rows, batch) * batch;
+    plan.tiles = ceil_div(rows.length, plan.rows);
+  }
+  if (plan.tiles > 1)
+    plan.workspace_bytes = aligned(plan.tiles * rows.inner * problem.segments * partial_bytes(problem));
+  const int64_t most_units = alone ? kMostLaneWarps : std::max(1, 4 / plan.parts);
+  const int64_t units = std::clamp<int64_t>(gpu.shared_bytes / (own * plan.parts), 1, most_units);
+  plan.warps = static_cast<int>(units * plan.parts);
+  plan.shared_bytes = plan.warps * own;
+  return true;
+}
+
+// Chooses the widths so that no accumulator of a sum overflows, even if one segment has all rows.
+ExactShape exact_of(DType dtype, int64_t length) {
+  ExactShape shape;
+  int bits = 0;
+  while (int64_t{1} << bits < length) ++bits;
+  const int mantissa = mantissa_bits(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
+  shape.width = std::min(63 - mantissa - bits, 52 - mantissa);
+  shape.bins = (places + shape.width - 1) / shape.width;
+  shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
+  shape.step = std::ldexp(1.0, shape.width);
+  return shape;
+}
+
+// Plans kFew: as with plan_lanes, each lane has a table, but of one range of the segments, and each range has a block.
+// `cell_bytes`: the bytes of an accumulator. The order of additions follows from this geometry, so it may not depend on
+// the GPU; tables and lists fit in the shared memory that every GPU has.
+// `may_cut`: ranges may be shorter than the number of blocks demands. Small tables are cleared sooner, and more blocks
+// fit on a multiprocessor.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_cut, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kLeastRange = 8;
+  plan.algorithm = Segmenting::kFew;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  const auto chunks = [&] { return ceil_div(rows.inner, 1 << plan.team_bits); };
+  // Where there would be few blocks, each has fewer columns, but at least 8: those are a sector of 32 bytes of float32.
+  while (plan.team_bits > 3 && chunks() * ceil_div(segments, 16) < kBlocks && segments <= 128) --plan.team_bits;
+  const int64_t teams = 32 >> plan.team_bits;
+  // Every block reads all ids, so there are several ranges only if there is enough work. Once there are enough blocks
+  // for the GPU, tables are as large as shared memory allows, with fewer warps if necessary.
+  const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
+  const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
+  int64_t range = std::min(segments, std::max(kLeastRange, ceil_div(segments, wanted)));
+  int64_t most_shared = 60 << 10;
+  const int64_t cut = segments > 256 ? 24 : 16;
+  const bool many = chunks() * ceil_div(segments, cut) >= 2 * kBlocks;
+  const bool pays = !many || (segments > 64 && (chunks() < kBlocks || rows.length > 512));
+  if (may_cut && segments > 32 && range > cut && pays) {
+    range = cut;
+    if (many) most_shared = 20 << 10;
+  }
+  int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
+  const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
+  const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
+  const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
+  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, warps / 2);
+  if (warps * bytes_of_warp() > most_shared) range = (most_shared / warps - 4 * kFewList) / row - 1;
+  plan.warps = static_cast<int>(warps);
+  plan.rows = range;
+  plan.tiles = ceil_div(segments, range);
+  plan.shared_bytes = warps * bytes_of_warp();
+}
+
+// Whether the plan of plan_few is taken: always for up to kFewRows rows. More rows take it only where other kernels
+// need several launches, if all of the following hold: the blocks together do not read too many ids, a team folds few
+// rows, and it folds not too many even if one segment has all rows.
+bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) {
+  const Rows& rows = problem.rows;
+  if (rows.inner >= int64_t{1} << 31) return false;  // offsets within a row must fit in 32 bits
+  if (rows.length <= kFewRows) return true;
+  if (problem.sorted ? rows.length * rows.inner > 8 << 10 : !several) return false;
+  const int64_t blocks = plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits);
+  const int64_t of_team = rows.length / (plan.warps * (32 >> plan.team_bits));
+  const int64_t most_ids = rows.inner <= kMostTableColumns ? 3 << 20 : 5 << 20;
+  return blocks * rows.length <= most_ids && of_team <= 128 && of_team * plan.rows <= 64 * problem.segments;
+}
+
+// Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
+// sums of floats whose accumulators would take far more memory than the data.
+bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  const Rows& rows = problem.rows;
+  const int64_t cells = problem.segments * rows.inner;
+  if (rows.inner > kMostAtomicColumns) return false;
+  if (problem.op == Op::kSum && is_float(problem.dtype)) {
+    if (rows.inner > kMostTableColumns || problem.dtype == DType::kFloat64) return false;
+    plan.exact = exact_of(problem.dtype, rows.length);
+    const int64_t bytes = ExactShape::kHeadBytes + aligned(8 * (plan.exact.bins + 1) * cells);
+    if (bytes > std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)) return false;
+    plan.workspace_bytes = bytes;
+    // A block keeps the accumulators that most numbers use in shared memory, if adding these to memory takes much less
+    // time than reading the numbers.
+    plan.blocks = std::max<int64_t>(1, gpu.multiprocessors / rows.outer);
+    int64_t bins = std::min<int64_t>({2, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
+    while (bins > 0 && rows.length * rows.inner < 4 * plan.blocks * cells * bins) --bins;
+    plan.table_bins = static_cast<int>(bins);
+    plan.shared_bytes = 8 * cells * bins;
+  } else if (bytes_of(problem.dtype) < 4) {
+    plan.workspace_bytes = aligned(4 * cells);
+  }
+  plan.algorithm = Segmenting::kAtomics;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  plan.overlap = gpu.dependent_launch;
+  // Looks at an accumulator before an atomic: if a segment has many rows, most numbers are not larger than those
+  // before. With eight columns, one atomic instruction serves all of them, so that looking pays later.
+  plan.looks = rows.length >= (rows.inner == 1 || rows.inner >= 8 ? 32 : 8) * problem.segments;
+  // A warp takes `step` rows at a time, and several steps. Sums: at least two steps, eight if that leaves enough warps.
+  // Extremes: up to sixteen. The more rows a warp has, the more it folds in registers where one segment is frequent.
+  const bool long_runs = problem.op == Op::kSum || (rows.inner >= 8 && !plan.looks);
+  const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
+  plan.rows =
+      step * (long_runs ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
+                        : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
+  plan.tiles = ceil_div(rows.length, plan.rows);
+  return true;
+}
+
+}  // namespace
+
+// Ids are sorted as unsigned numbers. So negative ids, whose rows are dropped, come last.
+sort::Problem order_of(const Segments& problem) {
+  sort::Problem ids;
+  ids.rows = {problem.id_rows, problem.rows.length, 1};
+  ids.k = problem.rows.length;
+  return ids;
+}
+
+namespace {
+
+OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
+  OrderPlan plan;
+  plan.sort = sort::plan_sort(order_of(problem), gpu);
+  plan.positions = aligned(4 * problem.rows.length);
+  plan.workspace = 2 * plan.positions;
+  plan.bytes = plan.workspace + aligned(plan.sort.workspace_bytes);
+  return plan;
+}
+
+// Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
+void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
+  const Rows& rows = problem.rows;
+  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
+  if (!problem.sorted) plan.order = plan_order(problem, gpu);
+  // Tiles are large enough that their lanes, with 16 bytes of each row, make no more than about 4096 warps.
+  const int64_t bytes = rows.inner * bytes_of(problem.dtype);
+  const int64_t lanes = rows.length * ceil_div(bytes, 16);
+  int64_t tile = lanes < 1 << 20 ? 32 : 64;
+  while (tile < 1024 && lanes / tile > 32 * 4096) tile *= 2;
+  // With one column, a warp has a tile, and takes 256 rows at a time.
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
+  plan.rows = tile;
+  plan.tiles = ceil_div(rows.length, tile);
+  const int64_t part = aligned(plan.tiles * rows.inner * part_bytes);
+  plan.tails = part;
+  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
+}
+
+}  // namespace
+
+// Choices that depend on the number of outer indices or on the GPU must not change the order of additions.
+SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
+  SegmentsPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
+  // Clearing and adding up the tables of lanes must not take longer than reading the rows. Ids of 8 bits have no other
+  // kernel.
+  const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
+  const bool has_lanes =
+      few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
+          : dense && !problem.sorted &&
+                (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
+  // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it.
+  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && bytes_of(problem.dtype) >= 4 &&
+      rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
+    return plan;
+  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
+  if (problem.byte_ids) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
+  plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
+  // Atomics take two short launches if the results are their accumulators, and three if they need keys.
+  const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
+  if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
+  plan = {};
+  const int64_t table = problem.segments * partial_bytes(problem);
+  const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
+  const bool one = sums_ints && rows.length >= 256 * problem.segments;
+  const bool has_tables =
+      !problem.sorted && rows.inner <= kMostTableColumns && table * (one ? 1 : kTableThreads / 32) <= 48 << 10;
+  if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
+    return plan;
+  if (has_tables) {
+    plan.algorithm = Segmenting::kTables;
+    const int64_t part = sums_ints && rows.inner == 1 ? 4 : 8, least = std::max(part << 10, part * problem.segments);
+    plan.tiles = std::clamp<int64_t>(rows.length / least, 1, 528);
+    plan.rows = ceil_div(rows.length, plan.tiles);
+    plan.workspace_bytes = plan.tiles > 1 ? aligned(plan.tiles * rows.inner * table) : 0;
+    return plan;
+  }
+  plan_tiles(problem, partial_bytes(problem), gpu, plan);
+  return plan;
+}
+
+namespace {
+
+constexpr int64_t kMostCellBytes = 226 << 10;  // in shared memory; GPUs that have less have the cells in the workspace
+
+// The most rows that one block can take alone.
+int64_t most_whole_rows(const Segments& problem) {
+  return problem.dtype == DType::kFloat64 ? kMostWideRows : 4 * kMostCellThreads;
+}
+bool has_few_cells(const Segments& problem) {
+  return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
+}
+
+// Plans cells of softmax for blocks that have all rows of some columns: eight columns (a sector of 32 bytes), or fewer
+// where there would be few blocks. Returns false if there are too many rows or segments. That may not depend on the
+// number of outer indices, because a part of a batch may be planned with the workspace of the whole.
+bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 128, kFewElements = 64;
+  const auto [outer, length, inner] = problem.rows;
+  const bool wide = problem.dtype == DType::kFloat64;
+  const int64_t most_elements = most_whole_rows(problem);
+  const int64_t bytes = problem.segments * (wide ? 16 : kBlockCellBytes);  // of the cells of a column
+  const int64_t most = (wide ? kGpus[0] : gpu).shared_bytes - 1024;
+  if (!has_few_cells(problem) || bytes > most) return false;
+  int64_t columns = 8;
+  while (columns > 1 && (columns > inner || length * columns > most_elements || bytes * columns > most ||
+                         (length * columns > kFewElements && ceil_div(inner, columns) * outer < kBlocks)))
+    columns /= 2;
+  plan.algorithm = Segmenting::kCells;
+  plan.columns = static_cast<int>(columns);
+  plan.rows = length;
+  plan.tiles = 1;
+  const int64_t elements = length * columns;
+  const int64_t threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
+  plan.warps = static_cast<int>(ceil_div(threads, 32));
+  plan.shared_bytes = bytes * columns;
+  return true;
+}
+
+// Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the
+// GPU.
+bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kFew = 3 << 19;  // numbers
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments, numbers = length * inner;
+  const bool must = has_few_cells(problem);
+  // The cells must not take too much memory.
+  if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
+  const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
+    return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
+  };
+  // Blocks have their cells in shared memory, if each block then has many rows: cells of up to 32 columns if two such
+  // blocks fit on a multiprocessor, otherwise of fewer, at least 8.
+  const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
+  plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+  const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
+  while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
+  const bool has_table = bytes() <= kMostCellBytes && length >= 8 * segments;
+  if (has_table && bytes() <= most) {
+    plan.shared_bytes = bytes();
+    plan.warps = bytes() <= half ? 16 : 32;
+    const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
+    plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
+  } else if (must || has_table || inner < 4 || numbers <= kFew) {
+    plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+    plan.warps = 8;
+    const int64_t batch = 8 * (32 * plan.warps / plan.columns);
+    plan.tiles = std::min(ceil_div(length, batch), blocks(32 * gpu.multiprocessors));
+  } else {
+    return false;
+  }
+  plan.algorithm = Segmenting::kCells;
+  plan.rows = ceil_div(length, plan.tiles);
+  plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(segments * inner * kCellBytes);
+  plan.overlap = gpu.dependent_launch;
+  return plan.rows < int64_t{1} << 31;
+}
+
+// Whether segment_max and segment_sum would both take kLanes. With many rows, these two take less time than cells.
+bool prefers_lanes(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const bool narrow = rows.inner <= kMostTableColumns;
+  return rows.length * rows.inner > 2 << 20 && problem.segments <= (narrow ? 64 : 128) &&
+         (narrow || rows.inner > kMostAtomicColumns);
+}
+
+}  // namespace
+
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
+  SegmentsPlan plan;
+  const Rows& rows = problem.rows;
+  plan.algorithm = Segmenting::kNone;
+  if (rows.elements() == 0 || problem.segments == 0) return plan;
+  // Rows whose ids ascend are read in order, unless they are few. Cells are for few rows of float64: with many rows, a
+  // fixed-point sum of 64 bits leaves too few bits for each exponential.
+  const bool wide = problem.dtype == DType::kFloat64;
+  const bool few = rows.length <= kFewRows || rows.length * rows.inner <= 8 << 10;
+  if (wide || !problem.sorted || few) {
+    if (plan_whole_cells(problem, gpu, plan)) return plan;
+    if (!wide && !has_few_cells(problem) && prefers_lanes(problem)) return plan;
+    if (!wide && plan_shared_cells(problem, gpu, plan)) return plan;
+    plan = {};
+  }
+  if (wide) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
+  plan_tiles(problem, kPairBytes, gpu, plan);
+  plan.pairs = plan.workspace_bytes;
+  plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);
+  return plan;
+}
+
+}  // namespace jaxgpuops::count
