@@ -345,7 +345,7 @@ bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& 
   // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
   // read several times instead.
   if (!sorted && k > kMaxStreamK && rows.elements() * key_bytes < 8 << 20) return false;
-  // Columns side by side need a block each that run at the same time.
+  // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
          rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&
          rows.length * rows.inner < int64_t{1} << 32;

@@ -304,7 +304,8 @@ struct Block {
   // together reads whole rows of columns, and a thread meets the same columns in each step.
   __device__ __forceinline__ void filter_columns() {
     constexpr uint32_t kPerWord = Filter<Key>::kPerWord, kBits = 8 * sizeof(Key);
-    // The block stages candidates. A tag tells the column, and the candidate's number among those of the column.
+    // The block stages candidates in shared memory. A candidate's tag holds its column and its number within the
+    // column.
     constexpr uint32_t kAll = (kBucketsStagedBytes - kMostBeside * (sizeof(C) + 4)) / (sizeof(C) + 4);
     C* const thresholds = buffer + kAll;
     uint32_t* const counts = reinterpret_cast<uint32_t*>(thresholds + kMostBeside);
