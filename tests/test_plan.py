@@ -244,6 +244,17 @@ FASTEST = [
 ]
 
 
+@pytest.mark.parametrize("sorted", [True, False])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(
+    "rows,k", [((1, 1 << 19, 16), 5), ((1, 453_507, 7), 9), ((3, 1 << 20, 3), 2), ((1, 32768, 128), 60)]
+)
+def test_long_columns_are_read_together(rows, k, bits, sorted):
+    assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"
+    assert plan_topk(rows[0], rows[1], 129, k, bits, sorted, 90)["algorithm"] != "buckets"
+    assert plan_topk(rows[0], 16384, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
+
+
 @pytest.mark.parametrize("rows,k,dtype,algorithm", FASTEST)
 def test_the_fastest_of_the_kernels(rows, k, dtype, algorithm):
     assert plan_topk(*rows, k, 8 * jnp.dtype(dtype).itemsize, True, 90)["algorithm"] == algorithm

@@ -108,7 +108,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   }
   if (rows.length <= kMaxTeamLength) {
     plan.algorithm = Algorithm::kTeam;
-    plan.team = topk::sort_shape(rows, rows.length, key_bytes, gpu.multiprocessors, shared_limit);
+    plan.team = topk::sort_shape(rows, rows.length, key_bytes, true, gpu.multiprocessors, shared_limit);
     plan.threads = plan.team.threads;
     plan.blocks = plan.team.blocks;
     plan.shared_bytes = static_cast<int64_t>(plan.team.shared_bytes);

@@ -132,11 +132,11 @@ bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
          rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
 }
 
-Plan plan_sort(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kSort;
-  plan.sort =
-      sort_shape(rows, k, key_bytes, gpu.multiprocessors, gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
+  plan.sort = sort_shape(rows, k, key_bytes, sorted, gpu.multiprocessors,
+                         gpu.shared_bytes - static_cast<int64_t>(kReservedShared));
   plan.lanes = std::min(plan.sort.team, 32);
   plan.threads = plan.sort.threads;
   plan.blocks = plan.sort.blocks;
@@ -342,18 +342,21 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  // For the order of indices, candidates are divided and sorted twice. Small arrays can be read several times instead.
-  if (!sorted && rows.elements() * key_bytes < 8 << 20) return false;
+  // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
+  // read several times instead.
+  if (!sorted && k > kMaxStreamK && rows.elements() * key_bytes < 8 << 20) return false;
   // Columns side by side have a block each, and these must all run at the same time.
-  return key_bytes > 1 && k >= kMinBucketsK && k <= kMaxBucketsK && rows.length >= 2 * k &&
-         rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 2) &&
+  return k <= kMaxBucketsK && rows.length >= 2 * k &&
+         rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&
          rows.length * rows.inner < int64_t{1} << 32;
 }
 
 // Whether the buckets kernels are faster than the streaming kernels. Those read columns one by one, and must merge k
 // elements from each of the blocks that share a row.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.inner >= 8) return rows.length >= 1 << 15;
+  if (rows.inner > 1 && rows.length >= 1 << 15 && (rows.inner >= 8 || rows.count() <= 4 * gpu.multiprocessors))
+    return true;
+  if (rows.inner >= 8) return false;
   const int64_t slices = std::min(gpu.multiprocessors / rows.count(), rows.length / 4096);
   return (rows.inner > 1 || key_bytes == 8) && slices * k >= 1 << 14;
 }
@@ -479,7 +482,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
-    if (const Plan plan = plan_sort(rows, k, key_bytes, gpu); fits(plan)) return plan;
+    if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
   const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
                     rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);

@@ -1,4 +1,4 @@
-// Top-k of long rows for large k, in one read of the row, and of long columns of which few lie side by side.
+// Top-k of long rows for large k, in one read of the row, and of long columns of which few lie side by side, for any k.
 //
 // Each thread samples elements of the row at places that depend on nothing but the length, as if by chance. The best
 // ones of the threads give a threshold that somewhat more than k elements of the row reach. It is a key with an index,
@@ -15,6 +15,9 @@
 // If fewer than k elements reach the threshold, or more than there is room for, digits of the composites find another
 // one, with a read of the row each. If buckets have too many candidates for shared memory, they are sorted in the
 // workspace. Both hardly ever happen, and are slow.
+//
+// Where candidates are few, they are not divided: a block sorts the whole list. Where one block has all k, also those
+// of the order of indices.
 //
 // Bytes moved: the input once, k results (value and index), and each candidate, of which there are 1.5 to 4 times k
 // (more where k is a small part of the row), five times. All composites are distinct, so neither the order of the list
@@ -51,6 +54,7 @@ struct Buckets : Call {
   int64_t first_row;
   uint32_t slices;  // blocks that share a row
   uint32_t sample, reach, splitters, room;
+  uint32_t alone;  // up to so many candidates of a row are not divided
   int64_t starts, list, in_order;
   bool by_index;  // the list has the k elements of the result, with their indices above their keys
 };
@@ -152,7 +156,8 @@ struct Block {
   using C = Composite<Key>;
   using Row = RowVectors<Key>;
   using Word = typename Filter<Key>::Word;
-  static constexpr uint32_t kVector = Row::kVector, kLoads = 4, kWords = 16 / sizeof(Word);
+  static constexpr uint32_t kVector = Row::kVector, kWords = 16 / sizeof(Word);
+  static constexpr uint32_t kLoads = sizeof(Key) == 1 ? 2 : 4;  // 32 elements at most, one bit each
 
   const Buckets& a;
   Shared<kThreads, C>& s;
@@ -299,7 +304,6 @@ struct Block {
   // together reads whole rows of columns, and a thread meets the same columns in each step.
   __device__ __forceinline__ void filter_columns() {
     constexpr uint32_t kPerWord = Filter<Key>::kPerWord, kBits = 8 * sizeof(Key);
-    static_assert(kPerWord <= 2);
     // The block stages candidates in shared memory. A candidate's tag holds its column and its number within the
     // column.
     constexpr uint32_t kAll = (kBucketsStagedBytes - kMostBeside * (sizeof(C) + 4)) / (sizeof(C) + 4);
@@ -329,8 +333,8 @@ struct Block {
     const uint32_t step = beside * a.slices * kWarps * kChunk, of_all = column * a.slices + rank;
     const uint32_t own = (of_all * kWarps + warp) * kChunk + lane;
     if (of_all == 0 && tid < all.loose()) take(all.loose_index(tid));
-    // The key of the threshold for each element of the thread. In a word of two keys, both are reduced by one, so that
-    // a maximum shows whether any element exceeds its key. `always`: a key is 0 and cannot be reduced.
+    // The keys of the thresholds, for each element of the thread. Where a word has several, they are less by one: then
+    // a maximum shows whether any is exceeded. `always`: one cannot be less.
     Word floors[kLoads][kWords];
     bool always = false;
     uint32_t c = all.index(own) % beside;
@@ -353,8 +357,9 @@ struct Block {
       if constexpr (kPerWord == 1) {
         return encode(word, a.order);
       } else {
+        constexpr uint32_t kOnes = ~0u / ((1u << kBits) - 1);  // 1 in each element
         const uint32_t magnitude = static_cast<Key>(a.order.magnitude), flip = static_cast<Key>(a.order.flip);
-        return word ^ ((word >> (kBits - 1) & 0x10001) * magnitude) ^ (flip * 0x10001);
+        return word ^ ((word >> (kBits - 1) & kOnes) * magnitude) ^ (flip * kOnes);
       }
     };
 #pragma unroll 1
@@ -372,7 +377,8 @@ struct Block {
           if constexpr (kPerWord == 1) {
             any |= words[u][w] >= floors[u][w];
           } else {
-            any |= __vmaxu2(words[u][w], floors[u][w]) != floors[u][w];
+            any |= (kPerWord == 2 ? __vmaxu2(words[u][w], floors[u][w]) : __vmaxu4(words[u][w], floors[u][w])) !=
+                   floors[u][w];
           }
         }
       if (!any) continue;
@@ -548,6 +554,7 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident) buckets_kernel(con
     }
     const uint32_t found = __ldcg(block.exchange.found);
     if (found < a.k || found > a.room) block.repair();
+    if (__ldcg(block.exchange.found) <= a.alone) return let_dependents_start();
   }
   block.divide();
 }
@@ -572,7 +579,7 @@ __device__ __forceinline__ void write(const Buckets& a, const Composite<Key>* in
   }
 }
 
-// Sorts the buckets that begin within a window of places, and writes them.
+// Sorts the buckets that begin within a window of places, or a list that was not divided, and writes them.
 template <class C>
 __global__ void __launch_bounds__(kThreads, kBucketsResident)
     buckets_sort_kernel(const __grid_constant__ Buckets a, uint32_t windows, int key_bits) {
@@ -584,32 +591,49 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident)
   const uint32_t window = blockIdx.x % windows, from = window * kWindow<C>, to = min(a.k, from + kWindow<C>);
   const Exchange<C> exchange(a, row);
   wait_for_predecessor();
-  // Of equal starts, the first one tells where others end; the last one is at least k.
-  for (uint32_t b = threadIdx.x; b <= a.splitters + 1; b += kThreads) {
-    const uint32_t start = exchange.starts[b], before = b ? exchange.starts[b - 1] : 0;
-    if (start >= from && (b == 0 || before < from)) begin = start;
-    if (start >= to && before < to) end = start;
+  const uint32_t found = *exchange.found;
+  const bool alone = found <= a.alone;
+  if (alone) {
+    if (window) return;
+    if (threadIdx.x == 0) begin = 0, end = found;
+  } else {
+    // Of equal starts, the first one tells where others end; the last one is at least k.
+    for (uint32_t b = threadIdx.x; b <= a.splitters + 1; b += kThreads) {
+      const uint32_t start = exchange.starts[b], before = b ? exchange.starts[b - 1] : 0;
+      if (start >= from && (b == 0 || before < from)) begin = start;
+      if (start >= to && before < to) end = start;
+    }
   }
   __syncthreads();
   if (begin >= to) return;
-  const uint32_t m = end - begin;
-  C* in_order = exchange.sorted + begin;
+  const uint32_t m = end - begin, count = min(m, a.k - begin);
+  C* in_order = (alone ? exchange.list : exchange.sorted) + begin;
   if (m <= kRoom<C>) {
     for (uint32_t i = threadIdx.x; i < m; i += kThreads) buffer[i] = in_order[i];
     if (threadIdx.x == 0) s.count = m;
     __syncthreads();
-    sort_candidates<kThreads>(s, buffer, m, buffer + kRoom<C>, kRoom<C>);
-    in_order = buffer;
+    sort_candidates<kThreads>(s, buffer, count, buffer + kRoom<C>, kRoom<C>);
   } else {
     sort_descending<kThreads>(in_order, m);
   }
-  const uint32_t count = min(m, a.k - begin);
+  const bool has_all = !a.sorted && windows == 1;  // the block has the k elements, which indices are to order
+  if (m > kRoom<C> && has_all) {
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) buffer[i] = in_order[i];
+    __syncthreads();
+  }
+  if (m <= kRoom<C> || has_all) in_order = buffer;
+  const auto finish = [&](auto key) {
+    using Key = decltype(key);
+    if (has_all) {
+      write_selected<kThreads, Key>(s, a, Packing<Key>::make(a.length), buffer, buffer + kRoom<C>, kRoom<C>, row);
+    } else {
+      write<Key>(a, in_order, row, begin, count);
+    }
+  };
   if constexpr (sizeof(C) == 16) {
-    write<uint64_t>(a, in_order, row, begin, count);
-  } else if (key_bits == 32) {
-    write<uint32_t>(a, in_order, row, begin, count);
+    finish(uint64_t{});
   } else {
-    write<uint16_t>(a, in_order, row, begin, count);
+    key_bits == 32 ? finish(uint32_t{}) : key_bits == 16 ? finish(uint16_t{}) : finish(uint8_t{});
   }
 }
 
@@ -630,6 +654,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
   const int64_t together = fitting / (a.slices * beside) * beside;
   shape.together = true;
   const uint32_t windows = (a.k + kWindow<C> - 1) / kWindow<C>;
+  a.alone = a.sorted || windows == 1 ? min(kBucketsAlone, kRoom<C>) : 0;
   Launch last = {dim3(static_cast<unsigned>(rows * windows)), dim3(kThreads), buckets_sort_shared(sizeof(C))};
   last.overlap = overlap;
   for (;; a.by_index = true) {
@@ -638,7 +663,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
       status = launch(stream, shape, buckets_kernel<Key, kColumns>, a);
     }
     if (status == cudaSuccess) status = launch(stream, last, buckets_sort_kernel<C>, a, windows, problem.key_bits);
-    if (status != cudaSuccess || a.sorted || a.by_index) return status;
+    if (status != cudaSuccess || a.sorted || a.by_index || windows == 1) return status;
   }
 }
 
@@ -661,12 +686,7 @@ cudaError_t launch_buckets(cudaStream_t stream, const Plan& plan, const Problem&
     return problem.rows.inner > 1 ? run<Key, true>(stream, problem, plan.overlap, a)
                                   : run<Key, false>(stream, problem, plan.overlap, a);
   };
-  switch (problem.key_bits) {
-    case 16: return start(uint16_t{});
-    case 32: return start(uint32_t{});
-    case 64: return start(uint64_t{});
-  }
-  return cudaErrorInvalidValue;
+  return dispatch_key(problem.key_bits, start);
 }
 
 }  // namespace jaxgpuops::topk

@@ -10,8 +10,8 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int64_t kMinBucketsK = 64, kMaxBucketsK = 1 << 19;
-constexpr int64_t kMostBeside = 32;  // the most columns side by side
+constexpr int64_t kMaxBucketsK = 1 << 19;
+constexpr int64_t kMostBeside = 128;  // the most columns side by side
 constexpr int kBucketsThreads = 512;
 constexpr int kBucketsResident = 2;  // blocks that a multiprocessor runs at the same time
 // The fewest elements that a block reads, if a multiprocessor runs one block; kBucketsSliceOfTwo if it runs two.
@@ -23,7 +23,9 @@ constexpr size_t kBucketsStagedBytes = 64 << 10;  // candidates that a block col
 // A block sorts the buckets that begin within so many places,
 constexpr uint32_t buckets_window(size_t composite) { return static_cast<uint32_t>((16 << 10) / composite); }
 // in shared memory if they have at most so many candidates.
-constexpr uint32_t buckets_room(size_t composite) { return static_cast<uint32_t>((44 << 10) / composite); }
+constexpr uint32_t buckets_room(size_t composite) { return static_cast<uint32_t>((40 << 10) / composite); }
+// Up to so many candidates of a row are not divided: a block sorts all of them.
+constexpr uint32_t kBucketsAlone = 2048;
 
 struct BucketsShape {
   uint32_t sample = 0;     // elements that a thread samples
@@ -63,7 +65,7 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   shape.bytes = shape.in_order + shape.room * composite;
   return shape;
 }
-static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= kMinBucketsK);
+static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= kBucketsAlone);
 
 // Bytes of shared memory: bins and counters, then what the block has staged, or the splitters (twice) and two numbers
 // for each bucket; in the second kernel, candidates (twice).

@@ -485,12 +485,10 @@ __device__ void prune(Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffe
   compact<kThreads>(s, buffer, packing.lowest(kth_of_block<kThreads>(key, k)));
 }
 
-// Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
+// Writes buffer[0, k), which are in the order of keys, to the output, in the order asked for.
 template <int kThreads, class Key>
-__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Call& a, Packing<Key> packing,
-                             Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
-  if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
-  sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
+__device__ void write_selected(Shared<kThreads, Composite<Key>>& s, const Call& a, Packing<Key> packing,
+                               Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
   if (!a.sorted) {
     for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) buffer[i] = packing.by_index(buffer[i]);
     if (threadIdx.x == 0) s.count = a.k;
@@ -504,6 +502,15 @@ __device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Call& a,
     static_cast<Key*>(a.values)[base + i * a.inner] = decode(packing.key(c), a.order);
     a.indices[base + i * a.inner] = static_cast<int32_t>(packing.index(c));
   }
+}
+
+// Writes the k largest of buffer[0, s.count) to the output, in the order asked for.
+template <int kThreads, class Key>
+__device__ void write_result(Shared<kThreads, Composite<Key>>& s, const Call& a, Packing<Key> packing,
+                             Composite<Key>* buffer, Composite<Key>* scratch, uint32_t room, int64_t row) {
+  if (a.k <= kThreads / 2) prune<kThreads, Key>(s, buffer, packing, a.k);
+  sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
+  write_selected<kThreads, Key>(s, a, packing, buffer, scratch, room, row);
 }
 
 }  // namespace jaxgpuops::topk

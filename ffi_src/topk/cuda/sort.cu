@@ -10,7 +10,8 @@
 // index. Keys of 0, which padding has, lie beside the range of the others, and next to it in a word.
 //
 // If k is small, another kernel, which needs fewer registers, finds a threshold by bisections with counts, and sorts
-// only the elements that reach it.
+// only the elements that reach it. Where results are in the order of indices, its threshold is the k-th element, and
+// nothing is sorted.
 //
 // A block copies its rows to shared memory once, and results leave it in the order of memory. Bytes moved: the input
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
@@ -270,14 +271,61 @@ struct Selection {
     }
   }
 
+  // Lists the elements, and returns how many there are.
   __device__ __forceinline__ uint32_t list(bool live) {
     const uint32_t taken = find();
+    if (!a.sorted) {
+      list_by_index(taken, live);
+      return a.k;
+    }
     uint32_t to = team.sum_before(__popc(taken));
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
       if (live && taken >> j & 1) row.order[sort_place(to++)] = static_cast<uint16_t>(at(j));
     team.sync();
     return team.sum(__popc(taken), sums);
+  }
+
+  // Lists exactly k elements in the order of their indices. The row is not turned.
+  __device__ __forceinline__ void list_by_index(uint32_t taken, bool live) {
+    const uint32_t lane = threadIdx.x % 32, warp = team.t / 32, warps = team.size / 32;
+    const uint32_t lanes = kBlock ? 32 : team.size, mates = (kEveryLane >> (32 - lanes)) << (lane & ~(lanes - 1));
+    // Of the j-th elements of a warp's threads. Other warps may still read the last sum, which precedes them.
+    uint32_t* const counts = reinterpret_cast<uint32_t*>(team.buffer) + 128;
+    uint32_t to = 0;
+    if constexpr (kBlock) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const uint32_t all = __ballot_sync(kEveryLane, taken >> j & 1);
+        if (lane == 0) counts[j * warps + warp] = __popc(all);
+      }
+      team.sync();
+      if (warp == 0) {  // the counts before each one
+        static_assert(kEach % 32 == 16, "with an even number of warps, lanes have equally many");
+        const uint32_t each = kEach * warps / 32;
+        uint32_t sum = 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < each; ++i) sum += counts[lane * each + i];
+        uint32_t before = sum_up_to_lane(sum) - sum;
+#pragma unroll 1
+        for (uint32_t i = 0; i < each; ++i) {
+          const uint32_t count = counts[lane * each + i];
+          counts[lane * each + i] = before;
+          before += count;
+        }
+      }
+      team.sync();
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const bool take = taken >> j & 1;
+      const uint32_t all = __ballot_sync(kEveryLane, take) & mates;
+      if constexpr (kBlock) to = counts[j * warps + warp];
+      const uint32_t place = to + __popc(all & ((1u << lane) - 1));
+      if (live && take) row.order[sort_place(place)] = static_cast<uint16_t>(team.t + j * team.size);
+      to += __popc(all);
+    }
+    team.sync();
   }
 };
 
@@ -301,6 +349,7 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
   if constexpr (kPicks) {
     Selection<Key, kEach, kBlock> selection{a, row, team};
     const uint32_t count = selection.list(live);
+    if (!a.sorted) return;
     // What is sorted is in a part of the row's range.
     const auto least = static_cast<Key>(static_cast<Key>(selection.floor) << selection.shift);
     if (sizeof(Key) > 2 && least) {
@@ -348,7 +397,8 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
     row.keys = tile + at;
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
-    row.turn = a.pitch == 1 ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
+    row.turn =
+        a.pitch == 1 && (!kPicks || a.sorted) ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
     sort_row<Key, kEach, kBlock, kPicks>(a, row, team, mine < rows);
@@ -390,7 +440,7 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.tiles = static_cast<uint32_t>((a.inner + shape.width - 1) / shape.width);
   a.per_width = reciprocal(a.width);
   a.per_k = reciprocal(a.k);
-  a.most = static_cast<uint32_t>(sort_selection(shape, problem.rows.length, problem.k));
+  a.most = static_cast<uint32_t>(sort_selection(shape, problem.rows.length, problem.k, problem.sorted));
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
