@@ -27,8 +27,8 @@ namespace {
 
 constexpr int kThreads = 256;  // threads of a block of dispatch
 constexpr int kCombineThreads = 128;
-// Blocks of combine that a multiprocessor holds. Without this number, the compiler saves registers by asking for some
-// rows only after it has added others.
+// Blocks of combine that a multiprocessor holds, if all choices are loaded together. Without this number, the compiler
+// saves registers by asking for some rows only after it has added others.
 constexpr int kCombineBlocks = 7;
 constexpr int kColumns = 4;                // units of a row that a thread has if units are small
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
@@ -174,8 +174,7 @@ __global__ void __launch_bounds__(32)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-// Loads what stands at `at`, or zeros, which add nothing. Vectors are loaded under a predicate: if rows that are not
-// there were left out by branches, combine would take 1 to 3 % more.
+// Loads what stands at `at`, or zeros. The load has a predicate in place of a branch.
 __device__ __forceinline__ uint4 load_or_zeros(const uint4* at, bool there) {
   uint4 v;
   asm volatile(
@@ -185,15 +184,14 @@ __device__ __forceinline__ uint4 load_or_zeros(const uint4* at, bool there) {
       : "l"(__cvta_generic_to_global(at)), "r"(static_cast<uint32_t>(there)));
   return v;
 }
-template <class V>
-__device__ __forceinline__ V load_or_zeros(const V* at, bool there) {
-  return there ? *at : V{};
-}
 
+// If kAll, rows that are missing are zeros with a weight of zero: a small call takes 5 to 12 % longer if they are
+// skipped by branches. Loops over the choices, and kernels of wide or narrow elements, are faster with branches.
+//
 // W: float16 or bfloat16 like Element, or the type of the sums. It is not chosen by a branch as for other kernels,
 // since that took 3 to 5 %, also without weights.
 template <class Element, class W, int kVector, int kEach, bool kAll, int kTogether>
-__global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
+__global__ void __launch_bounds__(kCombineThreads, kAll ? kCombineBlocks : 0)
     combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
                    const W* __restrict__ weights, Vector<Element, kVector>* __restrict__ out, uint32_t units,
                    uint32_t threads, uint32_t choices, uint32_t tokens, const __grid_constant__ MoveProblem p) {
@@ -240,13 +238,18 @@ __global__ void __launch_bounds__(kCombineThreads, kCombineBlocks)
 #pragma unroll
     for (int n = 0; n < kTogether; ++n)
 #pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        held[n][c] = load_or_zeros(reinterpret_cast<const Held*>(row_at(y, row.of[n], units)) + c * threads,
-                                   row.of[n] >= 0 && within(c));
+      for (int c = 0; c < kEach; ++c) {
+        if constexpr (kAll)
+          held[n][c] = load_or_zeros(reinterpret_cast<const Held*>(row_at(y, row.of[n], units)) + c * threads,
+                                     row.of[n] >= 0 && within(c));
+        else if (row.of[n] >= 0 && within(c))
+          held[n][c] = reinterpret_cast<const Held*>(row_at(y, row.of[n], units))[c * threads];
+      }
     if (!kWeightsFirst) load_weights(j);
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      const Acc factor = row.of[n] >= 0 ? number(scale.of[n]) : Acc{0};
+      if (!kAll && row.of[n] < 0) continue;
+      const Acc factor = !kAll || row.of[n] >= 0 ? number(scale.of[n]) : Acc{0};
 #pragma unroll
       for (int c = 0; c < kEach; ++c) {
         const auto v = bits_as<V>(held[n][c]);
