@@ -137,6 +137,13 @@ def test_gradient_is_one_kernel_each_way(cuda, axis):
         assert "stablehlo.transpose" not in text and "scatter" not in text
 
 
+@pytest.mark.parametrize("tokens, k, own", [(512, 8, False), (513, 8, True), (256, 16, False), (257, 16, True)])
+def test_gradient_of_a_small_gate_has_no_kernel_of_its_own(cuda, tokens, k, own):
+    pull_back = lambda x, ct: jax.vjp(lambda x: jaxgpuops.topk_softmax(x, k).weights, x)[1](ct)
+    text = lowered(pull_back, shape_of((tokens, 128)), shape_of((tokens, k)), platforms=("cuda",))
+    assert custom_calls(text) == ["jaxgpuops.topk_softmax", *(["jaxgpuops.put_along_axis"] if own else [])]
+
+
 def scan_of(module, name):
     if name == "linear_scan":
         return lambda x: module.linear_scan(x, x, axis=1)

@@ -232,16 +232,16 @@ def _total(x, axis):
     return sum(jax.lax.slice_in_dim(x, j, j + 1, axis=axis) for j in range(k))
 
 
-# Of so many logits or fewer, each looks for itself among the chosen ones. That takes no kernel of its own, but time for
-# each of the k.
-_FEW = 1 << 14
+# Of so many logits or fewer (half as many if k is 16), each looks for itself among the chosen ones. That takes no kernel
+# of its own, but time for each of the k; XLA makes two kernels of more.
+_FEW = 1 << 16
 
 
 def _spread(c, indices, axis, length, along):
     """Returns what `put_along_axis` does. For few logits it is plain JAX, which XLA fuses with what makes ``c``."""
     k = c.shape[axis]
     numbers = [d for d in (*c.shape, length) if isinstance(d, int)]
-    if along is not None or len(numbers) <= c.ndim or not 0 < k <= 16 or math.prod(numbers) > _FEW * k:
+    if along is not None or len(numbers) <= c.ndim or not 0 < k <= 16 or math.prod(numbers) > _FEW * min(k, 8):
         return put_along_axis(c, indices, axis, length, along)
     place = jax.lax.broadcasted_iota(np.int32, [length if d == axis else 1 for d in range(c.ndim)], axis)
     out = jnp.zeros((), c.dtype)

@@ -27,6 +27,9 @@ namespace {
 
 constexpr int kThreads = 256;  // threads of a block of dispatch
 constexpr int kCombineThreads = 128;
+// Blocks of combine that a multiprocessor holds, if all choices are loaded together. Without this number, the compiler
+// saves registers by asking for some rows only after it has added others.
+constexpr int kCombineBlocks = 7;
 constexpr int kColumns = 4;                // units of a row that a thread has if units are small
 constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
 constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
@@ -171,10 +174,24 @@ __global__ void __launch_bounds__(32)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
+// Loads what stands at `at`, or zeros. The load has a predicate in place of a branch.
+__device__ __forceinline__ uint4 load_or_zeros(const uint4* at, bool there) {
+  uint4 v;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(__cvta_generic_to_global(at)), "r"(static_cast<uint32_t>(there)));
+  return v;
+}
+
+// If kAll, rows that are missing are zeros with a weight of zero: a small call takes 5 to 12 % longer if they are
+// skipped by branches. Loops over the choices, and kernels of wide or narrow elements, are faster with branches.
+//
 // W: float16 or bfloat16 like Element, or the type of the sums. It is not chosen by a branch as for other kernels,
 // since that took 3 to 5 %, also without weights.
 template <class Element, class W, int kVector, int kEach, bool kAll, int kTogether>
-__global__ void __launch_bounds__(kCombineThreads)
+__global__ void __launch_bounds__(kCombineThreads, kAll ? kCombineBlocks : 0)
     combine_kernel(const Vector<Element, kVector>* __restrict__ y, const int32_t* __restrict__ index,
                    const W* __restrict__ weights, Vector<Element, kVector>* __restrict__ out, uint32_t units,
                    uint32_t threads, uint32_t choices, uint32_t tokens, const __grid_constant__ MoveProblem p) {
@@ -221,18 +238,23 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
     for (int n = 0; n < kTogether; ++n)
 #pragma unroll
-      for (int c = 0; c < kEach; ++c)
-        if (row.of[n] >= 0 && within(c))
+      for (int c = 0; c < kEach; ++c) {
+        if constexpr (kAll)
+          held[n][c] = load_or_zeros(reinterpret_cast<const Held*>(row_at(y, row.of[n], units)) + c * threads,
+                                     row.of[n] >= 0 && within(c));
+        else if (row.of[n] >= 0 && within(c))
           held[n][c] = reinterpret_cast<const Held*>(row_at(y, row.of[n], units))[c * threads];
+      }
     if (!kWeightsFirst) load_weights(j);
 #pragma unroll
     for (int n = 0; n < kTogether; ++n) {
-      if (row.of[n] < 0) continue;
+      if (!kAll && row.of[n] < 0) continue;
+      const Acc factor = !kAll || row.of[n] >= 0 ? number(scale.of[n]) : Acc{0};
 #pragma unroll
       for (int c = 0; c < kEach; ++c) {
         const auto v = bits_as<V>(held[n][c]);
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) sums[c][i] += number(scale.of[n]) * Element::load(v.bits[i]);
+        for (int i = 0; i < kVector; ++i) sums[c][i] += factor * Element::load(v.bits[i]);
       }
     }
   }

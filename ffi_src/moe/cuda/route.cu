@@ -307,17 +307,20 @@ using Kernel = void (*)(PlanProblem, Routes, Geometry);
 
 template <Algorithm kAlgorithm, int kItems>
 Kernel kernel_that_holds(const PlanProblem& problem, const Geometry& g) {
-  if (g.staged) return route_kernel<kAlgorithm, kItems>;
+  constexpr int kRanked = std::max(kItems, kAtOnce);
+  if (g.staged) return route_kernel<kAlgorithm, kRanked>;
   return problem.experts <= 32    ? route_few_kernel<kAlgorithm, kItems, 1>
          : problem.experts <= 64  ? route_few_kernel<kAlgorithm, kItems, 2>
          : problem.experts <= 128 ? route_few_kernel<kAlgorithm, kItems, 4>
-                                  : route_kernel<kAlgorithm, kItems>;
+                                  : route_kernel<kAlgorithm, kRanked>;
 }
 
 // Chooses the kernel whose lanes hold as many assignments as needed, or few more, since instructions for more
 // assignments take time even if they are skipped.
 template <Algorithm kAlgorithm>
 Kernel kernel_of(const PlanProblem& problem, const Geometry& g) {
+  if constexpr (kAlgorithm == Algorithm::kBlock)
+    if (g.chunk <= 32) return kernel_that_holds<kAlgorithm, 1>(problem, g);
   if constexpr (kAlgorithm != Algorithm::kGrid) {
     if (g.chunk <= 64) return kernel_that_holds<kAlgorithm, 2>(problem, g);
     if (g.chunk <= kClusterHeld) return kernel_that_holds<kAlgorithm, kClusterHeld / 32>(problem, g);
