@@ -505,38 +505,48 @@ def test_columns():
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_narrow_columns(dtype):
-    """Few columns beside each other, along axes that a block cannot hold, are flat rows, however many there are."""
+    """Few columns beside each other, along axes that are long enough, are flat rows, however many there are."""
     item = np.dtype(jnp.dtype(dtype)).itemsize
-    for op, held in (("softmax", 64 << 10), ("log_softmax", 64 << 10), ("softmax_jvp", 32 << 10)):
+    for op, longest in (("softmax", {16: 128, 32: 8192}), ("softmax_jvp", {16: 512, 32: 1024})):
         for outer, beside in itertools.product((1, 70, 5000), (16, 32)):
-            for length, algorithms in (
-                (held // beside, {"columns", "columns_stream"}),
-                (held // beside + 1, {"columns_flat"}),
-            ):
+            for length, flat in ((longest[beside], False), (longest[beside] + 1, True)):
                 plan = plan_softmax(op, outer, length, beside // item, dtype, 1.0, False, False, False, 90)
-                assert plan["algorithm"] in algorithms, (op, outer, length, plan)
-        plan = plan_softmax(op, 5000, held // 64 + 1, 64 // item, dtype, 1.0, False, False, False, 90)
+                assert (plan["algorithm"] in ("columns_flat", "small")) == flat, (op, outer, length, plan)
+        plan = plan_softmax(op, 5000, 2050, 64 // item, dtype, 1.0, False, False, False, 90)
         assert plan["algorithm"] != "columns_flat", (op, plan)
 
 
 def test_few_rows_of_statistics():
-    """Few rows whose log-sum-exp is asked for have a block each, whose lanes have two vectors."""
-    for length, dtype, warps in ((2982, "bfloat16", 6), (4525, "float32", 18)):
-        for outer, threads in ((35, 32 * warps), (3000, None)):
-            plan = plan_softmax("logsumexp", outer, length, 1, dtype, 1.0, False, False, False, 90)
-            assert (plan["threads"] == threads) == (outer == 35 and 35 * warps <= 8 * 132), plan
+    """Few rows of statistics have a block each, whose lanes have two vectors."""
+    for op, length, dtype, warps, most in (
+        ("logsumexp", 2982, "bfloat16", 6, 20),
+        ("logsumexp", 2080, "float32", 9, 8),
+        ("logsumexp", 2079, "float32", 9, 20),
+        ("logsumexp", 4525, "float32", 18, 8),
+        ("logsumexp", 6399, "float32", 25, 0),
+        ("sum", 1030, "float32", 5, 50),
+        ("sum", 515, "float32", 3, 16),
+        ("sum", 516, "float32", 3, 0),
+    ):
+        planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
+        rows = most * 132 // warps
+        found = [planner(outer, length, 1, 90)["threads"] == 32 * warps for outer in (max(1, rows), rows + 1)]
+        assert found == [most > 0, False], (op, length, dtype, found)
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_columns_of_short_axes(dtype):
     """Threads walk along short axes, wherever columns begin, where lanes with vectors would be padding in part. Other axes
     are read in vectors."""
-    for op, held in (("softmax", 8), ("logsumexp", 8), ("softmax_jvp", 4)):
-        for length, inner in itertools.product((2, 7, 8, 9, 16, 23, 24, 25), (48, 388_376)):
+    half = dtype == "bfloat16"
+    for op, walked in (
+        ("softmax", {*range(1, 25 if half else 8), *range(33, 49)}),
+        ("logsumexp", range(1, 8)),
+        ("softmax_jvp", {*range(1, 5), *range(17 if half else 9, 49)}),
+    ):
+        for length, inner in itertools.product(range(1, 66), (48, 388_376)):
             plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
-            shortest = length < held and held == 8
-            walked = shortest or (op != "logsumexp" and held < length <= 24 and length % held)
-            assert (plan["algorithm"] == "columns_walk") == bool(walked), (op, length, inner, plan)
+            assert (plan["algorithm"] == "columns_walk") == (length in walked), (op, length, inner, plan)
     for op, walked, flat in (
         ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
         ("softmax", [(64, 3), (500, 65), (1000, 257)], [(65, 3), (500, 63), (1000, 123)]),

@@ -18,13 +18,23 @@ constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
 // multiprocessor.
 constexpr int64_t kFewWarps = 16;
-// Gradients of longer rows: the most warps of a multiprocessor whose blocks have a row each, twice as many of blocks of
-// which it has several. (One row more than there are multiprocessors takes as long as twice as many rows.)
-constexpr int64_t kWideWarps = 32;
+// Gradients of longer rows, whose blocks have a row each: the most warps of a multiprocessor that has several of these
+// blocks at a time. If it has one, it takes two rows, one after the other, if they have no more than so many warps.
+constexpr int64_t kWideWarps = 64, kTwiceWide = 29;
 constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
+
+int64_t wide_warps(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kWideVectors * 32); }
+
+// For RowTraits::wide_statistics. (Rows of float32 in whole vectors are fast without it, and few blocks of many warps
+// share a multiprocessor.)
+int logsumexp_warps(const Problem& problem) {
+  const int64_t warps = wide_warps(problem);
+  if (warps > 16) return warps <= 20 ? 8 : 0;
+  return problem.dtype == DType::kFloat32 && row_bytes(problem) % 16 == 0 ? 8 : 20;
+}
 
 // These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {
@@ -43,6 +53,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.output = problem.op != Op::kLogSumExp;
       traits.tiled = traits.output && !problem.general;
       traits.wide = !problem.general;
+      traits.wide_statistics = logsumexp_warps(problem);
       // For 16 bits, teams of lanes without tiles are faster, unless a lane has only one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
@@ -79,8 +90,6 @@ void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   plan.block_warps = kGradientWarps;
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
 }
-
-int64_t wide_warps(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kWideVectors * 32); }
 
 // A block has a row.
 RowPlan plan_wide_gradient(const Problem& problem) {
@@ -134,7 +143,8 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
   const int64_t blocks = ceil_div(problem.rows.outer, gpu.multiprocessors);
-  return blocks == 1 || blocks * warps <= 2 * kWideWarps / (warps > kMaxBlockWarps / 2 ? 2 : 1);
+  if (warps > kMaxBlockWarps / 2) return blocks <= (warps <= kTwiceWide ? 2 : 1);
+  return blocks == 1 || blocks * warps <= kWideWarps;
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
