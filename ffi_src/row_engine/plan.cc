@@ -21,10 +21,10 @@ constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
-// Columns of 16 bytes beside each other are flat rows from so many positions on (of two arrays: kNarrowPair), since
+// Columns of 16 bytes beside each other are flat rows from so many positions on (kNarrowPair: of two arrays), since
 // lanes of column kernels have parts of the axis, and would read pieces of 16 bytes. Columns of 32 bytes are if an
-// outer index has so many bytes.
-constexpr int64_t kNarrow = 129, kNarrowPair = 513, kNarrowBytes = 256 << 10, kNarrowPairBytes = 32 << 10;
+// outer index has more than kNarrowBytes.
+constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
@@ -33,8 +33,9 @@ constexpr int64_t kSmallFlatRows = 132;  // the most such rows; twice as many wi
 
 constexpr int kTeamWarps = 4;        // warps of a block if each warp has its own rows
 constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
-// Tiles with results: at most 2^4 lanes share a row; lanes of longer rows mostly store whole vectors anyway.
-constexpr int kMaxTileLaneBits = 4, kMaxLongTileLaneBits = 5;
+// Tiles with results: at most 2^4 lanes share a row, or 2^5 rows of one array that have no more than kMostTiledVectors;
+// lanes of longer rows mostly store whole vectors anyway.
+constexpr int kMaxTileLaneBits = 4, kMaxLongTileLaneBits = 5, kMostTiledVectors = 96;
 constexpr int kMaxOddLaneBits = 2;  // the same for rows that are whole vectors
 // For arrays smaller than this, tiles take longer than other kernels of rows.
 constexpr int64_t kLeastTiledBytes = 1 << 20;
@@ -145,7 +146,7 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool elements = traits.item_bytes == 4 && row_bytes % 16 != 0;
   if (!traits.output) return traits.wide_statistics;
-  if (warps == 1) return elements ? 20 : 8;
+  if (warps == 1) return elements ? 20 : traits.operands == 2 ? 12 : 8;
   if (traits.operands == 2) return 32;
   if (traits.label) return warps <= 20 ? 14 : 0;
   if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
@@ -177,13 +178,14 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // would have, or 7 or 15, which two or four lanes would have.
   const bool whole = row_bytes % 16 == 0;
   // Longer rows fill more of a team's vectors, so tiles are worth it for larger arrays only.
-  const bool longer = traits.tiled && traits.fast && traits.operands == 1 && plan.lane_bits >= kMaxTileLaneBits;
+  const bool longer = traits.tiled && traits.fast && traits.operands == 1 && plan.lane_bits >= kMaxTileLaneBits &&
+                      vectors <= kMostTiledVectors;
   const int64_t half = int64_t{2} << plan.lane_bits;
   const bool odd = whole && traits.operands == 1 && vectors > 2 && plan.lane_bits <= kMaxOddLaneBits &&
                    vectors == (int64_t{plan.vectors} << plan.lane_bits) - 1;
   const int64_t least = odd              ? kLeastOddBytes << plan.lane_bits
                         : traits.staged  ? kLeastStagedBytes
-                        : longer         ? kLeastTeamBytes << std::max<int64_t>(0, 10 * (vectors - half) / half)
+                        : longer         ? kLeastTeamBytes << std::max<int64_t>(0, 6 * (vectors - half) / half)
                         : plan.lane_bits ? kLeastTeamBytes
                                          : kLeastTiledBytes;
   const bool tiles =
@@ -325,34 +327,40 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows);
 }
 
-// Whether a walking kernel takes the columns, or they are read as flat rows. With results, columns are walked twice, so
-// a long walk is slow.
+// Whether a walking kernel takes the columns, or they are read as flat rows. With results, long axes are walked twice,
+// which is slow.
 bool walks(const RowTraits& traits, const Rows& rows) {
   if (!traits.output)
     return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= 16) ||
            (rows.length <= kMostWalked && (rows.inner >= 120 || traits.label));
-  return rows.length <= (traits.operands == 1 ? 4 : 2) * kWalkPositions ||
+  const bool full = traits.fast && traits.item_bytes == 4;  // float32
+  const int64_t longest = full && traits.operands == 1 && !traits.label ? kMostWalked / 2 : kMostWalked;
+  return rows.length <= (traits.operands == 1 ? 4
+                         : traits.fast        ? 3
+                                              : 2) *
+                            kWalkPositions ||
+         (full && rows.length <= 7 * kWalkPositions && rows.inner >= 6) ||
          (rows.length <= kMostWalked / 2 && rows.inner >= kFewColumns) ||
-         (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
+         (rows.length <= longest && rows.inner >= kManyColumns) || (rows.length <= kMostWalked && traits.label);
 }
 
-// Whether results of aligned columns are walked. Where axes are no whole number of what lanes of other kernels hold,
-// these do much for padding, while walks of so few positions read the array once, too.
+// Whether results of aligned columns are walked. Lanes of other kernels hold eight positions (four of two arrays), and
+// one or more warps have a power of two of such lanes, so that on some axes much of what they hold is padding. A walk
+// of so few positions reads the array once, too. (Limits as measured on an H200.)
 bool walks_aligned(const RowTraits& traits, const Rows& rows) {
   if (!traits.output || traits.masked) return false;
   const bool two = traits.operands == 2, half = traits.item_bytes == 2;
   if (rows.length <= held_positions(traits.operands)) return two || half;
-  if (two) return rows.length > (half ? 16 : 8) && rows.length <= 48;
-  return half && rows.length <= kHeldWalk ? true : rows.length > 32 && rows.length <= 48;
+  if (two) return rows.length > (half ? 16 : 8) && rows.length <= (half ? 48 : 128);
+  return (half && rows.length <= kHeldWalk) || (rows.length > 32 && rows.length <= (half ? 80 : 64));
 }
 
 // Whether results of aligned columns are made of flat rows.
 bool is_narrow(const RowTraits& traits, const Rows& rows) {
   if (!traits.output || traits.masked) return false;
-  const bool two = traits.operands == 2;
   const int64_t beside = rows.inner * traits.item_bytes;
-  if (beside == 16) return rows.length >= (two ? kNarrowPair : kNarrow);
-  return beside == 32 && rows.length * beside > (two ? kNarrowPairBytes : kNarrowBytes);
+  if (beside == 16) return rows.length >= (traits.operands == 2 ? kNarrowPair : kNarrow);
+  return beside == 32 && rows.length * beside > kNarrowBytes;
 }
 
 // For results along a short axis: how many warps there are if lanes hold packs of columns, or 0 if columns one by one

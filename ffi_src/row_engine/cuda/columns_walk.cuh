@@ -3,8 +3,8 @@
 // columns alone; on a longer one the warps of a block share them. The array is read once and written once. Works on any
 // GPU.
 //
-// Results take a second walk, backwards, which finds in the caches what the blocks have just read. The shortest axes
-// are held in registers.
+// Results of so few positions of a warp that a lane can hold them in registers are made of these. Other results take a
+// second walk, backwards, which finds in the caches what the blocks have just read.
 #pragma once
 
 #include <algorithm>
