@@ -530,41 +530,61 @@ def test_columns():
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_narrow_columns(dtype):
-    """Few columns beside each other, along axes that a block cannot hold, are flat rows, however many there are."""
+    """Few columns beside each other, along axes that are long enough, are flat rows, however many there are."""
     item = np.dtype(jnp.dtype(dtype)).itemsize
-    for op, held in (("softmax", 64 << 10), ("log_softmax", 64 << 10), ("softmax_jvp", 32 << 10)):
+    for op, longest in (("softmax", {16: 199, 32: 8192}), ("softmax_jvp", {16: 1499, 32: 8192})):
         for outer, beside in itertools.product((1, 70, 5000), (16, 32)):
-            for length, algorithms in (
-                (held // beside, {"columns", "columns_stream"}),
-                (held // beside + 1, {"columns_flat"}),
-            ):
+            for length, flat in ((longest[beside], False), (longest[beside] + 1, True)):
                 plan = plan_softmax(op, outer, length, beside // item, dtype, 1.0, False, False, False, 90)
-                assert plan["algorithm"] in algorithms, (op, outer, length, plan)
-        plan = plan_softmax(op, 5000, held // 64 + 1, 64 // item, dtype, 1.0, False, False, False, 90)
+                assert (plan["algorithm"] in ("columns_flat", "small")) == flat, (op, outer, length, plan)
+        plan = plan_softmax(op, 5000, 2050, 64 // item, dtype, 1.0, False, False, False, 90)
         assert plan["algorithm"] != "columns_flat", (op, plan)
 
 
 def test_few_rows_of_statistics():
-    """Few rows whose log-sum-exp is asked for have a block each, whose lanes have two vectors."""
-    for length, dtype, warps in ((2982, "bfloat16", 6), (4525, "float32", 18)):
-        for outer, threads in ((35, 32 * warps), (3000, None)):
-            plan = plan_softmax("logsumexp", outer, length, 1, dtype, 1.0, False, False, False, 90)
-            assert (plan["threads"] == threads) == (outer == 35 and 35 * warps <= 8 * 132), plan
+    """Few rows of statistics have a block each, whose lanes have two vectors."""
+    for op, length, dtype, warps, most in (
+        ("logsumexp", 2982, "bfloat16", 6, 20),
+        ("logsumexp", 2080, "float32", 9, 8),
+        ("logsumexp", 2079, "float32", 9, 20),
+        ("logsumexp", 4525, "float32", 18, 8),
+        ("logsumexp", 6399, "float32", 25, 0),
+        ("sum", 1030, "float32", 5, 50),
+        ("sum", 515, "float32", 3, 16),
+        ("sum", 516, "float32", 3, 0),
+    ):
+        planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
+        rows = most * 132 // warps
+        found = [planner(outer, length, 1, 90)["threads"] == 32 * warps for outer in (max(1, rows), rows + 1)]
+        assert found == [most > 0, False], (op, length, dtype, found)
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_columns_of_short_axes(dtype):
     """Threads walk along short axes, wherever columns begin, where lanes with vectors would be padding in part. Other axes
     are read in vectors."""
-    for op, held in (("softmax", 8), ("logsumexp", 8), ("softmax_jvp", 4)):
-        for length, inner in itertools.product((2, 7, 8, 9, 16, 23, 24, 25), (48, 388_376)):
+    half = dtype == "bfloat16"
+    for op, walked in (
+        ("softmax", {*range(1, 25 if half else 8), *range(33, 81 if half else 65)}),
+        ("logsumexp", range(1, 8)),
+        ("softmax_jvp", {*range(1, 5), *range(17 if half else 9, 49 if half else 129)}),
+    ):
+        for length, inner in itertools.product(range(1, 130), (48, 388_376)):
             plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
-            shortest = length < held and held == 8
-            walked = shortest or (op != "logsumexp" and held < length <= 24 and length % held)
-            assert (plan["algorithm"] == "columns_walk") == bool(walked), (op, length, inner, plan)
+            assert (plan["algorithm"] == "columns_walk") == (length in walked), (op, length, inner, plan)
     for op, walked, flat in (
         ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
-        ("softmax", [(64, 3), (500, 65), (1000, 257)], [(65, 3), (500, 63), (1000, 123)]),
+        *(
+            [
+                ("softmax", [(64, 3), (500, 65), (1000, 257)], [(65, 7), (500, 63), (1000, 123)]),
+                ("softmax_jvp", [(48, 3), (500, 65), (1000, 257)], [(49, 7), (500, 63), (1000, 123)]),
+            ]
+            if half
+            else [
+                ("softmax", [(64, 3), (112, 7), (500, 65)], [(65, 3), (113, 7), (500, 63), (1000, 257)]),
+                ("softmax_jvp", [(48, 3), (112, 7), (1000, 257)], [(49, 3), (113, 7), (500, 63)]),
+            ]
+        ),
     ):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
         for shapes, algorithm in ((walked, "columns_walk"), (flat, "columns_flat")):
@@ -583,6 +603,11 @@ def test_tiles_of_short_rows():
         ("softmax", "float32", 60, 32),
         ("softmax", "bfloat16", 24, 8),
         ("softmax", "bfloat16", 49, 3),
+        ("softmax", "bfloat16", 329, 6),
+        ("softmax", "float32", 237, 96),
+        ("softmax", "bfloat16", 577, 3),
+        ("log_softmax", "float32", 333, 6),
+        ("softmax", "bfloat16", 721, 12),
         ("softmax", "float64", 6, 8),
         ("softmax_jvp", "float32", 33, 3),
         ("logsumexp", "float32", 33, 10),
@@ -597,6 +622,7 @@ def test_tiles_of_short_rows():
     for op, dtype, length in (
         ("softmax", "float32", 20),
         ("softmax", "float32", 124),
+        ("softmax", "float32", 389),
         ("softmax_jvp", "float32", 12),
         ("logsumexp", "float32", 12),
         ("logsumexp", "bfloat16", 33),
@@ -665,8 +691,8 @@ def test_few_elements():
         walked = few if inner < 16 or dtype == "float64" else none
         for op in ("softmax", "log_softmax", "logsumexp"):
             takes = walked if op == "logsumexp" else few
-            # Results along axes that several warps walk: arrays twice as large.
-            most = 1 << (18 if op != "logsumexp" and dtype == "bfloat16" and length == 64 else 17)
+            # Of results along axes that several warps walk, or that are long for one warp, other arrays are small.
+            most = 1 << (16 if op != "logsumexp" and dtype == "bfloat16" and length == 64 else 17)
             assert small(softmax_planner(op, dtype, False), length, inner, most) == takes, (op, dtype, length, inner)
             assert small(softmax_planner(op, dtype, True), length, inner) == none
         for op in ("cross_entropy", "softmax_jvp", "log_softmax_jvp"):
@@ -681,6 +707,17 @@ def test_few_elements():
         for length, inner in ((130, 3), (600, 5)):
             takes = [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in (1, most, most + 1)]
             assert takes == few, (op, dtype, length, inner)
+    for dtype, length, inner, most in (
+        ("float32", 9, 64, 17),
+        ("float32", 24, 64, 16),
+        ("float32", 24, 63, 17),
+        ("float32", 64, 64, 18),
+        ("bfloat16", 16, 64, 17),
+        ("bfloat16", 24, 64, 15),
+        ("bfloat16", 64, 64, 16),
+    ):
+        assert small(softmax_planner("softmax", dtype, False), length, inner, 1 << most) == few, (dtype, length, inner)
+    assert small(softmax_planner("softmax", "float32", False), 25, 64) == none
     planner = softmax_planner("softmax", "float32", False)
     assert [planner(1, length, 5, 90)["algorithm"] for length in (1638, 1639)] == ["small", "columns_flat"]
     assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats are added in another order

@@ -263,6 +263,7 @@ COLUMNS = [
     (3, 2, 50),  # few elements
     (3, 30, 5),
     (3, 127, 3),
+    (3, 20, 16),  # few elements, in the order of vectors
     (660, 2, 50),  # a short axis, in registers
     (60, 3, 4999),  # the same in packs; statistics of strips
     (4, 333, 4999),  # strips that warps share

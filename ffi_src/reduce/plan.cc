@@ -6,6 +6,7 @@ namespace {
 // The most elements of an array whose floats the small kernel adds up: if a lane could hold a column, and if columns
 // are longer.
 constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
+constexpr int64_t kWarpBytes = 8 * 32 * 16;  // the longest row that a warp holds
 
 }  // namespace
 
@@ -20,6 +21,9 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
   traits.lean = traits.staged = traits.wide = traits.fast && problem.op == Op::kSum;
+  // A warp is as fast alone if it holds a row of whole vectors.
+  const int64_t row_bytes = problem.rows.length * traits.item_bytes;
+  traits.wide_statistics = row_bytes > kWarpBytes ? 50 : row_bytes % 16 ? 16 : 0;
   traits.strips =
       traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   traits.swept = is_rare(problem.dtype) && !problem.masked;

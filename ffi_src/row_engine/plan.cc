@@ -21,9 +21,10 @@ constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
-// Columns of so few bytes beside each other are flat rows if a block could not hold their axis: lanes of column kernels
-// have parts of the axis, so they would read pieces of so few bytes.
-constexpr int64_t kNarrowBytes = 32;
+// Columns of 16 bytes beside each other are flat rows from so many positions on (kNarrowPair: of two arrays), since
+// lanes of column kernels have parts of the axis, and would read pieces of 16 bytes. Columns of 32 bytes are if an
+// outer index has more than kNarrowBytes.
+constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
@@ -32,8 +33,9 @@ constexpr int64_t kSmallFlatRows = 132;  // the most such rows; twice as many wi
 
 constexpr int kTeamWarps = 4;        // warps of a block if each warp has its own rows
 constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
-// Tiles with results: at most 2^4 lanes share a row; lanes of longer rows mostly store whole vectors anyway.
-constexpr int kMaxTileLaneBits = 4;
+// Tiles with results: at most 2^4 lanes share a row, or 2^5 rows of one array that have no more than kMostTiledVectors;
+// lanes of longer rows mostly store whole vectors anyway.
+constexpr int kMaxTileLaneBits = 4, kMaxLongTileLaneBits = 5, kMostTiledVectors = 96;
 constexpr int kMaxOddLaneBits = 2;  // the same for rows that are whole vectors
 // For arrays smaller than this, tiles take longer than other kernels of rows.
 constexpr int64_t kLeastTiledBytes = 1 << 20;
@@ -142,11 +144,13 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 // kernels whose lanes have several vectors are faster. They are for the largest blocks, of which few share a
 // multiprocessor, for float64, and for rows of float32 that are not aligned, which wide_kernel loads one by one.
 int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
+  const bool elements = traits.item_bytes == 4 && row_bytes % 16 != 0;
+  if (!traits.output) return traits.wide_statistics;
+  if (warps == 1) return elements ? 20 : traits.operands == 2 ? 12 : 8;
   if (traits.operands == 2) return 32;
-  if (!traits.output) return 8;
   if (traits.label) return warps <= 20 ? 14 : 0;
   if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
-  if (traits.item_bytes == 4 && row_bytes % 16 != 0) return warps <= 8 ? 32 : warps <= 16 ? 10 : 0;
+  if (elements) return warps <= 8 ? 32 : warps <= 16 ? 10 : 0;
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
 }
 
@@ -173,15 +177,20 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // Tiles are for rows that are not whole vectors. They are also for large arrays of rows of 3 vectors, which one lane
   // would have, or 7 or 15, which two or four lanes would have.
   const bool whole = row_bytes % 16 == 0;
+  // Longer rows fill more of a team's vectors, so tiles are worth it for larger arrays only.
+  const bool longer = traits.tiled && traits.fast && traits.operands == 1 && plan.lane_bits >= kMaxTileLaneBits &&
+                      vectors <= kMostTiledVectors;
+  const int64_t half = int64_t{2} << plan.lane_bits;
   const bool odd = whole && traits.operands == 1 && vectors > 2 && plan.lane_bits <= kMaxOddLaneBits &&
                    vectors == (int64_t{plan.vectors} << plan.lane_bits) - 1;
   const int64_t least = odd              ? kLeastOddBytes << plan.lane_bits
                         : traits.staged  ? kLeastStagedBytes
+                        : longer         ? kLeastTeamBytes << std::max<int64_t>(0, 6 * (vectors - half) / half)
                         : plan.lane_bits ? kLeastTeamBytes
                                          : kLeastTiledBytes;
-  const bool tiles = ((odd && traits.tiled) || (!whole && (traits.tiled || traits.staged))) &&
-                     plan.vectors <= kOnlyVectors && plan.lane_bits <= kMaxTileLaneBits &&
-                     rows.outer * row_bytes >= least;
+  const bool tiles =
+      ((odd && traits.tiled) || (!whole && (traits.tiled || traits.staged))) && plan.vectors <= kOnlyVectors &&
+      plan.lane_bits <= (longer ? kMaxLongTileLaneBits : kMaxTileLaneBits) && rows.outer * row_bytes >= least;
   if (plan.spans == 1 && (tiles || traits.swept)) {
     plan.algorithm = RowAlgorithm::kRowsTiles;
     plan.block_warps = kTileThreads / 32;
@@ -318,15 +327,40 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows);
 }
 
-// Whether a walking kernel takes the columns, or they are read as flat rows. With results, columns are walked twice, so
-// a long walk is slow.
+// Whether a walking kernel takes the columns, or they are read as flat rows. With results, long axes are walked twice,
+// which is slow.
 bool walks(const RowTraits& traits, const Rows& rows) {
   if (!traits.output)
     return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= 16) ||
            (rows.length <= kMostWalked && (rows.inner >= 120 || traits.label));
-  return rows.length <= (traits.operands == 1 ? 4 : 2) * kWalkPositions ||
+  const bool full = traits.fast && traits.item_bytes == 4;  // float32
+  const int64_t longest = full && traits.operands == 1 && !traits.label ? kMostWalked / 2 : kMostWalked;
+  return rows.length <= (traits.operands == 1 ? 4
+                         : traits.fast        ? 3
+                                              : 2) *
+                            kWalkPositions ||
+         (full && rows.length <= 7 * kWalkPositions && rows.inner >= 6) ||
          (rows.length <= kMostWalked / 2 && rows.inner >= kFewColumns) ||
-         (rows.length <= kMostWalked && (rows.inner >= kManyColumns || traits.label));
+         (rows.length <= longest && rows.inner >= kManyColumns) || (rows.length <= kMostWalked && traits.label);
+}
+
+// Whether results of aligned columns are walked. Lanes of other kernels hold eight positions (four of two arrays), and
+// one or more warps have a power of two of such lanes, so that on some axes much of what they hold is padding. A walk
+// of so few positions reads the array once, too. (Limits as measured on an H200.)
+bool walks_aligned(const RowTraits& traits, const Rows& rows) {
+  if (!traits.output || traits.masked) return false;
+  const bool two = traits.operands == 2, half = traits.item_bytes == 2;
+  if (rows.length <= held_positions(traits.operands)) return two || half;
+  if (two) return rows.length > (half ? 16 : 8) && rows.length <= (half ? 48 : 128);
+  return (half && rows.length <= kHeldWalk) || (rows.length > 32 && rows.length <= (half ? 80 : 64));
+}
+
+// Whether results of aligned columns are made of flat rows.
+bool is_narrow(const RowTraits& traits, const Rows& rows) {
+  if (!traits.output || traits.masked) return false;
+  const int64_t beside = rows.inner * traits.item_bytes;
+  if (beside == 16) return rows.length >= (traits.operands == 2 ? kNarrowPair : kNarrow);
+  return beside == 32 && rows.length * beside > kNarrowBytes;
 }
 
 // For results along a short axis: how many warps there are if lanes hold packs of columns, or 0 if columns one by one
@@ -422,16 +456,10 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
   plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
-  // On the shortest axes, what a lane holds in vectors would be mostly padding; on short ones, some of it, while a walk
-  // that holds results reads the array once, too.
+  // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
-  if (plan.vector && traits.output && !traits.masked && rows.length > held_positions(traits.operands) &&
-      rows.length <= kWalkedAlone && rows.length % plan.vectors != 0)
-    return plan_walk(plan, rows, gpu);
-  const int64_t beside = rows.inner * traits.item_bytes;
-  if (plan.vector && traits.output && !traits.masked && beside <= kNarrowBytes &&
-      rows.length * beside > 16 * plan.vectors * 32 * kMaxColumnWarps)
-    return plan_flat(plan, rows, gpu);
+  if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
+  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
@@ -514,10 +542,10 @@ RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
     small.block_warps = std::min(kSmallFlatWarps, plan.block_warps * 16 / plan.traits.item_bytes);
     return small;
   }
-  // kColumns with eight positions in a lane adds them up in the order of a walk, so its bits are those of small_kernel,
-  // too.
-  const bool held =
-      plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along && rows.length == held_positions(1);
+  // A warp of kColumns adds up eight positions in a lane, and then three lanes, one after the other, as small_kernel
+  // adds up batches; only its peak is that of all lanes at once.
+  const bool held = plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along &&
+                    rows.length >= held_positions(1) && rows.length <= 3 * held_positions(1);
   const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);
   if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
     return plan;
@@ -525,6 +553,7 @@ RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
   RowPlan small;
   small.algorithm = RowAlgorithm::kSmall;
   small.traits = plan.traits;
+  small.vector = held;
   if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
   const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
   small.column_lane_bits = 5 - bits_for(positions);

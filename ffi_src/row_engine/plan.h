@@ -40,6 +40,7 @@ struct RowTraits {
   bool lean = false;    // this call has only statistics, and there are kernels of few registers for that
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
   bool wide = false;    // there is the kernel of few longer rows: wide_kernel
+  int wide_statistics = 0;  // statistics only: wide_kernel is faster up to so many of its warps per multiprocessor
   bool staged = false;  // there are only statistics; of rows that are not whole vectors, tile_kernel makes them faster
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns

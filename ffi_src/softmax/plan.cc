@@ -8,9 +8,11 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-// Larger arrays do not take the small kernel. kSmallShared: the same for results of up to 32 bits along axes that
-// several warps walk.
-constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18;
+// Larger arrays do not take the small kernel. The others are for results of up to 32 bits: along axes that several
+// warps walk, of float32 and of 16 bits, and along those of more than kSmallLength positions that one warp has, of 16
+// bits and of float32 in vectors.
+constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
+constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
 // Gradients of rows that no cluster holds. A row has at most kMostUnits units. A block that writes results takes as
 // many units as leave kResultBlocks blocks per multiprocessor, from one to kMostMerged.
@@ -18,13 +20,23 @@ constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
 // multiprocessor.
 constexpr int64_t kFewWarps = 16;
-// Gradients of longer rows: the most warps of a multiprocessor whose blocks have a row each, twice as many of blocks of
-// which it has several. (One row more than there are multiprocessors takes as long as twice as many rows.)
-constexpr int64_t kWideWarps = 32;
+// Gradients of longer rows, whose blocks have a row each: if a multiprocessor has one of these blocks at a time, it
+// takes two rows, one after the other, where they have no more than so many warps.
+constexpr int64_t kTwiceWide = 29;
 constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
+
+int64_t wide_warps(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kWideVectors * 32); }
+
+// For RowTraits::wide_statistics. (Rows of float32 in whole vectors are fast without it, and few blocks of many warps
+// share a multiprocessor.)
+int logsumexp_warps(const Problem& problem) {
+  const int64_t warps = wide_warps(problem);
+  if (warps > 16) return warps <= 20 ? 8 : 0;
+  return problem.dtype == DType::kFloat32 && row_bytes(problem) % 16 == 0 ? 8 : 20;
+}
 
 // These values must agree with the policies in cuda/policy.cuh: the plan runs where no CUDA code is compiled.
 RowTraits traits_of(const Problem& problem) {
@@ -43,6 +55,7 @@ RowTraits traits_of(const Problem& problem) {
       traits.output = problem.op != Op::kLogSumExp;
       traits.tiled = traits.output && !problem.general;
       traits.wide = !problem.general;
+      traits.wide_statistics = logsumexp_warps(problem);
       // For 16 bits, teams of lanes without tiles are faster, unless a lane has only one vector.
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
@@ -80,8 +93,6 @@ void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
 }
 
-int64_t wide_warps(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kWideVectors * 32); }
-
 // A block has a row.
 RowPlan plan_wide_gradient(const Problem& problem) {
   RowPlan plan;
@@ -93,6 +104,16 @@ RowPlan plan_wide_gradient(const Problem& problem) {
   plan.lane_bits = 5;
   plan.block_warps = static_cast<int>(wide_warps(problem));
   return plan;
+}
+
+// The most elements of an array that the small kernel takes instead of this plan.
+int64_t most_of_small(const RowPlan& plan, const Rows& rows) {
+  if (!plan.traits.output || !plan.traits.fast) return kSmallElements;
+  const bool half = plan.traits.item_bytes == 2;
+  if (plan.axis_warps > 1) return half ? kSmallSharedHalf : kSmallShared;
+  if (rows.length <= kSmallLength) return kSmallElements;
+  if (half) return kSmallLongHalf;
+  return plan.algorithm == RowAlgorithm::kColumns ? kSmallLongVectors : kSmallElements;
 }
 
 // The division into units depends on the length and the dtype alone, since sums do.
@@ -134,7 +155,7 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
   const int64_t blocks = ceil_div(problem.rows.outer, gpu.multiprocessors);
-  return blocks == 1 || blocks * warps <= 2 * kWideWarps / (warps > kMaxBlockWarps / 2 ? 2 : 1);
+  return warps <= kMaxBlockWarps / 2 || blocks <= (warps <= kTwiceWide ? 2 : 1);
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
@@ -146,8 +167,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
   if (!plain || problem.general) return plan;
-  const bool shared = plan.axis_warps > 1 && plan.traits.output && plan.traits.fast;
-  return small_form(plan, problem.rows, shared ? kSmallShared : kSmallElements);
+  return small_form(plan, problem.rows, most_of_small(plan, problem.rows));
 }
 
 }  // namespace jaxgpuops::softmax

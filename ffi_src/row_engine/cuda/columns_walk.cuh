@@ -3,8 +3,8 @@
 // columns alone; on a longer one the warps of a block share them. The array is read once and written once. Works on any
 // GPU.
 //
-// Results take a second walk, backwards, which finds in the caches what the blocks have just read. The shortest axes
-// are held in registers.
+// Results of so few positions of a warp that a lane can hold them in registers are made of these. Other results take a
+// second walk, backwards, which finds in the caches what the blocks have just read.
 #pragma once
 
 #include <algorithm>
@@ -363,6 +363,8 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   }
 }
 
+constexpr int64_t kLargeWalk = 24 << 20;  // bytes of an array
+
 // Whether an operation has the kernel of walks that are held.
 template <class P>
 constexpr bool kWalksOnce = kWalks<P> && P::kFast && P::kOutput && !P::kHole;
@@ -534,7 +536,12 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
     if constexpr (kWalksOnce<P>) {
-      if (p.length > held_positions(P::kOperands) && p.length <= kHeldWalk * plan.axis_warps && p.out != nullptr) {
+      // Of large arrays, blocks of the most warps are faster if they hold less, since a multiprocessor has more of
+      // them.
+      const bool large = plan.axis_warps == kMaxColumnWarps &&
+                         p.columns * p.length * int64_t{sizeof(typename P::Element::Bits)} > kLargeWalk;
+      if (p.length > held_positions(P::kOperands) && p.length <= kHeldWalk * plan.axis_warps && p.out != nullptr &&
+          !large) {
         kernel = walk_once_kernel<P>;
         columns = int64_t{32} * kColumnsOnce<P> << plan.column_warp_bits;
         blocks = (p.columns + columns - 1) / columns;

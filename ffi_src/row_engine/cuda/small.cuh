@@ -22,6 +22,7 @@ struct SmallParameters {
   SmallColumns columns;
   uint32_t positions;  // the most positions of a part
   uint32_t batch;      // positions that a walk adds up at a time, a power of two
+  uint32_t alike;      // positions that share a peak: a batch, or all
   typename P::Args args;
 };
 
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
   Stat<P> stat = Stat<P>::none();
   // Batches and positions, counted in lanes.
   const uint32_t batch = p.batch << c.column_bits, end = p.positions << c.column_bits;
-  const Acc peak = P::kPeak ? largest(x, min(batch, 32u)) : Acc(0);  // the peak of the lane's batch
+  const Acc peak = P::kPeak ? largest(x, min(p.alike << c.column_bits, 32u)) : Acc(0);
 #pragma unroll 1
   for (uint32_t from = 0; from < end; from += batch) {
     if constexpr (P::kPeak) {
@@ -205,9 +206,10 @@ cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows
   if (plan.flat) return run_small_flat<P>(stream, plan, rows, p);
   const SmallColumns columns(rows, plan.column_lane_bits, plan.lane_bits);
   const int groups = plan.block_warps / plan.axis_warps;  // groups of columns in a block
-  SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, p.args};
+  SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, 0, p.args};
   s.positions = static_cast<uint32_t>((rows.length + plan.axis_warps - 1) / plan.axis_warps);
   s.batch = rows.length <= held_positions(1) ? held_positions(1) : Walk<P>::kCount;
+  s.alike = plan.vector ? 32 : s.batch;
   const int64_t of_block = int64_t{groups} << plan.column_lane_bits;
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>((rows.count() + of_block - 1) / of_block));

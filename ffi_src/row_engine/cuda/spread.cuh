@@ -91,45 +91,45 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
 template <class P>
 constexpr bool kByElements = sizeof(typename P::Element::Bits) >= 4;
 
-// Loads and stores what a warp has of a row of one array: `left` elements from the warp's first one on. `last`: the
-// array may end after them.
-template <class P>
-__device__ __forceinline__ void load_wide(const typename P::Element::Bits* from, int left, bool is_aligned, bool last,
-                                          typename P::Element::Bits pad, Pack (&packs)[kWideVectors]) {
+// Loads and stores what a warp has of a row of one array: `left` elements from the warp's first one on.
+template <class P, bool kElements = kByElements<P>>
+struct WideSpan {
   using Bits = typename P::Element::Bits;
-  const Span<P, kWideVectors, true, false> aligned(5);
-  if (is_aligned) {
-    aligned.load(from, left, false, pad, packs);
-  } else if constexpr (kByElements<P>) {
+  const Span<P, kWideVectors, true, false> aligned{5};
+  const Span<P, kWideVectors, false, false> shifted{5};
+
+  // `last`: the array may end after these elements.
+  __device__ __forceinline__ void load(const Bits* from, int left, bool is_aligned, bool last, Bits pad,
+                                       Pack (&packs)[kWideVectors]) const {
+    if (is_aligned) {
+      aligned.load(from, left, false, pad, packs);
+    } else if constexpr (kElements) {
 #pragma unroll
-    for (int j = 0; j < kWideVectors; ++j)
+      for (int j = 0; j < kWideVectors; ++j)
 #pragma unroll
-      for (int i = 0; i < aligned.kWidth; ++i) {
-        const int e = aligned.element(j) + i;
-        set<Bits>(packs[j], i, e < left ? from[e] : pad);
-      }
-  } else {
-    const Span<P, kWideVectors, false, false> shifted(5);
-    shifted.load(from, left, last, pad, packs);
+        for (int i = 0; i < aligned.kWidth; ++i) {
+          const int e = aligned.element(j) + i;
+          set<Bits>(packs[j], i, e < left ? from[e] : pad);
+        }
+    } else {
+      shifted.load(from, left, last, pad, packs);
+    }
   }
-}
-template <class P>
-__device__ __forceinline__ void store_wide(typename P::Element::Bits* to, int left, bool is_aligned,
-                                           Pack (&packs)[kWideVectors]) {
-  const Span<P, kWideVectors, true, false> aligned(5);
-  if (is_aligned) {
-    aligned.store(to, left, packs);
-  } else if constexpr (kByElements<P>) {
+
+  __device__ __forceinline__ void store(Bits* to, int left, bool is_aligned, Pack (&packs)[kWideVectors]) const {
+    if (is_aligned) {
+      aligned.store(to, left, packs);
+    } else if constexpr (kElements) {
 #pragma unroll
-    for (int j = 0; j < kWideVectors; ++j)
+      for (int j = 0; j < kWideVectors; ++j)
 #pragma unroll
-      for (int i = 0; i < aligned.kWidth; ++i)
-        if (const int e = aligned.element(j) + i; e < left) to[e] = get<typename P::Element::Bits>(packs[j], i);
-  } else {
-    const Span<P, kWideVectors, false, false> shifted(5);
-    shifted.store(to, left, packs);
+        for (int i = 0; i < aligned.kWidth; ++i)
+          if (const int e = aligned.element(j) + i; e < left) to[e] = get<Bits>(packs[j], i);
+    } else {
+      shifted.store(to, left, packs);
+    }
   }
-}
+};
 
 template <class P>
 struct WideShared {
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   const int left = max(0, static_cast<int>(p.length - first));
   auto& shared = *reinterpret_cast<WideShared<P>*>(dynamic_shared_memory());
 
-  const Span<P, kWideVectors, true, false> aligned(5);
+  const WideSpan<P> span;
   typename P::Row row;
   if constexpr (P::kHole) row = P::begun(p.args, outer, 0, p.length, 1);
   const int wanted = P::kHole && P::skip(row) ? 0 : left;
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   for (int o = 0; o < P::kOperands; ++o) {
     Pack packs[kWideVectors];
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
-    load_wide<P>(from, wanted, p.aligned, outer + 1 == p.columns, P::pad(p.args, o), packs);
+    span.load(from, wanted, p.aligned, outer + 1 == p.columns, P::pad(p.args, o), packs);
 #pragma unroll
     for (int j = 0; j < kWideVectors; ++j) unit[j].raw[o][0] = packs[j];
   }
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   for (int j = 0; j < kWideVectors; ++j)
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const int e = aligned.element(j) + i;
+      const int e = span.aligned.element(j) + i;
       if constexpr (P::kPlainSum)
         if (P::add_plain(p.args) && e < wanted) plain[j] += unit[j].x(p.args, 0, i);
       if constexpr (P::kHole)
@@ -282,12 +282,12 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
         for (int i = 0; i < kWidth; ++i) {
           values[i] = result_of<P>(args, row, final, factor, unit[j], 0, i);
           if constexpr (P::kHole)
-            if (aligned.element(j) + i == hole) values[i] = P::hole_output(args, row, final);
+            if (span.aligned.element(j) + i == hole) values[i] = P::hole_output(args, row, final);
         }
         packs[j] = packed<Element>(values);
       }
     });
-    store_wide<P>(static_cast<Bits*>(p.out) + at, left, p.aligned, packs);
+    span.store(static_cast<Bits*>(p.out) + at, left, p.aligned, packs);
   }
 }
 

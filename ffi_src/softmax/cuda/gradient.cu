@@ -94,7 +94,11 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
     launched.grid = dim3(static_cast<unsigned>(p.rows));
     launched.shared_bytes =
         forward_shared_bytes<P>(plan.block_warps) + row_engine::wide_shared_bytes<Q>(plan.block_warps);
-    return launch(stream, launched, wide_gradient_kernel<P, Q, op>, p, aligned);
+    if (aligned) return launch(stream, launched, wide_gradient_kernel<P, Q, op, true, false>, p);
+    if constexpr (row_engine::kByElements<P>)
+      if (plan.block_warps <= kElementWarps)
+        return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
+    return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
   }
   if (plan.spread)
     return launch(stream, launched,
