@@ -80,9 +80,9 @@ REGIMES = {
     "stream, cluster": ((64, 128_256), 1, 100),
     "stream, a guess": ((300, 131_072), 1, 138),
     "stream, large k": ((600, 30_001), 1, 2048),
-    "grid": ((5, 2_000_003), 1, 200),
-    "grid, close to 48 KB of shared memory": ((2, 1_500_003), 1, 721),
-    "grid, columns": ((1, 20_001, 3), 1, 300),
+    "buckets, few of rows": ((5, 2_000_003), 1, 200),
+    "buckets, unsorted of a sieve": ((2, 1_500_003), 1, 721),
+    "buckets, shorter columns": ((1, 20_001, 3), 1, 300),
     "wave": ((3, 100_003), 1, 50),
     "wave, one row": ((1, 1_000_003), 1, 200),
     "wave, no few candidates": ((1, 262_144), 1, 128),
@@ -118,7 +118,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "sort", "compare", "held", "stream", "grid", "wave", "sieve", "columns"} | {
+    assert found == {"argmax", "rows", "sort", "compare", "held", "stream", "wave", "sieve", "columns"} | {
         "buckets",
         "radix",
         "short",
@@ -278,7 +278,7 @@ def test_command_buffers_with_changing_inputs():
 def test_plans_for_older_gpus():
     """Plans are for the compute capability of JAXGPUOPS_COMPUTE_CAPABILITY. (tools/gpu.sh runs more tests with it.)"""
     if "JAXGPUOPS_COMPUTE_CAPABILITY" in os.environ:
-        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "grid"
+        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "buckets"
         return
     command = ("-m", "pytest", "test_gpu_topk.py", "-q", "-p", "no:cacheprovider", "-k", "older")
     in_subprocess(*command, JAXGPUOPS_COMPUTE_CAPABILITY="80")

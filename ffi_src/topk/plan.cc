@@ -4,7 +4,6 @@
 
 #include "common/rounding.h"
 #include "sort/cuda/shape.h"
-#include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/compare_shape.h"
@@ -39,7 +38,7 @@ constexpr int64_t kFewRows = 4096;
 // Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
 // them above a threshold. With few rows, a block of it has more threads, and so a threshold for larger k.
 bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
-  if (rows.length > kMaxSortLength / 2) return k <= 512;
+  if (rows.length > kMaxSortLength / 2) return k <= 512 && (rows.inner > 1 || rows.count() <= 2 * gpu.multiprocessors);
   if (rows.inner > 1 || rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
   const bool whole = rows.length == kMaxSortLength / 2;
   if (k <= 72) return whole || rows.count() <= 2 * gpu.multiprocessors;
@@ -94,10 +93,10 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   // For results in the order of indices, only the blocks of a cluster can share a row, so rows are not long. If k is
   // the length, nothing has to be compared.
   if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
-  if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 24);
+  if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 25);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
-  if (places > (k == rows.length ? 1 << 14 : 1 << 15)) return false;
+  if (places > (k == rows.length ? 1 << 14 : rows.length <= 64 ? 1 << 18 : 1 << 15)) return false;
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
   if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;
@@ -129,7 +128,7 @@ constexpr int64_t kLeastHeld = 16;
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
-         rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
+         rows.length >= kLeastHeld * k && (rows.length > 2048 || (k < 16 && rows.count() <= 512));
 }
 
 Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
@@ -200,49 +199,37 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
 
 bool has_clusters(const Gpu& gpu) { return gpu.max_cluster >= 16; }
 
-// Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
-void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
-  const int64_t composite = composite_bytes(key_bytes);
-  if (rows.length <= whole_row_elements(key_bytes, plan.shared_limit)) return;
-  // As many blocks as fill the device, each with at least a tile to read.
-  const int64_t tile = tile_elements(key_bytes, plan.threads);
-  const int64_t blocks = (plan.threads == 512 ? 1 : 2) * gpu.multiprocessors;
-  int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
-  if (slices <= 1) return;
-  if (has_clusters(gpu) && slices <= 16 && k <= 256) {
-    // A cluster has at most 8 blocks here, but saves the launch of a second kernel.
-    while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
-    return;
-  }
-  slices = std::min<int64_t>(slices, plan.threads);
-  while (slices > 1 && workspace_bytes >= 0 &&
-         rows.inner * stream_exchange_bytes(slices, k, composite) > workspace_bytes)
-    --slices;
-  if (slices <= 1) return;
-  plan.algorithm = Algorithm::kGrid;
-  plan.slices = static_cast<int>(slices);
-  plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * stream_exchange_bytes(slices, k, composite);
+// Whether there is a multiprocessor for each row. Then blocks have 512 threads, else 256.
+bool has_few(Rows rows, int64_t k, const Gpu& gpu) { return (k > 256 ? 1 : 2) * rows.count() <= gpu.multiprocessors; }
+
+// As many blocks for a row as fill the device, each with at least a tile to read.
+int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu& gpu) {
+  if (rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes)) return 1;
+  const int64_t blocks = (threads == 512 ? 1 : 2) * gpu.multiprocessors;
+  return std::min(blocks / rows.count(), rows.length / std::max<int64_t>(tile_elements(key_bytes, threads), 2 * k));
 }
 
 // Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
 // come in waves, or the larger block does not fit, two blocks of 256 threads share a multiprocessor, so that one reads
 // while the other selects.
-Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const auto attempt = [&](int threads) {
     plan = {};
     plan.algorithm = Algorithm::kStream;
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
-    share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
+    // A cluster has at most 8 blocks here.
+    const int64_t slices = std::min<int64_t>(most_slices(rows, k, key_bytes, threads, gpu), 8);
+    if (has_clusters(gpu) && k <= 256)
+      while (2 * plan.slices <= slices) plan.slices *= 2;
     const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
                                            static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
     plan.blocks = rows.count() * plan.slices;
-    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
+    plan.shared_bytes = static_cast<int64_t>(shape.shared_bytes);
     return fits(plan);
   };
-  const bool few = (k > 256 ? 1 : 2) * rows.count() <= gpu.multiprocessors;
+  const bool few = has_few(rows, k, gpu);
   if (few && attempt(512)) return plan;
   const bool paired = attempt(256) && plan.shared_bytes <= gpu.shared_bytes / 2 - 3 * int64_t{kReservedShared} / 2;
   if (!few && k > 256 && !paired && !attempt(512)) attempt(256);
@@ -344,21 +331,37 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
   // read several times instead.
-  if (!sorted && k > kMaxStreamK && rows.elements() * key_bytes < 8 << 20) return false;
+  if (!sorted && k > kMaxStreamK &&
+      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 1 && rows.count() > 2 * gpu.multiprocessors)))
+    return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
          rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&
          rows.length * rows.inner < int64_t{1} << 32;
 }
 
-// Whether the buckets kernels are faster than the streaming kernels. Those read columns one by one, and must merge k
-// elements from each of the blocks that share a row.
+// Whether the buckets kernels read columns in less time than the streaming kernels, which read them one by one. They do
+// if there is enough to read, of fewer than eight columns more than of others; of long keys, and of few wide columns,
+// they have to read more. The limits are where both took as long on an H200.
+bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
+  const int64_t length = rows.length, elements = rows.elements();
+  const bool wide = rows.inner >= 8, few = rows.count() <= 64;
+  if (key_bytes == 1) return length >= 1 << 15 && elements >= 1 << 19;
+  if (key_bytes == 2) return wide ? length >= 1 << 15 && elements >= 1 << 19 : length >= 1 << 18 && few;
+  if (key_bytes == 8) return wide ? length >= 1 << 16 && elements >= 1 << 20 : length >= 3 << 15 && few;
+  if (!wide) return length >= 1 << 16 && elements >= 1 << 21;
+  return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
+}
+
+// Whether the buckets kernels are faster than the streaming kernels. Those give a row no more blocks than a cluster
+// has, and cut their candidates to k again and again, which takes long if k is large.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.inner > 1 && rows.length >= 1 << 15 && (rows.inner >= 8 || rows.count() <= 4 * gpu.multiprocessors))
-    return true;
-  if (rows.inner >= 8) return false;
-  const int64_t slices = std::min(gpu.multiprocessors / rows.count(), rows.length / 4096);
-  return (rows.inner > 1 || key_bytes == 8) && slices * k >= 1 << 14;
+  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
+  if (slices > (has_clusters(gpu) && k <= 256 ? 16 : 1)) return true;
+  if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
+  if (key_bytes == 1) return k > 1024;
+  if (key_bytes == 2) return k > 512;
+  return key_bytes == 4 && k > 512 && rows.length <= 2 * kMaxSortLength && rows.count() <= 2 * gpu.multiprocessors;
 }
 
 // Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
@@ -367,9 +370,8 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // problems on an H200. Arrays of a few hundred thousand elements are always sorted whole.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
-  const bool is_long = rows.length >= 1 << 19;
-  if (divides && key_bytes >= 4) return (key_bytes == 8 ? 4 : is_long ? 12 : 8) * k >= rows.length;
-  return (key_bytes <= 2 || is_long ? 24 : 8) * k >= rows.length;
+  if (divides && key_bytes >= 4) return 4 * k >= rows.length;
+  return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
 }  // namespace
@@ -383,7 +385,6 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kCompare: return "compare";
     case Algorithm::kHeld: return "held";
     case Algorithm::kStream: return "stream";
-    case Algorithm::kGrid: return "grid";
     case Algorithm::kSieve: return "sieve";
     case Algorithm::kWave: return "wave";
     case Algorithm::kColumns: return "columns";
@@ -394,69 +395,6 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kSweep: return "sweep";
   }
   return "?";
-}
-
-Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes) {
-  Plan plan;
-  if (rows.count() == 0) return plan;
-  plan.algorithm = Algorithm::kArgmax;
-  const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
-  const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
-  const bool shared =
-      shape.form == ArgmaxForm::kTiles || shape.form == ArgmaxForm::kSmall || shape.form == ArgmaxForm::kRows;
-  plan.lanes = shared ? 1 << shape.lane_bits : shape.threads;
-  plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
-  plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape);
-  // `units` is the number of blocks if no blocks share a column. `slices` is limited by the number of blocks that the
-  // device should have, and by how many blocks a column is worth.
-  const int64_t units = rows.outer * shape.tiles;
-  int64_t slices = 1;
-  if (shape.form == ArgmaxForm::kSmall) {
-    slices = rows.length > kArgmaxUnshared ? rows.length / kArgmaxSmallSlice : 1;
-  } else if (shape.form == ArgmaxForm::kRows && shape.lane_bits > 5) {
-    const int64_t bytes = rows.length * key_bytes;
-    const int cluster = argmax_cluster(rows, static_cast<int>(key_bytes));
-    if (cluster > 1 && gpu.max_cluster >= cluster) {
-      plan.slices = cluster;  // they need no workspace, and no second kernel
-      return plan;
-    }
-    // If a row is short, a second kernel takes longer than one block that reads all of it. A single row has the device
-    // for itself.
-    const int64_t least = (argmax_has_long_rows(rows, static_cast<int>(key_bytes)) ? 32
-                           : rows.outer == 1                                       ? 16
-                                                                                   : 24)
-                          << 10;
-    const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / least);
-    if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
-      while (2 * slices <= most) slices *= 2;
-  } else if (shape.form == ArgmaxForm::kColumns && shape.beside) {
-    slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * shape.deep));
-  } else if (shape.form == ArgmaxForm::kColumns) {
-    // How many rows a block reads in one step.
-    const int64_t step = shape.threads * (16 / key_bytes) / rows.inner, longest = rows.length / (4 * step);
-    if (argmax_is_vast(rows, static_cast<int>(key_bytes))) {
-      slices = std::min(2 * gpu.multiprocessors / units, longest);
-    } else {
-      slices = std::min(4 * 128 * gpu.multiprocessors / shape.threads / units, longest);
-      if (slices < 4) slices = 1;  // a second kernel would take longer
-    }
-  } else if (shape.form == ArgmaxForm::kStrided) {
-    slices = std::min(4 * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
-  }
-  // the candidates of all slices take at most a sixteenth of the bytes of x
-  slices = std::min(slices, rows.length * key_bytes / (16 * candidate));
-  if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
-  if (slices <= 1) return plan;
-  if (shape.form == ArgmaxForm::kSmall) {
-    const ArgmaxShape cut = argmax_small_shape(rows, static_cast<int>(key_bytes), slices);
-    plan.lanes = 1 << cut.lane_bits;
-    plan.threads = cut.threads;
-  }
-  plan.slices = static_cast<int>(slices);
-  plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * slices * candidate;
-  return plan;
 }
 
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
@@ -503,18 +441,27 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
   }
+  // Of longer rows of narrow keys, too, all digits are sorted before k elements are selected, if k is large.
+  if (forced < 0 && sorted && rows.inner == 1 && key_bytes <= 2 && k > kMaxWaveK && rows.length <= 2 * kMaxSortLength) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
+  }
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
-  if (divides && (forced < 0 ? prefers_buckets(rows, k, key_bytes, gpu) : may(Algorithm::kBuckets))) {
+  const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
+  const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
+  if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
+    // Where they need more shared memory than there is, one block for a row would take longest.
+    const Plan digits = plan_radix(rows, k, key_bytes, sorted, gpu);
+    if (plan.algorithm == Algorithm::kBuckets && may(Algorithm::kRadix) &&
+        (workspace_bytes < 0 || digits.workspace_bytes <= workspace_bytes))
+      return digits;
   }
-  if ((may(Algorithm::kStream) || may(Algorithm::kGrid)) &&
-      (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
-    const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
+  if (may(Algorithm::kStream) && (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
+    const Plan plan = plan_stream(rows, k, key_bytes, gpu);
     if (fits(plan)) return plan;
   }
-  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
-      (forced >= 0 || sorts_whole(rows, k, key_bytes, divides))) {
+  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
         plan.algorithm != Algorithm::kEmpty && may(plan.algorithm) &&
         (workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes))
