@@ -80,9 +80,12 @@ REGIMES = {
     "stream, cluster": ((64, 128_256), 1, 100),
     "stream, a guess": ((300, 131_072), 1, 138),
     "stream, large k": ((600, 30_001), 1, 2048),
+    "grid": ((5, 2_000_003), 1, 90),
+    "grid, columns": ((1, 200_001, 3), 1, 50),
     "buckets, few of rows": ((5, 2_000_003), 1, 200),
-    "buckets, unsorted of a sieve": ((2, 1_500_003), 1, 721),
+    "buckets, unsorted where a sieve would sort": ((2, 1_500_003), 1, 721),
     "buckets, shorter columns": ((1, 20_001, 3), 1, 300),
+    "sieve, small k": ((58, 22_091), 1, 73),
     "wave": ((3, 100_003), 1, 50),
     "wave, one row": ((1, 1_000_003), 1, 200),
     "wave, no few candidates": ((1, 262_144), 1, 128),
@@ -102,7 +105,7 @@ REGIMES = {
     "buckets, more rows than blocks": ((300, 60_001), 1, 4_200),
     "buckets, columns": ((1, 300_001, 3), 1, 9_000),
     "buckets, many columns": ((40, 50_001, 21), 1, 500),
-    "buckets, few of columns": ((1, 200_003, 7), 1, 20),
+    "buckets, few of columns": ((1, 300_003, 7), 1, 20),
     "buckets, as many columns as possible": ((1, 40_001, 128), 1, 300),
     "radix": ((1, 100_001, 140), 1, 4_100),
     "block, nearly all of rows that a block sorts": ((300, 9001), 1, 9000),
@@ -118,7 +121,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "sort", "compare", "held", "stream", "wave", "sieve", "columns"} | {
+    assert found == {"argmax", "rows", "sort", "compare", "held", "stream", "grid", "wave", "sieve", "columns"} | {
         "buckets",
         "radix",
         "short",
@@ -278,7 +281,7 @@ def test_command_buffers_with_changing_inputs():
 def test_plans_for_older_gpus():
     """Plans are for the compute capability of JAXGPUOPS_COMPUTE_CAPABILITY. (tools/gpu.sh runs more tests with it.)"""
     if "JAXGPUOPS_COMPUTE_CAPABILITY" in os.environ:
-        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "buckets"
+        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "grid"
         return
     command = ("-m", "pytest", "test_gpu_topk.py", "-q", "-p", "no:cacheprovider", "-k", "older")
     in_subprocess(*command, JAXGPUOPS_COMPUTE_CAPABILITY="80")

@@ -24,6 +24,7 @@ ALGORITHMS = {
     "compare",
     "held",
     "stream",
+    "grid",
     "wave",
     "sieve",
     "columns",
@@ -73,11 +74,11 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
     elif k > 256 and SHARED_LIMIT[capability] == 227:
         expected = {"sieve"}
     else:
-        expected = {"stream", "buckets"}
+        expected = {"stream", "grid", "buckets"}
     if (
         k > 1 and SHARED_LIMIT[capability] < 163
     ):  # if the best kernel does not fit, the next best one may take its place
-        expected |= {"stream", "buckets", "radix", "block", "sweep"}
+        expected |= {"stream", "grid", "buckets", "radix", "block", "sweep"}
     assert plan["algorithm"] in expected
     if length <= 4096:
         assert plan["slices"] == 1
@@ -122,23 +123,24 @@ def test_forms(capability):
 def test_only_clusters_are_missing_on_older_gpus():
     """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit elements."""
     for call in calls():
-        _, length, inner, k, bits, sorted = call
+        _, _, _, k, bits, sorted = call
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
         if new["algorithm"] in ("held", "sieve"):
-            assert old["algorithm"] in (("stream", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")), call
+            assert old["algorithm"] in (
+                ("stream", "grid", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
+            ), call
         elif new["algorithm"] == "compare":
             assert not sorted and 1 < new["slices"] <= 8, call
         elif new["algorithm"] == "argmax":
             assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:
-            assert new["algorithm"] in ("stream", "buckets"), call
-            assert old["algorithm"] in ("stream", "buckets", "radix"), call
+            assert new["algorithm"] in ("stream", "grid", "buckets"), call
+            assert old["algorithm"] in ("stream", "grid", "buckets", "radix"), call
         else:
             assert new["algorithm"] == "stream", call  # a block has fewer threads where two share a multiprocessor
-            shared = new["slices"] > 1 and length * inner < 1 << 32
-            assert old["algorithm"] == ("buckets" if shared else "stream"), call
+            assert old["algorithm"] in (("grid", "buckets") if new["slices"] > 1 else ("stream",)), call
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -243,13 +245,23 @@ FASTEST = [
     ((600, 16_384, 1), 1000, "bfloat16", "sieve"),
     ((60, 10_876, 1), 1059, "bfloat16", "block"),  # no sieve, since k is large
     ((102, 14_656, 1), 315, "uint8", "block"),
-    ((102, 14_656, 1), 256, "uint8", "stream"),
+    ((102, 14_656, 1), 127, "uint8", "stream"),
+    ((600, 14_656, 1), 256, "uint8", "stream"),
+    ((600, 9000, 1), 300, "bfloat16", "buckets"),
+    ((600, 9000, 1), 1200, "bfloat16", "block"),
+    ((58, 22_091, 1), 73, "float32", "sieve"),  # one block for each row
+    ((58, 70_000, 1), 73, "float32", "stream"),
+    ((600, 32_768, 1), 66, "bfloat16", "sieve"),
+    ((600, 16_384, 1), 66, "bfloat16", "stream"),
+    ((7, 1 << 20, 1), 60, "float32", "grid"),
+    ((7, 1 << 20, 1), 100, "float32", "buckets"),
     ((30, 11_590, 1), 790, "float32", "buckets"),
     ((600, 11_590, 1), 790, "float32", "stream"),
     ((600, 8192, 1), 250, "float32", "sort"),
+    ((600, 5000, 1), 250, "float32", "stream"),
     ((100, 8192, 1), 250, "float32", "stream"),
     ((3000, 64, 1), 33, "bfloat16", "compare"),
-    ((5000, 64, 1), 33, "bfloat16", "sort"),
+    ((7000, 64, 1), 33, "bfloat16", "sort"),
     ((90, 128, 17), 62, "int32", "compare"),
     ((3, 88_939, 4), 8432, "bfloat16", "sweep"),
     ((3, 88_939, 4), 2432, "bfloat16", "buckets"),

@@ -31,14 +31,16 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// At most so many rows all run at once, and then take as long as one row: the rows kernel has the shortest time for
-// one.
+// At most so many rows all run at once, as long as one row, for which the rows kernel has the shortest time.
 constexpr int64_t kFewRows = 4096;
 
 // Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
 // them above a threshold. With few rows, a block of it has more threads, and so a threshold for larger k.
 bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
-  if (rows.length > kMaxSortLength / 2) return k <= 512 && (rows.inner > 1 || rows.count() <= 2 * gpu.multiprocessors);
+  if (rows.length > kMaxSortLength / 2) {
+    const bool few = rows.inner > 1 || rows.count() <= (k <= 256 ? 2 : 1) * gpu.multiprocessors;
+    return k <= 512 && (few || (k <= 256 && rows.length < 6000));
+  }
   if (rows.inner > 1 || rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
   const bool whole = rows.length == kMaxSortLength / 2;
   if (k <= 72) return whole || rows.count() <= 2 * gpu.multiprocessors;
@@ -93,10 +95,12 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   // For results in the order of indices, only the blocks of a cluster can share a row, so rows are not long. If k is
   // the length, nothing has to be compared.
   if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
-  if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 25);
+  if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
+  if (rows.inner > 1) return pairs <= 1 << (key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
-  if (places > (k == rows.length ? 1 << 14 : rows.length <= 64 ? 1 << 18 : 1 << 15)) return false;
+  const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // short to sort
+  if (places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17)) return false;
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
   if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;
@@ -128,7 +132,8 @@ constexpr int64_t kLeastHeld = 16;
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
-         rows.length >= kLeastHeld * k && (rows.length > 2048 || (k < 16 && rows.count() <= 512));
+         rows.length >= kLeastHeld * k &&
+         (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
 }
 
 Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
@@ -209,24 +214,47 @@ int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu&
   return std::min(blocks / rows.count(), rows.length / std::max<int64_t>(tile_elements(key_bytes, threads), 2 * k));
 }
 
+// Whether a cluster has enough blocks for a row.
+bool shares_in_cluster(int64_t slices, int64_t k, const Gpu& gpu) {
+  return has_clusters(gpu) && slices <= 16 && k <= 256;
+}
+
+// Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
+void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+  const int64_t composite = composite_bytes(key_bytes);
+  int64_t slices = most_slices(rows, k, key_bytes, plan.threads, gpu);
+  if (slices <= 1) return;
+  if (shares_in_cluster(slices, k, gpu)) {
+    // A cluster has at most 8 blocks here, but saves the launch of a second kernel.
+    while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
+    return;
+  }
+  slices = std::min<int64_t>(slices, plan.threads);
+  while (slices > 1 && workspace_bytes >= 0 &&
+         rows.inner * stream_exchange_bytes(slices, k, composite) > workspace_bytes)
+    --slices;
+  if (slices <= 1) return;
+  plan.algorithm = Algorithm::kGrid;
+  plan.slices = static_cast<int>(slices);
+  plan.overlap = gpu.dependent_launch;
+  plan.workspace_bytes = rows.inner * stream_exchange_bytes(slices, k, composite);
+}
+
 // Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
 // come in waves, or the larger block does not fit, two blocks of 256 threads share a multiprocessor, so that one reads
 // while the other selects.
-Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const auto attempt = [&](int threads) {
     plan = {};
     plan.algorithm = Algorithm::kStream;
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
-    // A cluster has at most 8 blocks here.
-    const int64_t slices = std::min<int64_t>(most_slices(rows, k, key_bytes, threads, gpu), 8);
-    if (has_clusters(gpu) && k <= 256)
-      while (2 * plan.slices <= slices) plan.slices *= 2;
+    share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
     const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
                                            static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
     plan.blocks = rows.count() * plan.slices;
-    plan.shared_bytes = static_cast<int64_t>(shape.shared_bytes);
+    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
     return fits(plan);
   };
   const bool few = has_few(rows, k, gpu);
@@ -327,6 +355,22 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
+// Whether the sieve, in one block for each row, takes less time than the streaming kernel for smaller k than other rows
+// have there. Blocks that share a row would have to meet too often.
+bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu) {
+  if (k <= kMaxHeldK || slices > 1 || rows.length > kMaxWholeLength) return false;
+  return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
+}
+
+// Whether sorting all digits of rows of narrow keys, which are longer than those of sorts_by_digits(), takes less time
+// than kernels that select.
+bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (rows.inner > 1 || key_bytes > 2 || rows.length > 2 * kMaxSortLength) return false;
+  const bool few = rows.count() <= gpu.multiprocessors;
+  if (key_bytes == 1) return k > (few ? 127 : 256);
+  return k > 256 && (few || 8 * k >= rows.length);
+}
+
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
@@ -341,27 +385,30 @@ bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& 
 }
 
 // Whether the buckets kernels read columns in less time than the streaming kernels, which read them one by one. They do
-// if there is enough to read, of fewer than eight columns more than of others; of long keys, and of few wide columns,
-// they have to read more. The limits are where both took as long on an H200.
+// if there is enough to read: of a few columns side by side more than of many, and more of keys of 64 bits. The limits
+// are where both took as long on an H200.
 bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
   const int64_t length = rows.length, elements = rows.elements();
   const bool wide = rows.inner >= 8, few = rows.count() <= 64;
-  if (key_bytes == 1) return length >= 1 << 15 && elements >= 1 << 19;
-  if (key_bytes == 2) return wide ? length >= 1 << 15 && elements >= 1 << 19 : length >= 1 << 18 && few;
-  if (key_bytes == 8) return wide ? length >= 1 << 16 && elements >= 1 << 20 : length >= 3 << 15 && few;
+  if (key_bytes == 2 && !wide) return length >= 1 << 18 && (few || rows.inner >= 5);
+  if (key_bytes <= 2) return length >= 1 << 15 && elements >= 1 << 19 && (wide || few);
+  if (key_bytes == 8) return wide ? length >= 1 << 16 && elements >= 3 << 18 : length >= 3 << 15 && few;
   if (!wide) return length >= 1 << 16 && elements >= 1 << 21;
   return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
 }
 
-// Whether the buckets kernels are faster than the streaming kernels. Those give a row no more blocks than a cluster
-// has, and cut their candidates to k again and again, which takes long if k is large.
+// Whether the buckets kernels are faster than the streaming kernels. Those cut their candidates to k again and again,
+// and if a grid of blocks shares a row (kGrid), merge k of each. That takes long if k is large.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
-  if (slices > (has_clusters(gpu) && k <= 256 ? 16 : 1)) return true;
+  const bool grid = slices > 1 && !shares_in_cluster(slices, k, gpu), large = k > (rows.inner > 1 ? 64 : 96);
+  if (grid && (large || rows.inner < 5)) return large;
   if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
-  if (key_bytes == 1) return k > 1024;
-  if (key_bytes == 2) return k > 512;
-  return key_bytes == 4 && k > 512 && rows.length <= 2 * kMaxSortLength && rows.count() <= 2 * gpu.multiprocessors;
+  if (key_bytes == 8) return false;
+  const bool short_rows = rows.length <= 2 * kMaxSortLength;
+  if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
+  if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
+  return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;
 }
 
 // Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
@@ -375,27 +422,6 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
 }
 
 }  // namespace
-
-const char* name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kEmpty: return "empty";
-    case Algorithm::kArgmax: return "argmax";
-    case Algorithm::kRows: return "rows";
-    case Algorithm::kSort: return "sort";
-    case Algorithm::kCompare: return "compare";
-    case Algorithm::kHeld: return "held";
-    case Algorithm::kStream: return "stream";
-    case Algorithm::kSieve: return "sieve";
-    case Algorithm::kWave: return "wave";
-    case Algorithm::kColumns: return "columns";
-    case Algorithm::kBuckets: return "buckets";
-    case Algorithm::kRadix: return "radix";
-    case Algorithm::kShort: return "short";
-    case Algorithm::kBlock: return "block";
-    case Algorithm::kSweep: return "sweep";
-  }
-  return "?";
-}
 
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
   if (k == 0 || rows.count() == 0) return {};
@@ -436,13 +462,12 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
     if (fits(plan) && !streams) return plan;
   }
-  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK &&
-      (key_bytes == 2 || key_bytes == 4)) {
+  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
-    if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
+    const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
+    if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
-  // Of longer rows of narrow keys, too, all digits are sorted before k elements are selected, if k is large.
-  if (forced < 0 && sorted && rows.inner == 1 && key_bytes <= 2 && k > kMaxWaveK && rows.length <= 2 * kMaxSortLength) {
+  if (forced < 0 && sorted && sorts_narrow(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
@@ -451,14 +476,10 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
-    // Where they need more shared memory than there is, one block for a row would take longest.
-    const Plan digits = plan_radix(rows, k, key_bytes, sorted, gpu);
-    if (plan.algorithm == Algorithm::kBuckets && may(Algorithm::kRadix) &&
-        (workspace_bytes < 0 || digits.workspace_bytes <= workspace_bytes))
-      return digits;
   }
-  if (may(Algorithm::kStream) && (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
-    const Plan plan = plan_stream(rows, k, key_bytes, gpu);
+  if ((may(Algorithm::kStream) || may(Algorithm::kGrid)) &&
+      (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
+    const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {

@@ -3,7 +3,9 @@
 // every regime, and the CUDA handler calls the same functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "common/gpu.h"
 #include "common/rows.h"
@@ -21,17 +23,24 @@ enum class Algorithm {
   kCompare,  // few elements in all: each is compared with all others of its row
   kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
+  kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
-  kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
+  kSieve,    // k from 257 to 4096, or 65 for a block a row: keeps what reaches a threshold, and ranks it by bins
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
-  kBuckets,  // many blocks for each row, any k: candidates above a sampled threshold, in buckets that blocks sort
+  kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
   kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
 };
 
-const char* name(Algorithm algorithm);
+// The names, in the order of the enumeration.
+constexpr const char* kNames[] = {"empty", "argmax", "rows",    "sort",    "compare", "held",  "stream", "grid",
+                                  "wave",  "sieve",  "columns", "buckets", "radix",   "short", "block",  "sweep"};
+static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
+constexpr const char* name(Algorithm algorithm) {
+  return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";
+}
 
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;
@@ -39,7 +48,7 @@ struct Plan {
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
   int64_t blocks = 0;           // blocks of the largest launch
-  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kWave, kBuckets)
+  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave, kBuckets)
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
