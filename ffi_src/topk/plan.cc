@@ -96,7 +96,7 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   // the length, nothing has to be compared.
   if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
   if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
-  if (rows.inner > 1) return pairs <= 1 << (key_bytes == 8 || k == rows.length ? 24 : 25);
+  if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
   const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // short to sort
@@ -403,21 +403,22 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
   const bool grid = slices > 1 && !shares_in_cluster(slices, k, gpu), large = k > (rows.inner > 1 ? 64 : 96);
   if (grid && (large || rows.inner < 5)) return large;
+  if (rows.inner >= 8 && rows.length >= 1 << 15 && k > 128) return true;
   if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
-  if (key_bytes == 8) return false;
   const bool short_rows = rows.length <= 2 * kMaxSortLength;
+  if (key_bytes == 8) return false;
   if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
   if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
   return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;
 }
 
 // Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
-// the row. The kernels that would select are the buckets kernels if they can take the problem (`divides`), else kRadix,
-// which reads the row once for each byte of a key and twice more. The rule was fitted to the times of some two hundred
-// problems on an H200. Arrays of a few hundred thousand elements are always sorted whole.
+// the row: by the buckets kernels if they can take the problem (`divides`), else by kRadix, which reads the row once
+// for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
-  if (divides && key_bytes >= 4) return 4 * k >= rows.length;
+  const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
+  if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
