@@ -74,7 +74,7 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
     elif k > 256 and SHARED_LIMIT[capability] == 227:
         expected = {"sieve"}
     else:
-        expected = {"stream", "grid"}
+        expected = {"stream", "grid", "buckets"}
     if (
         k > 1 and SHARED_LIMIT[capability] < 163
     ):  # if the best kernel does not fit, the next best one may take its place
@@ -128,17 +128,19 @@ def test_only_clusters_are_missing_on_older_gpus():
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
         if new["algorithm"] in ("held", "sieve"):
-            assert old["algorithm"] in (("stream", "grid") if k <= 2048 else ("buckets", "radix", "sweep")), call
+            assert old["algorithm"] in (
+                ("stream", "grid", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
+            ), call
         elif new["algorithm"] == "compare":
             assert not sorted and 1 < new["slices"] <= 8, call
         elif new["algorithm"] == "argmax":
             assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:
-            assert new["algorithm"] in ("stream", "grid"), call
-            assert old["algorithm"] in ("stream", "grid", "radix"), call
+            assert new["algorithm"] in ("stream", "grid", "buckets"), call
+            assert old["algorithm"] in ("stream", "grid", "buckets", "radix"), call
         else:
             assert new["algorithm"] == "stream", call  # a block has fewer threads where two share a multiprocessor
-            assert old["algorithm"] == ("grid" if new["slices"] > 1 else "stream"), call
+            assert old["algorithm"] in (("grid", "buckets") if new["slices"] > 1 else ("stream",)), call
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -241,18 +243,56 @@ FASTEST = [
     ((100_000, 96, 1), 10, "float16", "rows"),
     ((132, 20_000, 1), 600, "float32", "sieve"),
     ((600, 16_384, 1), 1000, "bfloat16", "sieve"),
+    ((60, 10_876, 1), 1059, "bfloat16", "block"),  # no sieve, since k is large
+    ((102, 14_656, 1), 315, "uint8", "block"),
+    ((102, 14_656, 1), 127, "uint8", "stream"),
+    ((600, 14_656, 1), 256, "uint8", "stream"),
+    ((600, 9000, 1), 300, "bfloat16", "buckets"),
+    ((600, 9000, 1), 1200, "bfloat16", "block"),
+    ((58, 22_091, 1), 73, "float32", "sieve"),  # one block for each row
+    ((58, 70_000, 1), 73, "float32", "stream"),
+    ((600, 32_768, 1), 66, "bfloat16", "sieve"),
+    ((600, 16_384, 1), 66, "bfloat16", "stream"),
+    ((7, 1 << 20, 1), 60, "float32", "grid"),
+    ((7, 1 << 20, 1), 100, "float32", "buckets"),
+    ((30, 11_590, 1), 790, "float32", "buckets"),
+    ((600, 11_590, 1), 790, "float32", "stream"),
+    ((600, 8192, 1), 250, "float32", "sort"),
+    ((600, 5000, 1), 250, "float32", "stream"),
+    ((100, 8192, 1), 250, "float32", "stream"),
+    ((3000, 64, 1), 33, "bfloat16", "compare"),
+    ((7000, 64, 1), 33, "bfloat16", "sort"),
+    ((90, 128, 17), 62, "int32", "compare"),
+    ((3, 88_939, 4), 8432, "bfloat16", "sweep"),
+    ((3, 88_939, 4), 2432, "bfloat16", "buckets"),
+    ((50, 568_943, 1), 70_994, "int32", "buckets"),
+    ((50, 568_943, 1), 170_994, "int32", "sweep"),
+    ((3, 1284, 1), 25, "int16", "rows"),
+    ((13, 846, 1), 15, "bfloat16", "held"),
+    ((1, 16_384, 64), 20, "float32", "stream"),
+    ((2, 16_384, 64), 20, "float32", "buckets"),
+    ((1, 131_072, 2), 4, "float32", "stream"),
+    ((40, 32_768, 4), 20, "int64", "stream"),
+    ((1, 78_375, 9), 192, "float64", "buckets"),
+    ((1, 65_536, 8), 9, "float64", "stream"),
 ]
 
 
 @pytest.mark.parametrize("sorted", [True, False])
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(
-    "rows,k", [((1, 1 << 19, 16), 5), ((1, 453_507, 7), 9), ((3, 1 << 20, 3), 2), ((1, 32768, 128), 60)]
+    "rows,k", [((1, 1 << 19, 16), 5), ((1, 453_507, 7), 9), ((3, 1 << 20, 3), 2), ((1, 65536, 128), 60)]
 )
 def test_long_columns_are_read_together(rows, k, bits, sorted):
     assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"
     assert plan_topk(rows[0], rows[1], 129, k, bits, sorted, 90)["algorithm"] != "buckets"
-    assert plan_topk(rows[0], 16384, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
+    assert plan_topk(rows[0], 8192, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
+
+
+def test_bytes_of_many_rows_are_counted():
+    """Buckets of candidates would be few and large."""
+    assert plan_topk(915, 48_229, 1, 12_845, 8, False, 90)["algorithm"] == "radix"
+    assert plan_topk(215, 48_229, 1, 12_845, 8, False, 90)["algorithm"] == "buckets"
 
 
 @pytest.mark.parametrize("rows,k,dtype,algorithm", FASTEST)

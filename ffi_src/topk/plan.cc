@@ -4,7 +4,6 @@
 
 #include "common/rounding.h"
 #include "sort/cuda/shape.h"
-#include "topk/cuda/argmax_shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/compare_shape.h"
@@ -32,14 +31,16 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// At most so many rows all run at once, and then take as long as one row: the rows kernel has the shortest time for
-// one.
+// At most so many rows all run at once, as long as one row, for which the rows kernel has the shortest time.
 constexpr int64_t kFewRows = 4096;
 
 // Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
 // them above a threshold. With few rows, a block of it has more threads, and so a threshold for larger k.
 bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
-  if (rows.length > kMaxSortLength / 2) return k <= 512;
+  if (rows.length > kMaxSortLength / 2) {
+    const bool few = rows.inner > 1 || rows.count() <= (k <= 256 ? 2 : 1) * gpu.multiprocessors;
+    return k <= 512 && (few || (k <= 256 && rows.length < 6000));
+  }
   if (rows.inner > 1 || rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
   const bool whole = rows.length == kMaxSortLength / 2;
   if (k <= 72) return whole || rows.count() <= 2 * gpu.multiprocessors;
@@ -94,10 +95,12 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   // For results in the order of indices, only the blocks of a cluster can share a row, so rows are not long. If k is
   // the length, nothing has to be compared.
   if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
-  if (rows.inner > 1) return pairs <= (selects && key_bytes == 4 ? 1 << 22 : 1 << 24);
+  if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
+  if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
-  if (places > (k == rows.length ? 1 << 14 : 1 << 15)) return false;
+  const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // short to sort
+  if (places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17)) return false;
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
   if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;
@@ -129,7 +132,8 @@ constexpr int64_t kLeastHeld = 16;
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
-         rows.length >= kLeastHeld * k && (rows.length > 2048 || rows.count() <= 512);
+         rows.length >= kLeastHeld * k &&
+         (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
 }
 
 Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
@@ -200,16 +204,27 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
 
 bool has_clusters(const Gpu& gpu) { return gpu.max_cluster >= 16; }
 
+// Whether there is a multiprocessor for each row. Then blocks have 512 threads, else 256.
+bool has_few(Rows rows, int64_t k, const Gpu& gpu) { return (k > 256 ? 1 : 2) * rows.count() <= gpu.multiprocessors; }
+
+// As many blocks for a row as fill the device, each with at least a tile to read.
+int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu& gpu) {
+  if (rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes)) return 1;
+  const int64_t blocks = (threads == 512 ? 1 : 2) * gpu.multiprocessors;
+  return std::min(blocks / rows.count(), rows.length / std::max<int64_t>(tile_elements(key_bytes, threads), 2 * k));
+}
+
+// Whether a cluster has enough blocks for a row.
+bool shares_in_cluster(int64_t slices, int64_t k, const Gpu& gpu) {
+  return has_clusters(gpu) && slices <= 16 && k <= 256;
+}
+
 // Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
 void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   const int64_t composite = composite_bytes(key_bytes);
-  if (rows.length <= whole_row_elements(key_bytes, plan.shared_limit)) return;
-  // As many blocks as fill the device, each with at least a tile to read.
-  const int64_t tile = tile_elements(key_bytes, plan.threads);
-  const int64_t blocks = (plan.threads == 512 ? 1 : 2) * gpu.multiprocessors;
-  int64_t slices = std::min(blocks / rows.count(), rows.length / std::max(tile, 2 * k));
+  int64_t slices = most_slices(rows, k, key_bytes, plan.threads, gpu);
   if (slices <= 1) return;
-  if (has_clusters(gpu) && slices <= 16 && k <= 256) {
+  if (shares_in_cluster(slices, k, gpu)) {
     // A cluster has at most 8 blocks here, but saves the launch of a second kernel.
     while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
     return;
@@ -242,7 +257,7 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
     plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
     return fits(plan);
   };
-  const bool few = (k > 256 ? 1 : 2) * rows.count() <= gpu.multiprocessors;
+  const bool few = has_few(rows, k, gpu);
   if (few && attempt(512)) return plan;
   const bool paired = attempt(256) && plan.shared_bytes <= gpu.shared_bytes / 2 - 3 * int64_t{kReservedShared} / 2;
   if (!few && k > 256 && !paired && !attempt(512)) attempt(256);
@@ -340,124 +355,74 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
+// Whether the sieve, in one block for each row, takes less time than the streaming kernel for smaller k than other rows
+// have there. Blocks that share a row would have to meet too often.
+bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu) {
+  if (k <= kMaxHeldK || slices > 1 || rows.length > kMaxWholeLength) return false;
+  return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
+}
+
+// Whether sorting all digits of rows of narrow keys, which are longer than those of sorts_by_digits(), takes less time
+// than kernels that select.
+bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (rows.inner > 1 || key_bytes > 2 || rows.length > 2 * kMaxSortLength) return false;
+  const bool few = rows.count() <= gpu.multiprocessors;
+  if (key_bytes == 1) return k > (few ? 127 : 256);
+  return k > 256 && (few || 8 * k >= rows.length);
+}
+
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
   // read several times instead.
-  if (!sorted && k > kMaxStreamK && rows.elements() * key_bytes < 8 << 20) return false;
+  if (!sorted && k > kMaxStreamK &&
+      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 1 && rows.count() > 2 * gpu.multiprocessors)))
+    return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
          rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&
          rows.length * rows.inner < int64_t{1} << 32;
 }
 
-// Whether the buckets kernels are faster than the streaming kernels. Those read columns one by one, and must merge k
-// elements from each of the blocks that share a row.
+// Whether the buckets kernels read columns in less time than the streaming kernels, which read them one by one. They do
+// if there is enough to read: of a few columns side by side more than of many, and more of keys of 64 bits. The limits
+// are where both took as long on an H200.
+bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
+  const int64_t length = rows.length, elements = rows.elements();
+  const bool wide = rows.inner >= 8, few = rows.count() <= 64;
+  if (key_bytes == 2 && !wide) return length >= 1 << 18 && (few || rows.inner >= 5);
+  if (key_bytes <= 2) return length >= 1 << 15 && elements >= 1 << 19 && (wide || few);
+  if (key_bytes == 8) return wide ? length >= 1 << 16 && elements >= 3 << 18 : length >= 3 << 15 && few;
+  if (!wide) return length >= 1 << 16 && elements >= 1 << 21;
+  return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
+}
+
+// Whether the buckets kernels are faster than the streaming kernels. Those cut their candidates to k again and again,
+// and if a grid of blocks shares a row (kGrid), merge k of each. That takes long if k is large.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.inner > 1 && rows.length >= 1 << 15 && (rows.inner >= 8 || rows.count() <= 4 * gpu.multiprocessors))
-    return true;
-  if (rows.inner >= 8) return false;
-  const int64_t slices = std::min(gpu.multiprocessors / rows.count(), rows.length / 4096);
-  return (rows.inner > 1 || key_bytes == 8) && slices * k >= 1 << 14;
+  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
+  const bool grid = slices > 1 && !shares_in_cluster(slices, k, gpu), large = k > (rows.inner > 1 ? 64 : 96);
+  if (grid && (large || rows.inner < 5)) return large;
+  if (rows.inner >= 8 && rows.length >= 1 << 15 && k > 128) return true;
+  if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
+  const bool short_rows = rows.length <= 2 * kMaxSortLength;
+  if (key_bytes == 8) return false;
+  if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
+  if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
+  return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;
 }
 
 // Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
-// the row. The kernels that would select are the buckets kernels if they can take the problem (`divides`), else kRadix,
-// which reads the row once for each byte of a key and twice more. The rule was fitted to the times of some two hundred
-// problems on an H200. Arrays of a few hundred thousand elements are always sorted whole.
+// the row: by the buckets kernels if they can take the problem (`divides`), else by kRadix, which reads the row once
+// for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
-  const bool is_long = rows.length >= 1 << 19;
-  if (divides && key_bytes >= 4) return (key_bytes == 8 ? 4 : is_long ? 12 : 8) * k >= rows.length;
-  return (key_bytes <= 2 || is_long ? 24 : 8) * k >= rows.length;
+  const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
+  if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
+  return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
 }  // namespace
-
-const char* name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kEmpty: return "empty";
-    case Algorithm::kArgmax: return "argmax";
-    case Algorithm::kRows: return "rows";
-    case Algorithm::kSort: return "sort";
-    case Algorithm::kCompare: return "compare";
-    case Algorithm::kHeld: return "held";
-    case Algorithm::kStream: return "stream";
-    case Algorithm::kGrid: return "grid";
-    case Algorithm::kSieve: return "sieve";
-    case Algorithm::kWave: return "wave";
-    case Algorithm::kColumns: return "columns";
-    case Algorithm::kBuckets: return "buckets";
-    case Algorithm::kRadix: return "radix";
-    case Algorithm::kShort: return "short";
-    case Algorithm::kBlock: return "block";
-    case Algorithm::kSweep: return "sweep";
-  }
-  return "?";
-}
-
-Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_bytes) {
-  Plan plan;
-  if (rows.count() == 0) return plan;
-  plan.algorithm = Algorithm::kArgmax;
-  const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
-  const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
-  const bool shared =
-      shape.form == ArgmaxForm::kTiles || shape.form == ArgmaxForm::kSmall || shape.form == ArgmaxForm::kRows;
-  plan.lanes = shared ? 1 << shape.lane_bits : shape.threads;
-  plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
-  plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = argmax_shared_bytes(rows, static_cast<int>(key_bytes), shape);
-  // `units` is the number of blocks if no blocks share a column. `slices` is limited by the number of blocks that the
-  // device should have, and by how many blocks a column is worth.
-  const int64_t units = rows.outer * shape.tiles;
-  int64_t slices = 1;
-  if (shape.form == ArgmaxForm::kSmall) {
-    slices = rows.length > kArgmaxUnshared ? rows.length / kArgmaxSmallSlice : 1;
-  } else if (shape.form == ArgmaxForm::kRows && shape.lane_bits > 5) {
-    const int64_t bytes = rows.length * key_bytes;
-    const int cluster = argmax_cluster(rows, static_cast<int>(key_bytes));
-    if (cluster > 1 && gpu.max_cluster >= cluster) {
-      plan.slices = cluster;  // they need no workspace, and no second kernel
-      return plan;
-    }
-    // If a row is short, a second kernel takes longer than one block that reads all of it. A single row has the device
-    // for itself.
-    const int64_t least = (argmax_has_long_rows(rows, static_cast<int>(key_bytes)) ? 32
-                           : rows.outer == 1                                       ? 16
-                                                                                   : 24)
-                          << 10;
-    const int64_t most = std::min(5 * gpu.multiprocessors / units, bytes / least);
-    if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
-      while (2 * slices <= most) slices *= 2;
-  } else if (shape.form == ArgmaxForm::kColumns && shape.beside) {
-    slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * shape.deep));
-  } else if (shape.form == ArgmaxForm::kColumns) {
-    // How many rows a block reads in one step.
-    const int64_t step = shape.threads * (16 / key_bytes) / rows.inner, longest = rows.length / (4 * step);
-    if (argmax_is_vast(rows, static_cast<int>(key_bytes))) {
-      slices = std::min(2 * gpu.multiprocessors / units, longest);
-    } else {
-      slices = std::min(4 * 128 * gpu.multiprocessors / shape.threads / units, longest);
-      if (slices < 4) slices = 1;  // a second kernel would take longer
-    }
-  } else if (shape.form == ArgmaxForm::kStrided) {
-    slices = std::min(4 * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
-  }
-  // the candidates of all slices take at most a sixteenth of the bytes of x
-  slices = std::min(slices, rows.length * key_bytes / (16 * candidate));
-  if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
-  if (slices <= 1) return plan;
-  if (shape.form == ArgmaxForm::kSmall) {
-    const ArgmaxShape cut = argmax_small_shape(rows, static_cast<int>(key_bytes), slices);
-    plan.lanes = 1 << cut.lane_bits;
-    plan.threads = cut.threads;
-  }
-  plan.slices = static_cast<int>(slices);
-  plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * slices * candidate;
-  return plan;
-}
 
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
   if (k == 0 || rows.count() == 0) return {};
@@ -498,13 +463,18 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
     if (fits(plan) && !streams) return plan;
   }
-  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k >= kMinSieveK && k <= kMaxSieveK &&
-      (key_bytes == 2 || key_bytes == 4)) {
+  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
-    if (plan.algorithm == Algorithm::kSieve && fits(plan)) return plan;
+    const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
+    if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
+  }
+  if (forced < 0 && sorted && sorts_narrow(rows, k, key_bytes, gpu)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
-  if (divides && (forced < 0 ? prefers_buckets(rows, k, key_bytes, gpu) : may(Algorithm::kBuckets))) {
+  const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
+  const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
+  if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
@@ -513,8 +483,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
     if (fits(plan)) return plan;
   }
-  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) &&
-      (forced >= 0 || sorts_whole(rows, k, key_bytes, divides))) {
+  if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
         plan.algorithm != Algorithm::kEmpty && may(plan.algorithm) &&
         (workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes))

@@ -3,7 +3,9 @@
 // every regime, and the CUDA handler calls the same functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "common/gpu.h"
 #include "common/rows.h"
@@ -23,7 +25,7 @@ enum class Algorithm {
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
   kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
-  kSieve,    // k from 257 to 4096: blocks keep the elements that reach a threshold, and rank them together
+  kSieve,    // k from 257 to 4096, or 65 for a block a row: keeps what reaches a threshold, and ranks it by bins
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
   kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
@@ -32,7 +34,13 @@ enum class Algorithm {
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
 };
 
-const char* name(Algorithm algorithm);
+// The names, in the order of the enumeration.
+constexpr const char* kNames[] = {"empty", "argmax", "rows",    "sort",    "compare", "held",  "stream", "grid",
+                                  "wave",  "sieve",  "columns", "buckets", "radix",   "short", "block",  "sweep"};
+static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
+constexpr const char* name(Algorithm algorithm) {
+  return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";
+}
 
 struct Plan {
   Algorithm algorithm = Algorithm::kEmpty;

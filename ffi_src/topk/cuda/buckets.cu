@@ -654,7 +654,7 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
   const int64_t together = fitting / (a.slices * beside) * beside;
   shape.together = true;
   const uint32_t windows = (a.k + kWindow<C> - 1) / kWindow<C>;
-  a.alone = a.sorted || windows == 1 ? min(kBucketsAlone, kRoom<C>) : 0;
+  a.alone = a.sorted || windows == 1 ? kRoom<C> : 0;
   Launch last = {dim3(static_cast<unsigned>(rows * windows)), dim3(kThreads), buckets_sort_shared(sizeof(C))};
   last.overlap = overlap;
   for (;; a.by_index = true) {

@@ -22,10 +22,9 @@ constexpr uint32_t kBucketsDigits = 1 << 11;
 constexpr size_t kBucketsStagedBytes = 64 << 10;  // candidates that a block collects before it lists them
 // A block sorts the buckets that begin within so many places,
 constexpr uint32_t buckets_window(size_t composite) { return static_cast<uint32_t>((16 << 10) / composite); }
-// in shared memory if they have at most so many candidates.
+// in shared memory if they have at most so many candidates. Up to so many candidates of a row are not divided: a block
+// sorts all of them.
 constexpr uint32_t buckets_room(size_t composite) { return static_cast<uint32_t>((40 << 10) / composite); }
-// Up to so many candidates of a row are not divided: a block sorts all of them.
-constexpr uint32_t kBucketsAlone = 2048;
 
 struct BucketsShape {
   uint32_t sample = 0;     // elements that a thread samples
@@ -65,7 +64,7 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   shape.bytes = shape.in_order + shape.room * composite;
   return shape;
 }
-static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= kBucketsAlone);
+static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= buckets_room(16));
 
 // Bytes of shared memory: bins and counters, then what the block has staged, or the splitters (twice) and two numbers
 // for each bucket; in the second kernel, candidates (twice).

@@ -1,4 +1,4 @@
-// Top-k of long rows for k from 257 to kMaxSieveK. A row is read once, by one block or by several that synchronise
+// Top-k of long rows for k up to kMaxSieveK. A row is read once, by one block or by several that synchronise
 // twice.
 //
 // A row is divided evenly into streams, and a warp reads several streams at the same time; so the first vectors of all

@@ -8,6 +8,7 @@
 
 namespace jaxgpuops::topk {
 
+// For smaller k, the plan takes the kernel only where rows are not shared.
 constexpr int64_t kMinSieveK = 257, kMaxSieveK = 4096;
 constexpr int kSieveThreads = 512;      // threads of a block
 constexpr int kSieveLoads = 4;          // vectors of 16 bytes that a thread reads in a step

@@ -1,4 +1,4 @@
-// Top-k of rows of 16-bit keys that a block holds whole in shared memory, for k from 257 to kMaxSieveK. It works like
+// Top-k of rows of 16-bit keys that a block holds whole in shared memory, for k up to kMaxSieveK. It works like
 // sieve.cu, but is simpler, because the row can be read again.
 //
 // The first quarter of each of 64 streams is a sample. From the threads' largest keys of the sample follows a

@@ -10,8 +10,8 @@
 // index. Keys of 0, which padding has, lie beside the range of the others, and next to it in a word.
 //
 // If k is small, another kernel, which needs fewer registers, finds a threshold by bisections with counts, and sorts
-// only the elements that reach it. Where results are in the order of indices, its threshold is the k-th element, and
-// nothing is sorted.
+// only the elements that reach it. For results in the order of indices, the threshold is mostly the k-th element
+// itself, and then nothing is sorted.
 //
 // A block copies its rows to shared memory once, and results leave it in the order of memory. Bytes moved: the input
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
@@ -30,7 +30,7 @@ struct Args : Call {     // values or indices may be null
   int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
-  uint32_t most;                                            // see sort_selection()
+  uint32_t most;                                            // see sort_selection(): if k, nothing is sorted
 };
 
 template <class Key>
@@ -274,7 +274,7 @@ struct Selection {
   // Lists the elements, and returns how many there are.
   __device__ __forceinline__ uint32_t list(bool live) {
     const uint32_t taken = find();
-    if (!a.sorted) {
+    if (a.most == a.k) {
       list_by_index(taken, live);
       return a.k;
     }
@@ -349,7 +349,7 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
   if constexpr (kPicks) {
     Selection<Key, kEach, kBlock> selection{a, row, team};
     const uint32_t count = selection.list(live);
-    if (!a.sorted) return;
+    if (a.most == a.k) return;
     // What is sorted is in a part of the row's range.
     const auto least = static_cast<Key>(static_cast<Key>(selection.floor) << selection.shift);
     if (sizeof(Key) > 2 && least) {
@@ -397,8 +397,8 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
     row.keys = tile + at;
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
-    row.turn =
-        a.pitch == 1 && (!kPicks || a.sorted) ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
+    const bool turns = a.pitch == 1 && !(kPicks && a.most == a.k);
+    row.turn = turns ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
     sort_row<Key, kEach, kBlock, kPicks>(a, row, team, mine < rows);
@@ -440,7 +440,8 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.tiles = static_cast<uint32_t>((a.inner + shape.width - 1) / shape.width);
   a.per_width = reciprocal(a.width);
   a.per_k = reciprocal(a.k);
-  a.most = static_cast<uint32_t>(sort_selection(shape, problem.rows.length, problem.k, problem.sorted));
+  const int key_bytes = problem.key_bits / 8;
+  a.most = static_cast<uint32_t>(sort_selection(shape, problem.rows.length, problem.k, key_bytes, problem.sorted));
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);

@@ -42,10 +42,11 @@ constexpr int64_t sort_tile_bytes(int64_t elements, int64_t key_bytes, int64_t i
 }
 
 // The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole. They are sorted by
-// the team, or by as many warps of a block as they need. For results in the order of indices, exactly k are selected,
-// and none is sorted.
-inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k, bool sorted) {
-  if (!sorted) return shape.each == 16 && length > 128 && k < length ? k : 0;
+// the team, or by as many warps of a block as they need. For results in the order of indices, exactly k are selected
+// and none is sorted, unless k is so small, or keys so long, that more steps of the selection take longer than a sort.
+inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k, int key_bytes, bool sorted) {
+  const bool exact = 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
+  if (!sorted && exact) return shape.each == 16 && length > 128 && k < length ? k : 0;
   int64_t few = kSortFew * std::min(shape.team, 32);
   while (few < kSortFew * shape.team && 5 * k > 4 * few) few *= 2;
   return shape.each == 16 && 5 * k <= 4 * few && length > 128 && length >= 2 * few ? few : 0;
@@ -78,7 +79,7 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
   if (sorts_by_block(shape.each, shape.team)) shape.threads = shape.team;
   while (shape.threads > std::max(shape.team, 32) && rows.count() * shape.team < 2 * multiprocessors * shape.threads)
     shape.threads /= 2;
-  const int64_t selected = sort_selection(shape, rows.length, k, sorted);
+  const int64_t selected = sort_selection(shape, rows.length, k, key_bytes, sorted);
   shape.order = (sort_place(selected ? selected : rows.length) + 1) / 2 * 2;
   if (shape.order % 4 == 0) shape.order += 2;
   // Rows that are side by side in memory are loaded together, in whole sectors, if enough blocks are left.
