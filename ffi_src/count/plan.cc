@@ -228,10 +228,13 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
-  // Searches read most of a row if it is not much longer than its queries, or has few sectors of 32 bytes.
+  // Searches read most of a row if it is not much longer than its queries, or has few sectors of 32 bytes. Threads that
+  // each have queries of several rows keep so many loads in flight that few rows of few queries are no faster in
+  // blocks.
   const int64_t all = plan.rows * plan.queries;
-  const bool is_short = whole && bytes <= kMostSearchRow && (plan.queries >= 8 || all >= 16 << 10) &&
-                        (problem.length <= 3 * plan.queries || bytes <= kFewBytes);
+  const bool few_queries = plan.queries < 8 && plan.queries >= 4 && all >= kManyQueries;
+  const bool is_short = whole && bytes <= kMostSearchRow && (plan.queries >= 8 || few_queries) &&
+                        problem.length <= (plan.queries >= 8 ? 3 : 2) * plan.queries;
   if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
   const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {
@@ -273,7 +276,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
   // A block looks whether its queries are in order if the elements between those of a turn fit, and if all blocks have
   // room, since that takes registers. Groups of 32 bits take as many anyway.
-  const int64_t warps = plan.threads / 32, turn = std::clamp<int64_t>(plan.chunk / warps, kTreeTurn, kOrderTurn);
+  const int64_t warps = plan.threads / 32, turn = std::clamp<int64_t>(plan.chunk / warps, 32, kOrderTurn);
   const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
   while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;
   if (problem.length > (plan.queries / turn) << plan.near_bits) plan.near_bits = 0;
@@ -283,7 +286,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
 
 // Up to so many elements (of a mask; of other arrays), each block counts everything before its own tile. Reading that
 // takes less time than a second launch.
-constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
+constexpr int64_t kMostRecount = 64 << 10, kMostRecountStarts = 16 << 10;
 
 namespace {
 
@@ -307,7 +310,11 @@ void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, Choose
     plan.units = own;
   }
   plan.tiles = ceil_div(units, plan.units);
-  plan.shared_bytes = plan.units * kUnitBytes + kListBytes;
+  // The rest of the shared memory is for lists of places, so that fewer have to be found when other blocks have told
+  // their counts.
+  const int64_t room = (shared - plan.units * kUnitBytes) / (2 * kWarps), useful = ceil_div(plan.units, kWarps);
+  plan.list = std::min(room, useful * kChooseList) / 2 * 2;
+  plan.shared_bytes = plan.units * kUnitBytes + 2 * kWarps * plan.list;
 }
 
 }  // namespace
@@ -331,7 +338,7 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * plan.tiles);
   const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
-  plan.shared_bytes = plan.threads / 32 * kChooseList * 2;
+  plan.shared_bytes = plan.threads / 32 * kRecountList * 2;
   if (plan.algorithm == Choosing::kLookBack) {
     cut_units(rows.outer, units, problem.starts, gpu, plan);
     plan.overlap = gpu.dependent_launch;

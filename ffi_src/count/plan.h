@@ -112,7 +112,7 @@ constexpr int kOrderTurn = 256;                // or if all are in order
 constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
-constexpr int64_t kFewBytes = 128;             // rows of so few are taken however few their queries are
+constexpr int64_t kManyQueries = 1 << 20;      // of so many in all, four or more of a row are enough
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
@@ -136,7 +136,8 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 // Threads of a block at most, and blocks of a multiprocessor.
 constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
 constexpr uint32_t kChooseFill = 16384;  // results of a part that is filled by itself
-constexpr uint32_t kChooseList = 512;    // the most places of a unit that a warp lists before it writes them
+// The most places of a unit that a warp lists before it writes them: of kLookBack, and of kRecount.
+constexpr uint32_t kChooseList = 512, kRecountList = 256;
 
 enum class Choosing {
   kEmpty,     // nothing to write
@@ -152,6 +153,7 @@ struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
   int threads = 0;
   int64_t units = 0;  // of a tile
+  int64_t list = 0;   // places that a warp of kLookBack has room for
   int64_t tiles = 0;  // of a row
   int64_t parts = 0;  // of the results of a row: the first of them are filled by blocks that have tiles
   int64_t blocks = 0;
