@@ -101,8 +101,8 @@ struct RowPlan {
   int64_t spans = 1;  // spans in a row
   int part = 1;       // kRowsStream and swept rows: the most spans of a block
   int stages = 1;     // kRowsStream and swept rows: for how many spans a block has shared memory
-  bool spread =
-      false;  // kRows: a lane has one vector instead of `vectors`, and `vectors` times as many lanes share a row
+  // kRows: a lane has one vector instead of `vectors`, and `vectors` times as many lanes share a row.
+  bool spread = false;
   bool wide = false;  // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
   // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
   // split: `ahead` bytes of the block's part.

@@ -128,7 +128,7 @@ constexpr int kResidentTiles = 528;
 // all.
 constexpr int kSpanBlocks = 2, kSpanTiles = 132 * kSpanBlocks;
 constexpr int64_t kMostSums = 1 << 23;
-// Which calls have a kernel for that; for all it would be too many bytes.
+// Whether spans of a call have a resident kernel. Kernels for all calls would make the module too large.
 constexpr bool is_span_resident(Kind kind, DType dtype) {
   return kind == Kind::kLinear && is_float(dtype) && bytes_of(dtype) <= 4;
 }

@@ -99,9 +99,8 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
   if (plan.spread)
     return launch(stream, launched,
                   aligned ? spread_gradient_kernel<P, Q, op, true> : spread_gradient_kernel<P, Q, op, false>, p);
-  if constexpr (std::is_same_v<typename P::Element,
-                               Float16>) {  // plans always spread it, so this kernel is not compiled
-    return cudaErrorInvalidValue;
+  if constexpr (std::is_same_v<typename P::Element, Float16>) {
+    return cudaErrorInvalidValue;  // plans always spread it, so this kernel is not compiled
   } else {
     return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
   }

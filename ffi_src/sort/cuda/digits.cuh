@@ -210,6 +210,7 @@ __device__ __forceinline__ uint32_t place_by_digit(uint32_t* counts, uint32_t* w
 // The indices of the elements of a thread, two in each word.
 template <int kItems>
 struct Indices {
+  static_assert(kItems % 2 == 0);
   uint32_t words[kItems / 2];
 
   // Reads them from `indices` of the block; before the first pass, they are the places of the elements. `first`: the
