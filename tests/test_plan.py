@@ -850,7 +850,7 @@ def test_plans_of_choices(capability):
     ):
         found = plan(outer, length, 1, size, starts)
         tiles, units = found["tiles"], found["units"]
-        few = length + 15 < 1 << 14 or outer * length <= (1 << 15 if starts else 1 << 17)
+        few = length + 15 < 1 << 14 or outer * length <= (1 << 14 if starts else 1 << 16)
         assert found["algorithm"] == ("recount" if few else "look_back")
         assert tiles * units * 1024 >= length + 15 > (tiles - 1) * units * 1024
         assert found["threads"] in range(32, 513, 32) and units >= found["threads"] // 32
@@ -858,6 +858,7 @@ def test_plans_of_choices(capability):
         # All blocks that a multiprocessor is to hold fit, and few turns suffice if a tile can be large.
         blocks = 1 if few else 2 if starts else 3
         assert blocks * (found["shared_bytes"] + 2048) <= (SHARED_LIMIT[capability] + 1) << 10
+        assert few or units * 132 + 32 * found["list"] == found["shared_bytes"] and found["list"] >= 512
         if capability == 90 and not few and outer * length <= 1 << 26:
             assert outer * tiles <= blocks * 132
         # A part of a batch makes do with its part of the workspace.

@@ -232,6 +232,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   // each have queries of several rows keep so many loads in flight that few rows of few queries are no faster in
   // blocks.
   const int64_t all = plan.rows * plan.queries;
+  constexpr int64_t kManyQueries = 1 << 20;
   const bool few_queries = plan.queries < 8 && plan.queries >= 4 && all >= kManyQueries;
   const bool is_short = whole && bytes <= kMostSearchRow && (plan.queries >= 8 || few_queries) &&
                         problem.length <= (plan.queries >= 8 ? 3 : 2) * plan.queries;

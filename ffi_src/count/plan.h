@@ -112,7 +112,6 @@ constexpr int kOrderTurn = 256;                // or if all are in order
 constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
-constexpr int64_t kManyQueries = 1 << 20;      // of so many in all, four or more of a row are enough
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
@@ -209,13 +208,12 @@ constexpr const char* kSegmentingNames[] = {"empty",  "lanes",   "few",   "table
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 constexpr int64_t kFewRows = 2048;
-constexpr int kMostFewWarps = 16;          // the most warps of a block of kFew
-constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
-constexpr int kFewList = 384;              // the most rows that a warp of kFew lists at a time
-constexpr int kTableThreads = 256;
-constexpr int64_t kMostTables = 528;  // the most slices of a row for kTables
-constexpr int kLaneBatch = 96;        // steps of a warp of kLanes; batches of loads divide them
-constexpr int kMostLaneWarps = 8;     // the most warps of a block of kLanes
+constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
+constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
+constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
+constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // of a block of kTables
+constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
+constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
 // Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
 constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;

@@ -233,7 +233,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
   // A block has one table of extremes, or of integers' sums. Larger ones must have many rows, or atomics are faster.
-  const bool extremes = problem.op != Op::kSum, one = (extremes || sums_ints) && rows.length >= 256 * problem.segments;
+  const bool extremes = problem.op != Op::kSum;
+  const bool one = extremes ? rows.length >= 64 * problem.segments : sums_ints && rows.length >= 256 * problem.segments;
   const int64_t shared =
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
@@ -242,11 +243,15 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
     // Extremes are the same however rows are cut, so these may be cut into more slices where blocks would be few.
+    constexpr int64_t kMost = 528;
     const auto slices = [&](int64_t part) {
-      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, kMostTables);
+      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, kMost);
     };
-    const int64_t usual = slices(sums_ints && rows.inner == 1 ? 4 : 8), most = extremes ? slices(2) : usual;
-    plan.tiles = std::clamp(kMostTables / rows.count(), usual, most);
+    const int64_t usual = slices(extremes                       ? 32
+                                 : sums_ints && rows.inner == 1 ? 4
+                                                                : 8),
+                  most = extremes ? slices(2) : usual;
+    plan.tiles = std::clamp(kMost / rows.count(), usual, most);
     plan.rows = ceil_div(rows.length, plan.tiles);
     plan.workspace_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;
     return plan;

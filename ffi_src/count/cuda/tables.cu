@@ -19,7 +19,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = kTableThreads, kWarps = kThreads / 32;
+constexpr int kSliceThreads = 256;
 constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds them
 
 using Args = Slices;
@@ -32,7 +32,9 @@ template <class Monoid>
 constexpr bool kAdds =
     !is_extreme<Monoid> && has_block_table(Op::kSum, is_exact<Monoid>, sizeof(typename Monoid::Bits));
 template <class Monoid>
-constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kWarps;
+constexpr int kThreads = is_extreme<Monoid> ? kExtremeThreads : kTableThreads;
+template <class Monoid>
+constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kThreads<Monoid> / 32;
 
 // Shuffles a number of any width.
 template <class T>
@@ -45,14 +47,15 @@ __device__ __forceinline__ T shuffled(T value, int lane) {
 }
 
 template <class Monoid>
-__global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
+__global__ void __launch_bounds__(kThreads<Monoid>) segment_tables_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
+  constexpr int kWarps = kThreads<Monoid> / 32;
   auto* tables = reinterpret_cast<Word<Monoid>*>(dynamic_shared_memory());
   const int64_t column = blockIdx.x % a.inner, slice = blockIdx.x / a.inner % a.slices;
   const int64_t o = blockIdx.x / a.inner / a.slices;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  for (int s = threadIdx.x; s < kTables<Monoid> * a.segments; s += kThreads) tables[s] = Monoid::identity();
+  for (int s = threadIdx.x; s < kTables<Monoid> * a.segments; s += kThreads<Monoid>) tables[s] = Monoid::identity();
   __syncthreads();
 
   const int32_t* ids = a.ids + a.ids_at(o);
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
 
   auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + column;
   Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + column;
-  for (int s = threadIdx.x; s < a.segments; s += kThreads) {
+  for (int s = threadIdx.x; s < a.segments; s += kThreads<Monoid>) {
     auto total = static_cast<Acc>(tables[s]);
     for (int w = 1; w < kTables<Monoid>; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
     if (a.slices == 1) {
@@ -127,8 +130,9 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
 // A block folds the tables of all slices for 32 cells (a cell is one column of one segment); each of its warps has
 // neighbouring slices.
 template <class Monoid>
-__global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
+__global__ void __launch_bounds__(kSliceThreads) segment_slices_kernel(Args a) {
   using Acc = typename Monoid::Acc;
+  constexpr int kWarps = kSliceThreads / 32;
   __shared__ Acc totals[kWarps][32];
   const int64_t cells = a.segments * a.inner, blocks = (cells + 31) / 32, o = blockIdx.x / blocks;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -155,7 +159,7 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     Launch config;
-    config.block = dim3(kThreads);
+    config.block = dim3(kThreads<Monoid>);
     config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
     config.shared_bytes = kTables<Monoid> * a.segments * sizeof(Word<Monoid>);
     return launch(stream, config, segment_tables_kernel<Monoid>, a);
@@ -167,7 +171,7 @@ cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan,
   const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     Launch config;
-    config.block = dim3(kThreads);
+    config.block = dim3(kSliceThreads);
     config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.segments * a.inner + 31) / 32)));
     return launch(stream, config, segment_slices_kernel<decltype(monoid)>, a);
   });
