@@ -151,10 +151,11 @@ constexpr const char* kChoosingNames[] = {"empty", "recount", "look_back", "none
 struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
   int threads = 0;
-  int64_t units = 0;  // of a tile
-  int64_t list = 0;   // places that a warp of kLookBack has room for
-  int64_t tiles = 0;  // of a row
-  int64_t parts = 0;  // of the results of a row: the first of them are filled by blocks that have tiles
+  int64_t units = 0;   // of a tile
+  int64_t list = 0;    // places that a warp of kLookBack has room for
+  bool early = false;  // whether it lists places while it reads
+  int64_t tiles = 0;   // of a row
+  int64_t parts = 0;   // of the results of a row: the first of them are filled by blocks that have tiles
   int64_t blocks = 0;
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;
@@ -211,7 +212,7 @@ constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
 constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
-constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // of a block of kTables
+constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums, for extremes
 constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
 // Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
@@ -228,7 +229,7 @@ struct SegmentsPlan {
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
-  int warps = 0;             // for kLanes, kFew and kCells: warps of a block
+  int warps = 0;             // for kLanes, kFew, kTables and kCells: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory

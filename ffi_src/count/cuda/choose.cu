@@ -30,6 +30,7 @@ struct ChooseArgs {
   int64_t length, size;
   uint32_t outer, tiles, units, parts;  // `units`: of a tile
   uint32_t list;                        // places that a warp of kLookBack has room for
+  bool early;                           // whether it lists places while it reads
   IndexMap fill_at;
   uint32_t bytes;            // of an element
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
@@ -326,10 +327,10 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   const bool fills = turn.tile + 1 >= a.tiles;
   const int32_t fill = fills ? a.fill[a.fill_at(turn.row)] : 0;
   const uint32_t units = turn.is_tile ? a.units : 0, first_unit = turn.tile * a.units;
-  // While elements arrive, a warp already lists the places of its units, as many as there is room for; of the other
-  // units it keeps the words.
+  // While elements arrive, a warp of several units already lists their places, as many as there is room for; of the
+  // other units it keeps the words.
   uint32_t listed = 0;
-  bool lists = true;
+  bool lists = a.early;
   const auto is_listed = [&](uint32_t count) {
     return lists = lists && count <= kChooseList && listed + count <= a.list;
   };
@@ -367,7 +368,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   }
   sum_before(earlier, sums, static_cast<int>(kWarps), before);
   listed = 0;
-  lists = true;
+  lists = a.early;
 #pragma unroll 1
   for (uint32_t unit = warp; unit < units; unit += kWarps) {
     const auto first = static_cast<int32_t>((first_unit + unit) * 1024) - bits.past();
@@ -400,6 +401,7 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.tiles = static_cast<uint32_t>(plan.tiles);
   a.units = static_cast<uint32_t>(plan.units);
   a.list = static_cast<uint32_t>(plan.list);
+  a.early = plan.early;
   a.parts = static_cast<uint32_t>(plan.parts);
   a.fill_at = problem.fill;
   a.bytes = problem.bits / 8;

@@ -24,7 +24,6 @@ namespace {
 
 constexpr int kOwn = kTreeTurn / 32;       // queries that a thread searches for at a time
 constexpr int kBatch = 8;                  // splitters that it loads at a time
-constexpr uint32_t kEarlyBatches = 2;      // of a tree whose first splitters are loaded before it is known to be needed
 constexpr int kPair = 2;                   // and in sectors
 constexpr int kVector = 8;                 // elements of 32 bits in a sector
 constexpr int kApartBits = 14;             // of 2^14 elements, all may be in L1
@@ -171,13 +170,16 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
     bool has = held > 0 && (window == 0 || near[0] < low) && (window + held == row.length || near[held - 1] >= high);
     if (!has) {
       find_both(in_row, row.length, low, high, first, last);
-      const uint32_t end = min(last + 1, row.length);
-      window = ascend ? max(first, 1u) - 1 : max(end, most) - most;
-      held = min(most, row.length - window);
+      // The window begins before these places, or ends behind them, and is for the turns that are left.
+      const uint32_t turns = min(static_cast<uint32_t>(own - 1) / kOrderTurn + 1, most);
+      const uint32_t wanted = min(min(last - first, most) * turns * 5 / 4 + 2, most);
+      const uint32_t end = ascend ? min(max(first, 1u) - 1 + wanted, row.length) : min(last + 1, row.length);
+      window = ascend ? max(first, 1u) - 1 : max(end, wanted) - wanted;
+      held = end - window;
       has = (window == 0 || window < first) && (window + held == row.length || last < window + held);
       if (has) {
         __syncwarp();
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t i = threadIdx.x % 32; i < held; i += 32) near[i] = row.key(window + i);
         __syncwarp();
       }
@@ -228,19 +230,9 @@ __global__ void __launch_bounds__(1024)
   // Without the levels below, splitters are numbered from 1, and a level has those with odd numbers. Node k of the
   // level is the k-th of them.
   const uint32_t splitters = 1u << levels;
-  T element[kBatch];
-  const auto load_splitters = [&](uint32_t start) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      element[i] = row.elements[min(((start + i * blockDim.x) << bits) - 1, row.length - 1)];
-  };
-  bool loaded = false;
   if (kLooks && plan.near_bits > 0) {
     const int64_t share = (plan.chunk / (blockDim.x / 32) + 31) / 32 * 32, from = min(warp * share, count);
     const uint32_t key = sort_key(queries[min(from + lane, count - 1)], problem.order);
-    // A tree of few splitters takes little more than the time until they arrive, so these are loaded meanwhile.
-    loaded = splitters <= kEarlyBatches * kBatch * blockDim.x;
-    if (loaded) load_splitters(threadIdx.x);
     bool ascend;
     if (are_in_order(~largest_of_warp(~key), largest_of_warp(key), reinterpret_cast<uint32_t*>(tree), ascend)) {
       search_in_order(problem, row, queries + from, places + from, static_cast<int>(min(share, count - from)), ascend,
@@ -249,8 +241,10 @@ __global__ void __launch_bounds__(1024)
     }
   }
   for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
-    if (!loaded) load_splitters(start);
-    loaded = false;
+    T element[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      element[i] = row.elements[min(((start + i * blockDim.x) << bits) - 1, row.length - 1)];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const uint32_t splitter = start + i * blockDim.x;
@@ -377,8 +371,9 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
   if (problem.bits == 16)
     return run(uint16_t{},
                looks ? search_tree_kernel<uint16_t, true, true> : search_tree_kernel<uint16_t, true, false>);
-  return run(uint32_t{}, looks || plan.group_bits > 0 ? search_tree_kernel<uint32_t, true, true>
-                                                      : search_tree_kernel<uint32_t, false, false>);
+  if (plan.group_bits > 0) return run(uint32_t{}, search_tree_kernel<uint32_t, true, true>);
+  return run(uint32_t{},
+             looks ? search_tree_kernel<uint32_t, false, true> : search_tree_kernel<uint32_t, false, false>);
 }
 
 }  // namespace jaxgpuops::count
