@@ -5,8 +5,9 @@
 // parts; the first are filled by the block that has the last tile of the row, others by blocks that have no tile.
 //
 // If there is little to read, tiles have a unit for each warp, and each block counts for itself what comes before. Else
-// they are so large that all blocks have one at a time, whose bits stay in shared memory until the blocks before have
-// told how many theirs are: so blocks wait for each other once, not for each of many small tiles.
+// they are so large that all blocks have one at a time, whose bits, or lists of their places, stay in shared memory
+// until the blocks before have told how many theirs are: so blocks wait for each other once, not for each of many small
+// tiles.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>

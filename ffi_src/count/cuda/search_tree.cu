@@ -3,10 +3,9 @@
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
 //
-// If queries ascend or descend, a block needs no tree. It looks at the first queries of each of its warps, and if these
-// are in order, warps take up to 256 neighbouring queries at a time, copy the elements between the places of the least
-// and of the largest to shared memory, and search there. Queries among them that are out of order make that slow, but
-// no less right.
+// If queries ascend or descend, a block needs no tree. It looks at the first queries of each of its warps. If these are
+// in order, warps take up to 256 neighbouring queries at a time, and search in a window of the row that they keep in
+// shared memory and move when queries leave it. Queries that are out of order make that slow, but no less right.
 //
 // Else a warp takes 128 queries at a time, and goes down the tree with the least and the largest of them as far as both
 // go the same way. If few elements are left there, as in long sorted runs, it copies these to shared memory and
