@@ -71,6 +71,7 @@ nb::dict plan_dict(const jaxgpuops::count::ChoosePlan& plan) {
   dict["blocks"] = plan.blocks;
   dict["tiles"] = plan.tiles;
   dict["units"] = plan.units;
+  dict["list"] = plan.list;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;

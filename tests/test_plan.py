@@ -855,7 +855,7 @@ def test_plans_of_counts(capability):
     for rows, algorithm in (
         ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 18, 1, 1 << 14), "global"), ((1, 1 << 18, 1, (1 << 14) - 1), "tables"),
         ((40, 60_000, 1, 10_000), "tables"), ((1, 1 << 19, 1, 14_000), "tables"), ((1, 15_000, 1, 1800), "tables"), ((1, 4000, 1, 500), "global"),
-        ((5, 5009, 1, 1521), "global"), ((7, 55_129, 1, 1018), "tables"),
+        ((5, 5009, 1, 1521), "global"), ((7, 55_129, 1, 1018), "tables"), ((16, 4096, 1, 1000), "tables"), ((60, 2048, 1, 1500), "tables"),
     ):  # fmt: skip
         assert plan(*rows)["algorithm"] == algorithm
     for outer, length, bins in (
@@ -982,7 +982,7 @@ def test_plans_of_choices(capability):
     ):
         found = plan(outer, length, 1, size, starts)
         tiles, units = found["tiles"], found["units"]
-        few = length + 15 < 1 << 14 or outer * length <= (1 << 15 if starts else 1 << 17)
+        few = length + 15 < 1 << 14 or outer * length <= (1 << 14 if starts else 1 << 16)
         assert found["algorithm"] == ("recount" if few else "look_back")
         assert tiles * units * 1024 >= length + 15 > (tiles - 1) * units * 1024
         assert found["threads"] in range(32, 513, 32) and units >= found["threads"] // 32
@@ -990,6 +990,7 @@ def test_plans_of_choices(capability):
         # All blocks that a multiprocessor is to hold fit, and few turns suffice if a tile can be large.
         blocks = 1 if few else 2 if starts else 3
         assert blocks * (found["shared_bytes"] + 2048) <= (SHARED_LIMIT[capability] + 1) << 10
+        assert few or units * 132 + 32 * found["list"] == found["shared_bytes"] and found["list"] >= 512
         if capability == 90 and not few and outer * length <= 1 << 26:
             assert outer * tiles <= blocks * 132
         # A part of a batch makes do with its part of the workspace.
@@ -1077,15 +1078,18 @@ def test_plans_of_segments(capability):
     ]:
         assert plan("segment_sum", 3, 10**6, 1, segments, dtype, False)["algorithm"] == algorithm
     assert plan("segment_sum", 3, 10**7, 1, 12_289, "int32", False)["algorithm"] == "atomics"
-    # So do extremes, which are cut into more slices if rows are few.
-    for dtype, segments, algorithm in [
-        ("int16", 2277, "tables"), ("float32", 3906, "tables"), ("float32", 3907, "atomics"),
+    # So do extremes, except of very many rows. A few rows are cut into more slices, of larger blocks.
+    for length, dtype, segments, algorithm in [
+        (10**6, "int16", 2277, "tables"), (10**6, "float32", 12_288, "tables"), (10**6, "float32", 12_289, "atomics"),
+        (10**6, "float64", 6144, "tables"), (100_000, "float32", 1562, "tables"), (100_000, "float32", 1563, "atomics"),
+        (1 << 23, "int16", 12_288, "atomics"),
     ]:  # fmt: skip
-        one, many = (plan("segment_max", outer, 10**6, 1, segments, dtype, False) for outer in (1, 1000))
+        one, many = (plan("segment_max", outer, length, 1, segments, dtype, False) for outer in (1, 1000))
         assert one["algorithm"] == many["algorithm"] == algorithm
         assert one["workspace_bytes"] == many["workspace_bytes"]
         if algorithm == "tables":
-            assert one["tiles"] == 10**6 // (2 * segments) > many["tiles"] == 10**6 // (8 * segments)
+            assert one["tiles"] == min(length // (2 * segments), 132) and one["warps"] == 32
+            assert many["tiles"] == length // (8 * segments) and many["warps"] == 8
             assert one["workspace_bytes"] >= one["tiles"] * segments * np.dtype(dtype).itemsize
     for op, dtype, segments, words in [
         ("segment_sum", "float32", 1537, 14), ("segment_sum", "bfloat16", 20_000, 9), ("segment_max", "float64", 10**7, 0),

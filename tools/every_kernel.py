@@ -565,7 +565,7 @@ def run_counts(rng):
             expected = [np.bincount(row[row < bins], minlength=bins) for row in x]
             np.testing.assert_array_equal(fn(x), expected)
     for (rows, n, m), dtype in itertools.product(
-        [(3, 1, 37), (3, 301, 1001), (700, 47, 68), (9001, 8, 2), (140, 1030, 1030), (2, 50_001, 1_700_000)],
+        [(3, 1, 37), (3, 301, 1001), (700, 47, 68), (140, 1030, 1030), (2, 50_001, 1_700_000)],
         ("int8", "bfloat16", "float32", "int64"),
     ):
         with jax.enable_x64(dtype == "int64"):

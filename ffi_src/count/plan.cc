@@ -22,9 +22,14 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   const bool some = rows.elements() >= 1 << 20 && rows.elements() < 1 << 25;
   const bool wide = !small || (sliced && some && 2 * units <= gpu.multiprocessors);
   plan.threads = wide ? 1024 : rows.length <= 2048 ? 128 : 512;
+  // If rows are so few that each multiprocessor has one at most, a block is done sooner with more threads, and with one
+  // table, unless it has many ids for each bin.
+  const bool alone = extra == 0 && small && !sliced && units <= gpu.multiprocessors;
+  if (alone) plan.threads = rows.length <= 2048 ? 256 : rows.length <= 8192 ? 512 : 1024;
+  const int64_t most = alone ? std::max<int64_t>(1, rows.length / (128 * plan.range)) : plan.threads / 64;
   const int64_t per_block = small ? quarter : gpu.shared_bytes - extra;
-  plan.tables =
-      static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, plan.threads / 64));
+  plan.tables = static_cast<int>(
+      std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, std::min<int64_t>(most, plan.threads / 64)));
   plan.shared_bytes = own * plan.tables + extra;
   int64_t wanted = ceil_div(gpu.multiprocessors * (some ? 2 : 4), units);
   if (wide) wanted = small ? gpu.multiprocessors / units : ceil_div(gpu.multiprocessors, units);
@@ -72,7 +77,8 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`), atomics on the result cost
   // less: they rarely meet in a bin.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
-  const bool few = rows.elements() <= kFewIds && problem.bins >= std::min(kFewBins, rows.length / 8) &&
+  const bool few = rows.elements() <= kFewIds &&
+                   problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few) {
@@ -242,10 +248,13 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
-  // Searches read most of a row if it is not much longer than its queries, or has few sectors of 32 bytes.
+  // Searches read most of a row if it is not much longer than its queries. Where these are fewer than 8, blocks must
+  // have many rows, and still shorter ones.
   const int64_t all = plan.rows * plan.queries;
-  const bool is_short = whole && bytes <= kMostSearchRow && (plan.queries >= 8 || all >= 16 << 10) &&
-                        (problem.length <= 3 * plan.queries || bytes <= kFewBytes);
+  const bool some = plan.queries >= 8, few_queries = plan.queries >= 4 && all >= 1000000;
+  const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements for two queries
+  const bool is_short =
+      whole && bytes <= kMostSearchRow && (some || few_queries) && 2 * problem.length <= most_for_two * plan.queries;
   if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
   const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {
@@ -286,18 +295,18 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   plan.shared_bytes = tree + near * plan.threads / kMostThreads;
   cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
   // A block looks whether its queries are in order if the elements between those of a turn fit, and if all blocks have
-  // room, since that takes registers. Groups of 32 bits take as many anyway.
-  const int64_t warps = plan.threads / 32, turn = std::clamp<int64_t>(plan.chunk / warps, kTreeTurn, kOrderTurn);
+  // room, since that takes registers. Groups of 32 bits take as many anyway. Warps of few queries gain too little.
+  const int64_t warps = plan.threads / 32;
   const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
+  if (plan.chunk < kOrderTurn * warps || !(fit || (problem.bits == 32 && plan.group_bits > 0))) return plan;
   while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;
-  if (problem.length > (plan.queries / turn) << plan.near_bits) plan.near_bits = 0;
-  if (!fit && !(problem.bits == 32 && plan.group_bits > 0)) plan.near_bits = 0;
+  if (plan.near_bits < 5 || problem.length > (plan.queries / kOrderTurn) << plan.near_bits) plan.near_bits = 0;
   return plan;
 }
 
 // Up to so many elements (of a mask; of other arrays), each block counts everything before its own tile. Reading that
 // takes less time than a second launch.
-constexpr int64_t kMostRecount = 128 << 10, kMostRecountStarts = 32 << 10;
+constexpr int64_t kMostRecount = 64 << 10, kMostRecountStarts = 16 << 10;
 
 namespace {
 
@@ -321,7 +330,14 @@ void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, Choose
     plan.units = own;
   }
   plan.tiles = ceil_div(units, plan.units);
-  plan.shared_bytes = plan.units * kUnitBytes + kListBytes;
+  // Warps of several units list places while they read, so that fewer have to be found when other blocks have told
+  // their counts. A third of the memory is left to L1, through which all elements go.
+  const int64_t bytes = plan.units * kUnitBytes, own = gpu.multiprocessor_shared * 7 / 10 / each - 1024;
+  const int64_t room = std::max<int64_t>(kChooseList, (own - bytes) / (2 * kWarps));
+  const int64_t useful = ceil_div(plan.units, kWarps);
+  plan.list = std::min(room, useful * kChooseList) / 2 * 2;
+  plan.early = plan.units > kWarps;
+  plan.shared_bytes = bytes + 2 * kWarps * plan.list;
 }
 
 }  // namespace
@@ -345,7 +361,7 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * plan.tiles);
   const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
-  plan.shared_bytes = plan.threads / 32 * kChooseList * 2;
+  plan.shared_bytes = plan.threads / 32 * kRecountList * 2;
   if (plan.algorithm == Choosing::kLookBack) {
     cut_units(rows.outer, units, problem.starts, gpu, plan);
     plan.overlap = gpu.dependent_launch;

@@ -115,7 +115,6 @@ constexpr int kOrderTurn = 256;                // or if all are in order
 constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
-constexpr int64_t kFewBytes = 128;             // rows of so few are taken however few their queries are
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
@@ -139,7 +138,8 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 // Threads of a block at most, and blocks of a multiprocessor.
 constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
 constexpr uint32_t kChooseFill = 16384;  // results of a part that is filled by itself
-constexpr uint32_t kChooseList = 512;    // the most places of a unit that a warp lists before it writes them
+// The most places of a unit that a warp lists before it writes them: of kLookBack, and of kRecount.
+constexpr uint32_t kChooseList = 512, kRecountList = 256;
 
 enum class Choosing {
   kEmpty,     // nothing to write
@@ -154,9 +154,11 @@ constexpr const char* kChoosingNames[] = {"empty", "recount", "look_back", "none
 struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
   int threads = 0;
-  int64_t units = 0;  // of a tile
-  int64_t tiles = 0;  // of a row
-  int64_t parts = 0;  // of the results of a row: the first of them are filled by blocks that have tiles
+  int64_t units = 0;   // of a tile
+  int64_t list = 0;    // places that a warp of kLookBack has room for
+  bool early = false;  // whether it lists places while it reads
+  int64_t tiles = 0;   // of a row
+  int64_t parts = 0;   // of the results of a row: the first of them are filled by blocks that have tiles
   int64_t blocks = 0;
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;
@@ -217,13 +219,12 @@ constexpr const char* kSegmentingNames[] = {"empty",  "lanes",   "few",   "table
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 constexpr int64_t kFewRows = 2048;
-constexpr int kMostFewWarps = 16;          // the most warps of a block of kFew
-constexpr int64_t kFewNumbers = 16 << 10;  // the most that always take atomics, if their fold is exact
-constexpr int kFewList = 384;              // the most rows that a warp of kFew lists at a time
-constexpr int kTableThreads = 256;
-constexpr int64_t kMostTables = 528;  // the most slices of a row for kTables
-constexpr int kLaneBatch = 96;        // steps of a warp of kLanes; batches of loads divide them
-constexpr int kMostLaneWarps = 8;     // the most warps of a block of kLanes
+constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
+constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
+constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
+constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums, for extremes
+constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
+constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
 // Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
 constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;
@@ -238,7 +239,7 @@ struct SegmentsPlan {
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
-  int warps = 0;             // for kLanes, kFew and kCells: warps of a block
+  int warps = 0;             // for kLanes, kFew, kTables and kCells: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory

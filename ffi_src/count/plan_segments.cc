@@ -249,8 +249,11 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
-  // A block has one table of extremes, or of integers' sums. Larger ones must have many rows, or atomics are faster.
-  const bool extremes = problem.op != Op::kSum, one = (extremes || sums_ints) && rows.length >= 256 * problem.segments;
+  // A block has one table of extremes, or of integers' sums. Where these are large, atomics are faster for fewer rows,
+  // and for extremes of very many.
+  const bool extremes = problem.op != Op::kSum;
+  const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
+                            : sums_ints && rows.length >= 256 * problem.segments;
   const int64_t shared =
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
@@ -258,12 +261,19 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    // Extremes are the same however rows are cut, so these may be cut into more slices where blocks would be few.
     const auto slices = [&](int64_t part) {
-      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, kMostTables);
+      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
     };
     const int64_t usual = slices(sums_ints && rows.inner == 1 ? 4 : 8), most = extremes ? slices(2) : usual;
-    plan.tiles = std::clamp(kMostTables / rows.count(), usual, most);
+    plan.warps = kTableThreads / 32;
+    plan.tiles = usual;
+    // Extremes are the same however rows are cut, so blocks may be larger and slices shorter where rows are few.
+    if (extremes && rows.count() <= 4) {
+      plan.warps = kExtremeThreads / 32;
+      plan.tiles = std::min<int64_t>(132 / rows.count(), most);
+    } else if (extremes) {
+      plan.tiles = std::clamp(264 / rows.count(), usual, most);
+    }
     plan.rows = ceil_div(rows.length, plan.tiles);
     plan.workspace_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;
     return plan;

@@ -5,8 +5,9 @@
 // parts; the first are filled by the block that has the last tile of the row, others by blocks that have no tile.
 //
 // If there is little to read, tiles have a unit for each warp, and each block counts for itself what comes before. Else
-// they are so large that all blocks have one at a time, whose bits stay in shared memory until the blocks before have
-// told how many theirs are: so blocks wait for each other once, not for each of many small tiles.
+// they are so large that all blocks have one at a time, whose bits, or lists of their places, stay in shared memory
+// until the blocks before have told how many theirs are: so blocks wait for each other once, not for each of many small
+// tiles.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>
@@ -29,6 +30,8 @@ struct ChooseArgs {
   int64_t workspace_bytes;  // of a row
   int64_t length, size;
   uint32_t outer, tiles, units, parts;  // `units`: of a tile
+  uint32_t list;                        // places that a warp of kLookBack has room for
+  bool early;                           // whether it lists places while it reads
   IndexMap fill_at;
   uint32_t bytes;            // of an element
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
@@ -52,11 +55,17 @@ class Mask {
   __device__ int past() const { return static_cast<int>(past_); }
 
   // Returns word number `at`. For all threads of a warp, `at` minus the thread's number must be the same.
-  __device__ __forceinline__ uint32_t word(uint32_t at) const {
-    // Neighbouring lanes load neighbouring vectors; then each gets the two halves of its word.
+  // What a thread loads for its word: neighbouring lanes load neighbouring vectors.
+  struct Loaded {
+    uint4 half[2];
+  };
+  __device__ __forceinline__ Loaded load(uint32_t at) const {
+    const uint32_t first = 2 * at - threadIdx.x % 32;
+    return {{whole(first), whole(first + 32)}};
+  }
+  __device__ __forceinline__ uint32_t word(uint32_t at, const Loaded& loaded) const {
     const uint32_t lane = threadIdx.x % 32, first = 2 * at - lane, second = first + 32;
-    const uint4 a = whole(first), b = whole(second);
-    uint32_t halves = bits_of(a) | bits_of(b) << 16;
+    uint32_t halves = bits_of(loaded.half[0]) | bits_of(loaded.half[1]) << 16;
     if (is_part(first)) halves |= bits_of_part(first);
     if (is_part(second)) halves |= bits_of_part(second) << 16;
     const uint32_t low = shuffle_from(halves, 2 * lane % 32), high = shuffle_from(halves, (2 * lane + 1) % 32);
@@ -127,7 +136,9 @@ class Starts {
   static constexpr bool kCounts = false;
   __device__ uint32_t count(uint32_t) const { return 0; }
 
-  __device__ __forceinline__ uint32_t word(uint32_t at) const {
+  struct Loaded {};  // word() has many loads of its own
+  __device__ __forceinline__ Loaded load(uint32_t) const { return {}; }
+  __device__ __forceinline__ uint32_t word(uint32_t at, const Loaded&) const {
     const uint32_t lane = threadIdx.x % 32, first = (at - lane) * 32 + lane;
     uint32_t own = 0;
     if (first - lane >= length_) return own;
@@ -190,28 +201,43 @@ class Starts {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-// Writes the places of a unit's bits, a word of which each lane has. `first` is that of its first bit, and `before` are
+// Lists the places of a unit's bits, a word of which each lane has; `up_to` bits are in the lane's word and before it.
+// The last place of a word is found soonest, so that comes first.
+__device__ __forceinline__ void list_places(uint32_t word, uint32_t up_to, uint16_t* list) {
+  for (uint16_t* end = list + up_to; word;) {
+    const int bit = 31 - __clz(static_cast<int>(word));
+    word ^= 1u << bit;
+    *--end = static_cast<uint16_t>(threadIdx.x % 32 * 32 + bit);
+  }
+}
+
+// Writes the `count` places of a unit, by all lanes of a warp. `first` is that of its first bit, and `before` are
 // chosen before it.
-__device__ __forceinline__ void write_places(const ChooseArgs& a, uint32_t row, uint32_t word, int32_t first,
-                                             uint32_t before, uint16_t* list) {
-  const uint32_t own = __popc(word), lane = threadIdx.x % 32, up_to = sum_up_to_lane(own);
-  const uint32_t count = shuffle_from(up_to, 31);
-  if (count == 0 || before >= a.size) return;
+__device__ __forceinline__ void copy_places(const ChooseArgs& a, uint32_t row, const uint16_t* list, uint32_t count,
+                                            int32_t first, uint32_t before) {
+  if (before >= a.size) return;
   const auto wanted = static_cast<uint32_t>(min(int64_t{count}, a.size - before));
   int32_t* const to = a.places + row * a.size + before;
-  if (count <= kChooseList) {  // each lane lists those of its word, the last one first, which is found sooner
-    for (uint16_t* end = list + up_to; word;) {
-      const int bit = 31 - __clz(static_cast<int>(word));
-      word ^= 1u << bit;
-      *--end = static_cast<uint16_t>(lane * 32 + bit);
-    }
+  for (uint32_t i = threadIdx.x % 32; i < wanted; i += 32) to[i] = first + list[i];
+}
+
+// Does both. If more than kMost are chosen, a list would take long, so the lanes write the places of one word after the
+// other.
+template <uint32_t kMost>
+__device__ __forceinline__ void write_places(const ChooseArgs& a, uint32_t row, uint32_t word, uint32_t up_to,
+                                             int32_t first, uint32_t before, uint16_t* list) {
+  const uint32_t count = shuffle_from(up_to, 31), lane = threadIdx.x % 32;
+  if (count == 0 || before >= a.size) return;
+  if (count <= kMost) {
     __syncwarp();
-    for (uint32_t i = lane; i < wanted; i += 32) to[i] = first + list[i];
+    list_places(word, up_to, list);
     __syncwarp();
+    copy_places(a, row, list, count, first, before);
     return;
   }
-  // That would take long, so the lanes write the places of one word after the other.
-  const uint32_t at = up_to - own;
+  const auto wanted = static_cast<uint32_t>(min(int64_t{count}, a.size - before));
+  int32_t* const to = a.places + row * a.size + before;
+  const uint32_t at = up_to - __popc(word);
 #pragma unroll 4
   for (int i = 0; i < 32; ++i) {
     const uint32_t other = shuffle_from(word, i), next = shuffle_from(at, i) + __popc(other & ((1u << lane) - 1));
@@ -261,7 +287,7 @@ struct Turn {
 template <class Bits>
 __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
-  auto* const list = reinterpret_cast<uint16_t*>(dynamic_shared_memory()) + threadIdx.x / 32 * kChooseList;
+  auto* const list = reinterpret_cast<uint16_t*>(dynamic_shared_memory()) + threadIdx.x / 32 * kRecountList;
   const uint32_t threads = blockDim.x;
   const auto warps = static_cast<int>(threads / 32);
   const Turn turn(a, blockIdx.x);
@@ -270,14 +296,16 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
   uint32_t word = 0, earlier = bits.count(turn.tile * threads);
   for (uint32_t t = Bits::kCounts ? turn.tile : 0; t <= turn.tile; ++t) {
     earlier += __popc(word);
-    word = t < a.tiles ? bits.word(t * threads + threadIdx.x) : 0;
+    const uint32_t word_at = t * threads + threadIdx.x;
+    word = t < a.tiles ? bits.word(word_at, bits.load(word_at)) : 0;
   }
   uint32_t count = 0, before = 0, at = 0;
   if (turn.is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
   if (turn.tile > 0) sum_before(earlier, sums, warps, before);
   if (turn.is_tile) {
     const auto first = static_cast<int32_t>((turn.tile * threads + threadIdx.x / 32 * 32) * 32) - bits.past();
-    write_places(a, turn.row, word, first, before + shuffle_from(at, 0), list);
+    const uint32_t before_unit = shuffle_from(at, 0);
+    write_places<kRecountList>(a, turn.row, word, at - before_unit + __popc(word), first, before + before_unit, list);
   }
   if (turn.tile + 1 >= a.tiles) fill_part(a, turn.row, turn.is_tile, turn.part, before + count, fill);
 }
@@ -294,18 +322,35 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   uint32_t* const counts = words + a.units * 32;  // of the units, and then how many are chosen before them in the tile
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   constexpr uint32_t kWarps = kMostChooseThreads / 32;
-  auto* const list = reinterpret_cast<uint16_t*>(counts + a.units) + warp * kChooseList;
+  auto* const list = reinterpret_cast<uint16_t*>(counts + a.units) + warp * a.list;
   const Turn turn(a, blockIdx.x);
   const Bits bits(a, turn.row);
   const bool fills = turn.tile + 1 >= a.tiles;
   const int32_t fill = fills ? a.fill[a.fill_at(turn.row)] : 0;
   const uint32_t units = turn.is_tile ? a.units : 0, first_unit = turn.tile * a.units;
+  // While elements arrive, a warp of several units already lists their places, as many as there is room for; of the
+  // other units it keeps the words.
+  uint32_t listed = 0;
+  bool lists = a.early;
+  const auto is_listed = [&](uint32_t count) {
+    return lists = lists && count <= kChooseList && listed + count <= a.list;
+  };
+  typename Bits::Loaded next = {};
+  if (warp < units) next = bits.load((first_unit + warp) * 32 + lane);
 #pragma unroll 1
   for (uint32_t unit = warp; unit < units; unit += kWarps) {
-    const uint32_t word = bits.word((first_unit + unit) * 32 + lane);
-    words[unit * 32 + lane] = word;
-    const uint32_t count = sum_of_warp(__popc(word));
+    const auto loaded = next;
+    const uint32_t word_at = (first_unit + unit) * 32 + lane;
+    if (unit + kWarps < units) next = bits.load(word_at + kWarps * 32);
+    const uint32_t word = bits.word(word_at, loaded), up_to = sum_up_to_lane(static_cast<uint32_t>(__popc(word)));
+    const uint32_t count = shuffle_from(up_to, 31);
     if (lane == 0) counts[unit] = count;
+    if (is_listed(count)) {
+      list_places(word, up_to, list + listed);
+      listed += count;
+    } else {
+      words[unit * 32 + lane] = word;
+    }
   }
   __syncthreads();
   uint32_t count = 0, before = 0, earlier = 0;
@@ -323,10 +368,19 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     earlier += word - 1;
   }
   sum_before(earlier, sums, static_cast<int>(kWarps), before);
+  listed = 0;
+  lists = a.early;
 #pragma unroll 1
   for (uint32_t unit = warp; unit < units; unit += kWarps) {
     const auto first = static_cast<int32_t>((first_unit + unit) * 1024) - bits.past();
-    write_places(a, turn.row, words[unit * 32 + lane], first, before + counts[unit], list);
+    const uint32_t own = (unit + 1 < units ? counts[unit + 1] : count) - counts[unit];
+    if (is_listed(own)) {
+      copy_places(a, turn.row, list + listed, own, first, before + counts[unit]);
+      listed += own;
+    } else {
+      const uint32_t word = words[unit * 32 + lane], up_to = sum_up_to_lane(static_cast<uint32_t>(__popc(word)));
+      write_places<kChooseList>(a, turn.row, word, up_to, first, before + counts[unit], list);
+    }
   }
   if (fills) fill_part(a, turn.row, turn.is_tile, turn.part, before + count, fill);
 }
@@ -347,6 +401,8 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.outer = static_cast<uint32_t>(problem.rows.outer);
   a.tiles = static_cast<uint32_t>(plan.tiles);
   a.units = static_cast<uint32_t>(plan.units);
+  a.list = static_cast<uint32_t>(plan.list);
+  a.early = plan.early;
   a.parts = static_cast<uint32_t>(plan.parts);
   a.fill_at = problem.fill;
   a.bytes = problem.bits / 8;

@@ -3,10 +3,9 @@
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
 //
-// If queries ascend or descend, a block needs no tree. It looks at the first queries of each of its warps, and if these
-// are in order, warps take up to 256 neighbouring queries at a time, copy the elements between the places of the least
-// and of the largest to shared memory, and search there. Queries among them that are out of order make that slow, but
-// no less right.
+// If queries ascend or descend, a block needs no tree. It looks at the first queries of each of its warps. If these are
+// in order, warps take up to 256 neighbouring queries at a time, and search in a window of the row that they keep in
+// shared memory and move when queries leave it. Queries that are out of order make that slow, but no less right.
 //
 // Else a warp takes 128 queries at a time, and goes down the tree with the least and the largest of them as far as both
 // go the same way. If few elements are left there, as in long sorted runs, it copies these to shared memory and
@@ -91,29 +90,29 @@ __device__ __forceinline__ bool are_apart(uint32_t place, int bits) {
 }
 
 // Whether intervals of the block's warps, one after the other, ascend or descend. All threads call it.
-__device__ __forceinline__ bool are_in_order(uint32_t low, uint32_t high, uint32_t* shared) {
+__device__ __forceinline__ bool are_in_order(uint32_t low, uint32_t high, uint32_t* shared, bool& ascend) {
   const uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (lane == 0) shared[2 * warp] = low, shared[2 * warp + 1] = high;
   __syncthreads();
   const uint32_t next = min(lane + 1, warps - 1), own = next > 0 ? next - 1 : 0;
-  const bool ascend = __all_sync(kEveryLane, shared[2 * own + 1] <= shared[2 * next]);
+  ascend = __all_sync(kEveryLane, shared[2 * own + 1] <= shared[2 * next]);
   const bool descend = __all_sync(kEveryLane, shared[2 * own] >= shared[2 * next + 1]);
   __syncthreads();
   return ascend || descend;
 }
 
-// Finds how many elements are below each of two bounds, by all lanes of a warp.
-template <class T>
-__device__ __forceinline__ void find_both(const SortedRow<T>& row, uint32_t low, uint32_t high, uint32_t& first,
+// Finds how many of `count` elements are below each of two bounds, by all lanes of a warp.
+template <class Element>
+__device__ __forceinline__ void find_both(Element element, uint32_t count, uint32_t low, uint32_t high, uint32_t& first,
                                           uint32_t& last) {
   first = last = 0;
   // A result is in [first, first + left], and so is the other.
-  for (uint32_t left = row.length; left > 0;) {
+  for (uint32_t left = count; left > 0;) {
     const uint32_t step = (left + 31) / 32, at = (threadIdx.x % 32 + 1) * step - 1;
     const uint32_t a = first + at, b = last + at;
-    const T of_a = row.elements[min(a, row.length - 1)], of_b = row.elements[min(b, row.length - 1)];
-    first += step * __popc(__ballot_sync(kEveryLane, a < row.length && sort_key(of_a, row.order) < low));
-    last += step * __popc(__ballot_sync(kEveryLane, b < row.length && sort_key(of_b, row.order) < high));
+    const auto of_a = element(min(a, count - 1)), of_b = element(min(b, count - 1));
+    first += step * __popc(__ballot_sync(kEveryLane, a < count && of_a < low));
+    last += step * __popc(__ballot_sync(kEveryLane, b < count && of_b < high));
     left = step - 1;
   }
 }
@@ -126,60 +125,86 @@ __device__ __forceinline__ T bound_of(T query, const Search& problem, bool& all)
   return static_cast<T>(key + (problem.right && !all));
 }
 
-// Finds the places of a warp's queries, which are in order. `near` has 2^near_bits elements of the warp.
+// Finds the places of a warp's queries, which ascend or descend. The warp keeps a window of the elements in `near`:
+// 2^near_bits of them, so many that it rarely needs another one.
 template <class T>
 __device__ __forceinline__ void search_in_order(const Search& problem, const SortedRow<T>& row, const T* queries,
-                                                int32_t* places, int64_t count, T* near, int near_bits) {
-  constexpr T kAll = static_cast<T>(~T{0});
+                                                int32_t* places, int count, bool ascend, T* near, int near_bits) {
   constexpr int kFours = kInOrder / 4;
-  const uint32_t lane = threadIdx.x % 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const uint32_t most = 1u << near_bits;
+  uint32_t window = 0, held = 0;  // the first element of the window, and how many it has
+  // Calls f for numbers 0, 1, .. of the thread's queries.
+  const auto for_own = [&](int own, auto f) {
+#pragma unroll
+    for (int four = 0; four < kFours; ++four) {
+      if (four > 0 && four * 128 >= own) break;
+#pragma unroll
+      for (int i = 4 * four; i < 4 * four + 4; ++i) f(i);
+    }
+  };
+  T query[kInOrder];
+  const auto load = [&](int start) {  // queries past the end are the last one
+    for_own(count - start, [&](int i) { query[i] = queries[min(start + lane + i * 32, count - 1)]; });
+  };
+  if (count > 0) load(0);
 #pragma unroll 1
-  for (int64_t start = 0; start < count; start += kOrderTurn) {
-    const auto own = static_cast<int>(min(int64_t{kOrderTurn}, count - start)), last_own = own - 1;
-    const int fours = (own + 127) / 128;
+  for (int start = 0; start < count; start += kOrderTurn) {
+    const int own = count - start;
     T bound[kInOrder];
     uint32_t all = 0, place[kInOrder], low = ~0u, high = 0;
-    // Calls f for numbers 0, 1, .. of the thread's queries. Queries past the end are the last one.
-    const auto for_own = [&](auto f) {
-#pragma unroll
-      for (int four = 0; four < kFours; ++four) {
-        if (four > 0 && four >= fours) break;
-#pragma unroll
-        for (int i = 4 * four; i < 4 * four + 4; ++i) f(i);
-      }
-    };
-    for_own([&](int i) { bound[i] = queries[start + min(static_cast<int>(lane) + i * 32, last_own)]; });
-    for_own([&](int i) {
+    for_own(own, [&](int i) {
       bool is_last;
-      bound[i] = bound_of(bound[i], problem, is_last);
+      bound[i] = bound_of(query[i], problem, is_last);
       all |= uint32_t{is_last} << i;
       low = min(low, uint32_t{bound[i]});
       high = max(high, uint32_t{bound[i]});
-      place[i] = 0;
     });
+    if (own > kOrderTurn) load(start + kOrderTurn);
+    low = ~largest_of_warp(~low);
+    high = largest_of_warp(high);
+    const auto in_row = [&](uint32_t at) { return row.key(at); };
+    const auto in_window = [&](uint32_t at) { return near[at]; };
     uint32_t first, last;
-    find_both(row, ~largest_of_warp(~low), largest_of_warp(high), first, last);
-    const uint32_t between = last - first;
-    const int rest = 32 - __clz(static_cast<int>(between));  // a place is less than 2^rest from the first
-    const auto search = [&](auto element) {
-#pragma unroll 1
-      for (uint32_t size = 1u << rest >> 1; size; size /= 2)
-        for_own([&](int i) {
-          if (element(place[i] + size - 1) < bound[i]) place[i] += size;
-        });
-    };
-    if (rest <= near_bits) {
-#pragma unroll 4
-      for (uint32_t i = lane; i < 1u << rest; i += 32) near[i] = i < between ? row.key(first + i) : kAll;
-      __syncwarp();
-      search([&](uint32_t at) { return near[at]; });
-      __syncwarp();
-    } else {
-      search([&](uint32_t at) { return at < between ? row.key(first + at) : kAll; });
+    bool has = held > 0 && (window == 0 || near[0] < low) && (window + held == row.length || near[held - 1] >= high);
+    if (!has) {
+      find_both(in_row, row.length, low, high, first, last);
+      // The window begins before these places, or ends behind them, and is for the turns that are left.
+      const uint32_t turns = min(static_cast<uint32_t>(own - 1) / kOrderTurn + 1, most);
+      const uint32_t wanted = min(min(last - first, most) * turns * 5 / 4 + 2, most);
+      const uint32_t end = ascend ? min(max(first, 1u) - 1 + wanted, row.length) : min(last + 1, row.length);
+      window = ascend ? max(first, 1u) - 1 : max(end, wanted) - wanted;
+      held = end - window;
+      has = (window == 0 || window < first) && (window + held == row.length || last < window + held);
+      if (has) {
+        __syncwarp();
+#pragma unroll 8
+        for (uint32_t i = threadIdx.x % 32; i < held; i += 32) near[i] = row.key(window + i);
+        __syncwarp();
+      }
     }
-    for_own([&](int i) {
-      const int at = static_cast<int>(lane) + i * 32;
-      if (at < own) places[start + at] = static_cast<int32_t>(all >> i & 1 ? row.length : first + place[i]);
+    const auto search = [&](auto element) {
+      for_own(own, [&](int i) { place[i] = first; });
+#pragma unroll 1
+      for (uint32_t left = last - first; left > 0;) {  // a place is in [place[i], place[i] + left]
+        const uint32_t half = (left + 1) / 2;
+        for_own(own, [&](int i) {
+          if (element(place[i] + half - 1) < bound[i]) place[i] += half;
+        });
+        left -= half;
+      }
+    };
+    if (has) {
+      find_both(in_window, held, low, high, first, last);
+      search(in_window);
+      for_own(own, [&](int i) { place[i] += window; });
+    } else {
+      held = 0;
+      search(in_row);
+    }
+    for_own(own, [&](int i) {
+      const int at = start + lane + i * 32;
+      if (at < count) places[at] = static_cast<int32_t>(all >> i & 1 ? row.length : place[i]);
     });
   }
 }
@@ -187,7 +212,7 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
 // Without kGroups, which is for 32 bits, all elements are splitters. Without kLooks, no block looks whether its queries
 // are in order. Both let more warps share a multiprocessor.
 template <class T, bool kGroups, bool kLooks>
-__global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
+__global__ void __launch_bounds__(1024)
     search_tree_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
                        const T* __restrict__ queries, const T* __restrict__ sorted, int32_t* __restrict__ places) {
   constexpr T kAll = static_cast<T>(~T{0});
@@ -197,34 +222,23 @@ __global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
   const int levels = plan.levels, bits = kGroups ? plan.group_bits : 0;
   const SortedRow<T> row = {sorted + problem.sorted(row_at, 0, 0), static_cast<uint32_t>(problem.length),
                             problem.order};
-  const int64_t chunk_at = part * plan.chunk, chunk = min(plan.chunk, plan.queries - chunk_at);
-  const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Each warp has turns that follow each other.
-  const int64_t own = (chunk + kTreeTurn * warps - 1) / (kTreeTurn * warps) * kTreeTurn;
-  const int64_t first = min(warp * own, chunk), count = min(own, chunk - first);
-  queries += row_at * plan.queries + chunk_at;
-  places += row_at * plan.queries + chunk_at + first;
-  T query[kOwn];
-  const auto load = [&](int64_t start) {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) query[i] = queries[min(first + start + lane + i * 32, chunk - 1)];
-  };
-  if (kLooks) load(0);
-  if (kLooks && plan.near_bits > 0) {
-    uint32_t low = ~0u, high = 0;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const uint32_t key = sort_key(query[i], problem.order);
-      low = min(low, key), high = max(high, key);
-    }
-    if (are_in_order(~largest_of_warp(~low), largest_of_warp(high), reinterpret_cast<uint32_t*>(tree))) {
-      search_in_order(problem, row, queries + first, places, count, tree + (warp << plan.near_bits), plan.near_bits);
-      return;
-    }
-  }
+  const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  queries += row_at * plan.queries + first;
+  places += row_at * plan.queries + first;
   // Without the levels below, splitters are numbered from 1, and a level has those with odd numbers. Node k of the
   // level is the k-th of them.
   const uint32_t splitters = 1u << levels;
+  if (kLooks && plan.near_bits > 0) {
+    const int64_t share = (plan.chunk / (blockDim.x / 32) + 31) / 32 * 32, from = min(warp * share, count);
+    const uint32_t key = sort_key(queries[min(from + lane, count - 1)], problem.order);
+    bool ascend;
+    if (are_in_order(~largest_of_warp(~key), largest_of_warp(key), reinterpret_cast<uint32_t*>(tree), ascend)) {
+      search_in_order(problem, row, queries + from, places + from, static_cast<int>(min(share, count - from)), ascend,
+                      tree + (warp << plan.near_bits), plan.near_bits);
+      return;
+    }
+  }
   for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
     T element[kBatch];
 #pragma unroll
@@ -244,15 +258,16 @@ __global__ void __launch_bounds__(1024, kLooks ? 1 : 2)
   const bool aligned = reinterpret_cast<uintptr_t>(row.elements) % 16 == 0;
   T* const near = tree + splitters + (warp << kNearBits);  // of the warp
   int patience = 0;  // for so many turns, the warp does not check whether its queries lie close together
-  // Queries past the end are the last one.
-  for (int64_t start = 0; start < count; start += kTreeTurn) {
+  // Whole warps enter the loop; queries past the end are the last one.
+  for (int64_t start = warp * kTreeTurn; start < count; start += int64_t{kOwn} * blockDim.x) {
     T bound[kOwn];
     uint32_t all = 0;
-    if (!kLooks || start > 0) load(start);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) bound[i] = queries[min(start + lane + i * 32, count - 1)];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       bool is_last;
-      bound[i] = bound_of(query[i], problem, is_last);
+      bound[i] = bound_of(bound[i], problem, is_last);
       all |= uint32_t{is_last} << i;
     }
     uint32_t top = 1;  // the node under which all of the warp's queries are
@@ -355,8 +370,9 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
   if (problem.bits == 16)
     return run(uint16_t{},
                looks ? search_tree_kernel<uint16_t, true, true> : search_tree_kernel<uint16_t, true, false>);
-  return run(uint32_t{}, looks || plan.group_bits > 0 ? search_tree_kernel<uint32_t, true, true>
-                                                      : search_tree_kernel<uint32_t, false, false>);
+  if (plan.group_bits > 0) return run(uint32_t{}, search_tree_kernel<uint32_t, true, true>);
+  return run(uint32_t{},
+             looks ? search_tree_kernel<uint32_t, false, true> : search_tree_kernel<uint32_t, false, false>);
 }
 
 }  // namespace jaxgpuops::count

@@ -19,7 +19,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = kTableThreads, kWarps = kThreads / 32;
+constexpr int kSliceThreads = 256;
 constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds them
 
 using Args = Slices;
@@ -32,7 +32,7 @@ template <class Monoid>
 constexpr bool kAdds =
     !is_extreme<Monoid> && has_block_table(Op::kSum, is_exact<Monoid>, sizeof(typename Monoid::Bits));
 template <class Monoid>
-constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kWarps;
+constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kTableThreads / 32;
 
 // Shuffles a number of any width.
 template <class T>
@@ -45,20 +45,20 @@ __device__ __forceinline__ T shuffled(T value, int lane) {
 }
 
 template <class Monoid>
-__global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
+__global__ void __launch_bounds__(is_extreme<Monoid> ? kExtremeThreads : kTableThreads) segment_tables_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   auto* tables = reinterpret_cast<Word<Monoid>*>(dynamic_shared_memory());
   const int64_t column = blockIdx.x % a.inner, slice = blockIdx.x / a.inner % a.slices;
   const int64_t o = blockIdx.x / a.inner / a.slices;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-  for (int s = threadIdx.x; s < kTables<Monoid> * a.segments; s += kThreads) tables[s] = Monoid::identity();
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, threads = blockDim.x, warps = threads / 32;
+  for (int s = threadIdx.x; s < kTables<Monoid> * a.segments; s += threads) tables[s] = Monoid::identity();
   __syncthreads();
 
   const int32_t* ids = a.ids + a.ids_at(o);
   const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t first = slice * a.slice, stop = min(a.length, first + a.slice);
-  const int64_t share = ((a.slice + kWarps - 1) / kWarps + 31) / 32 * 32;
+  const int64_t share = ((a.slice + warps - 1) / warps + 31) / 32 * 32;
   const int64_t begin = first + warp * share, end = min(stop, begin + share);
   for (int64_t start = begin; start < end; start += 32 * kSteps) {
     uint32_t id[kSteps];
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
 
   auto* partial = reinterpret_cast<Acc*>(a.workspace + o * a.workspace_bytes) + slice * a.segments * a.inner + column;
   Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + column;
-  for (int s = threadIdx.x; s < a.segments; s += kThreads) {
+  for (int s = threadIdx.x; s < a.segments; s += threads) {
     auto total = static_cast<Acc>(tables[s]);
     for (int w = 1; w < kTables<Monoid>; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
     if (a.slices == 1) {
@@ -127,8 +127,9 @@ __global__ void __launch_bounds__(kThreads) segment_tables_kernel(Args a) {
 // A block folds the tables of all slices for 32 cells (a cell is one column of one segment); each of its warps has
 // neighbouring slices.
 template <class Monoid>
-__global__ void __launch_bounds__(kThreads) segment_slices_kernel(Args a) {
+__global__ void __launch_bounds__(kSliceThreads) segment_slices_kernel(Args a) {
   using Acc = typename Monoid::Acc;
+  constexpr int kWarps = kSliceThreads / 32;
   __shared__ Acc totals[kWarps][32];
   const int64_t cells = a.segments * a.inner, blocks = (cells + 31) / 32, o = blockIdx.x / blocks;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -155,7 +156,7 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     Launch config;
-    config.block = dim3(kThreads);
+    config.block = dim3(32 * plan.warps);
     config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
     config.shared_bytes = kTables<Monoid> * a.segments * sizeof(Word<Monoid>);
     return launch(stream, config, segment_tables_kernel<Monoid>, a);
@@ -167,7 +168,7 @@ cudaError_t launch_segment_slices(cudaStream_t stream, const SegmentsPlan& plan,
   const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     Launch config;
-    config.block = dim3(kThreads);
+    config.block = dim3(kSliceThreads);
     config.grid = dim3(static_cast<unsigned>(problem.rows.outer * ((a.segments * a.inner + 31) / 32)));
     return launch(stream, config, segment_slices_kernel<decltype(monoid)>, a);
   });
