@@ -213,8 +213,10 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kResident: return "resident";
     case Algorithm::kRowLookAhead: return "row_look_ahead";
     case Algorithm::kChunkLookAhead: return "chunk_look_ahead";
+    case Algorithm::kChunkTwice: return "chunk_twice";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kColumnLookAhead: return "column_look_ahead";
+    case Algorithm::kColumnTwice: return "column_twice";
     case Algorithm::kSpans: return "spans";
     case Algorithm::kSpanTwice: return "span_twice";
   }
@@ -304,10 +306,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
   if (plan.layout == Layout::kAlong) {
     alone = plan.tiles == 1 ? Algorithm::kRows : Algorithm::kWalk;
-    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : Algorithm::kChunkLookAhead;
+    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : forced == static_cast<int>(Algorithm::kChunkLookAhead) ? Algorithm::kChunkLookAhead : Algorithm::kChunkTwice;
   } else if (plan.layout == Layout::kAcross) {
     alone = Algorithm::kColumns;
-    shared_out = Algorithm::kColumnLookAhead;
+    shared_out = forced == static_cast<int>(Algorithm::kColumnLookAhead) ? Algorithm::kColumnLookAhead : Algorithm::kColumnTwice;
   }
   plan.algorithm = alone;
   const int state_bytes = 4 * state_words(problem, bytes);
@@ -330,7 +332,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
     // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size.
-    const int64_t least = enough ? 2 * gpu.multiprocessors * 9 / 10 : 2 * kManyStrips;
+    const int64_t least = shared_out == Algorithm::kColumnTwice && !enough ? INT64_MAX : enough ? 2 * gpu.multiprocessors * 9 / 10 : 2 * kManyStrips;
     if (plan.axis_warps == kWarps && plan.tiles > 1 && plan.strips >= least) {
       ++plan.column_bits;
       if ((enough ? shared(2, 2) : shared(kMostLate + 2, kMostLate + 2)) > most) --plan.column_bits;
@@ -365,8 +367,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (choice == Algorithm::kResident && !fits) choice = shared_out;
   if (choice != Algorithm::kResident && choice != shared_out) return plan;
-  if (choice == Algorithm::kSpanTwice) {
-    const int64_t needed = kWorkspaceHeader + plan.tiles * (inner + plan.parts * plan.threads()) * state_bytes;
+  if (choice == Algorithm::kSpanTwice || choice == Algorithm::kColumnTwice || choice == Algorithm::kChunkTwice) {
+    const int64_t parts = plan.layout == Layout::kAcross ? ceil_div(inner, 32 * shape.width) : plan.parts;
+    const int64_t states = plan.layout == Layout::kAlong ? 2 : shape.width;
+    const int64_t needed = kWorkspaceHeader + plan.tiles * (inner + parts * states * plan.threads()) * state_bytes;
     if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
     plan.algorithm = choice;
     plan.stages = 1;

@@ -5,8 +5,7 @@
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
-//   span_twice           of few columns, blocks share the axis: the sums of all tiles, then the results
-//   (shared_spans.cuh)
+//   .._twice             blocks share the axis: the sums of all tiles, then the results (twice.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -22,7 +21,7 @@
 #include "scan/cuda/packs.cuh"
 #include "scan/plan.h"
 #include "scan/cuda/shared_rows.cuh"
-#include "scan/cuda/shared_spans.cuh"
+#include "scan/cuda/twice.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -118,21 +117,24 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
 }
 
 // Launches the kernels of tiles that are read twice.
-template <class Policy>
-cudaError_t launch_span_twice(cudaStream_t stream, const Plan& plan, Parameters p) {
+template <class Policy, class Work>
+cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
-  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, p.width);
-  cudaError_t status = launch(stream, shape, scan_span_folds<Policy>, p);
+  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns);
+  cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
   if (status != cudaSuccess) return status;
-  p.folded = p.tiles > kGroup || p.width > kFewColumns;
+#ifndef LAB_FEW
+#define LAB_FEW 8
+#endif
+  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles > LAB_FEW;
   if (p.folded) {
     const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
     Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
     sums.overlap = plan.overlap;
-    if ((status = launch(stream, sums, scan_span_sums<Policy>, p)) != cudaSuccess) return status;
+    if ((status = launch(stream, sums, scan_twice_sums<Policy>, p)) != cudaSuccess) return status;
   }
   shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_span_results<Policy>, p);
+  return launch(stream, shape, scan_twice_results<Policy, Work>, p);
 }
 
 // Launches the kernel for rows of one tile.
@@ -191,9 +193,11 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
       case Algorithm::kChunkLookAhead:
         if (kShared != (plan.algorithm == Algorithm::kRowLookAhead)) break;
         return launch_shared_rows<Policy>(stream, plan, p);
+      case Algorithm::kChunkTwice: return launch_twice<Policy, Chunks<Policy>>(stream, plan, p, 1);
       case Algorithm::kColumns: return launch_columns<Policy, Columns<Policy>>(stream, plan, p, columns);
       case Algorithm::kColumnLookAhead:
         return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
+      case Algorithm::kColumnTwice: return launch_twice<Policy, Columns<Policy>>(stream, plan, p, columns);
       default: break;
     }
   }
@@ -201,7 +205,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
     case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, p.width);
-    case Algorithm::kSpanTwice: return launch_span_twice<Policy>(stream, plan, p);
+    case Algorithm::kSpanTwice: return launch_twice<Policy, Spans<Policy>>(stream, plan, p, p.width);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -24,8 +24,8 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kInPack = 16 / sizeof(Bits);
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
-  static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true;
+  static constexpr int kWidth = 1, kTileExtras = 1, kLaneColumns = 1, kLaneStates = 2;
+  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true, kFewColumns = true;
   static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
@@ -38,6 +38,7 @@ class Chunks : public BetweenWarps<Policy> {
   struct Place {
     int64_t column;         // the outer index
     int64_t at, a, starts;  // offsets of the first element of the axis
+    static constexpr bool active = true;
   };
 
   struct Span {
@@ -189,6 +190,23 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void earlier_warps(int slot, State (&base)[1]) const { base[0] = this->before_warp(slot, thread / 32, 0); }
+
+  __device__ State carry_of_thread(int slot) const { return this->carry(slot)[0]; }
+
+  // Sets a thread's `before`: the folds of the tile's earlier warps, and of the warp's positions before the run.
+  __device__ void before_in_tile(int slot, const Folds& folds, State (&before)[2]) const {
+    before[0] = Base::before_in_tile(slot, thread / 32, 0);
+    before[1] = folds.before[0];
+  }
+
+  // `carry` is the fold of all that comes before the tile.
+  __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const State (&carry)[1],
+                         const State (&before)[2]) const {
+    Folds folds;
+    folds.before[0] = before[1];
+    const State base[1] = {Policy::combine(carry[0], before[0], p.options)};
+    finish(place, span, tile, starts, folds, base);
+  }
 
   // Writes the results of a tile. `base` is the fold of all that comes before the warp's part.
   template <class... Kept>
