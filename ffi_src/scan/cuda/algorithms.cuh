@@ -57,7 +57,10 @@ inline cudaError_t most_blocks(size_t bytes, int of_multiprocessor, unsigned& bl
   return status;
 }
 
-template <class Policy, class Work>
+template <class Policy>
+constexpr bool kReadsOnce = reads_once(Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
+
+template <class Policy>
 cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
@@ -66,13 +69,13 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
   const unsigned staying = blocks / p.strips * p.strips;  // the most blocks such that all strips get equally many
-  const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
-                    staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
+  const bool stay = p.strips >= kManyStrips && p.strips <= kMostCounters && staying >= blocks / 4 * 3 &&
+                    columns <= 32 * looker_warps(plan.threads());
   p.counters = stay ? p.strips : 1;
   if (stay) grid = std::min(staying, grid);
-  Launch shape{dim3(grid), dim3(look_ahead_threads<Work>(plan.threads(), stay ? 1 : p.late + 1)), bytes};
+  Launch shape{dim3(grid), dim3(look_ahead_threads(plan.threads(), stay ? 1 : p.late + 1)), bytes};
   shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_look_ahead<Policy, Work>, p);
+  return launch(stream, shape, scan_look_ahead<Policy>, p);
 }
 
 template <class Policy>
@@ -88,18 +91,35 @@ cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Paramet
   return launch(stream, shape, scan_row_look_ahead<Policy>, p);
 }
 
-// Launches the kernel in which blocks share rows.
+// Launches the kernels of tiles that are read twice.
+template <class Policy, class Work>
+cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
+  Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
+  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns);
+  cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
+  if (status != cudaSuccess) return status;
+  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles > kFewTiles;
+  if (p.folded) {
+    const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
+    Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
+    sums.overlap = plan.overlap;
+    if ((status = launch(stream, sums, scan_twice_sums<Policy>, p)) != cudaSuccess) return status;
+  }
+  shape.overlap = plan.overlap;
+  return launch(stream, shape, scan_twice_results<Policy, Work>, p);
+}
+
+// Launches the kernels in which blocks share rows.
 template <class Policy>
 cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   if constexpr (kRowBlocks<Policy> > 0) {
     return launch_row_look_ahead<Policy>(stream, plan, p);
   } else {
-    return launch_look_ahead<Policy, Chunks<Policy>>(stream, plan, p, 1);
+    return launch_twice<Policy, Chunks<Policy>>(stream, plan, p, 1);
   }
 }
 
-// If the GPU has no room for all tiles at the same time, the kernels that look ahead run instead, which give the same
-// bits.
+// If the GPU has no room for all tiles at the same time, other kernels run instead, which give the same bits.
 template <class Policy>
 cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
   static Residents of_kernel;
@@ -114,27 +134,6 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   if (status != cudaSuccess) return status;
   if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_shared_rows<Policy>(stream, plan, p);
   return launch(stream, shape, scan_resident<Policy>, q);
-}
-
-// Launches the kernels of tiles that are read twice.
-template <class Policy, class Work>
-cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
-  Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
-  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns);
-  cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
-  if (status != cudaSuccess) return status;
-#ifndef LAB_FEW
-#define LAB_FEW 8
-#endif
-  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles > LAB_FEW;
-  if (p.folded) {
-    const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
-    Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
-    sums.overlap = plan.overlap;
-    if ((status = launch(stream, sums, scan_twice_sums<Policy>, p)) != cudaSuccess) return status;
-  }
-  shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_twice_results<Policy, Work>, p);
 }
 
 // Launches the kernel for rows of one tile.
@@ -177,7 +176,6 @@ template <class Policy>
 cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
-  constexpr bool kShared = kRowBlocks<Policy> > 0;
   if constexpr (!kRare<Policy>) {
     if constexpr (!Policy::kCut && !kByParts<Policy>)
       if (plan.algorithm == Algorithm::kPacks)
@@ -190,13 +188,11 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
         if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
         break;
       case Algorithm::kRowLookAhead:
-      case Algorithm::kChunkLookAhead:
-        if (kShared != (plan.algorithm == Algorithm::kRowLookAhead)) break;
-        return launch_shared_rows<Policy>(stream, plan, p);
-      case Algorithm::kChunkTwice: return launch_twice<Policy, Chunks<Policy>>(stream, plan, p, 1);
+      case Algorithm::kChunkTwice: return launch_shared_rows<Policy>(stream, plan, p);
       case Algorithm::kColumns: return launch_columns<Policy, Columns<Policy>>(stream, plan, p, columns);
       case Algorithm::kColumnLookAhead:
-        return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
+        if constexpr (kReadsOnce<Policy>) return launch_look_ahead<Policy>(stream, plan, p, columns);
+        break;
       case Algorithm::kColumnTwice: return launch_twice<Policy, Columns<Policy>>(stream, plan, p, columns);
       default: break;
     }

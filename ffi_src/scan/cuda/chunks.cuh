@@ -11,7 +11,9 @@
 
 namespace jaxgpuops::scan {
 
-template <class Policy>
+// kOddRows: rows of 16-bit elements that are not a whole number of packs come by way of odd_rows.cuh, whose calls slow
+// the other rows of some kernels.
+template <class Policy, bool kOddRows = true>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -25,8 +27,7 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1, kLaneColumns = 1, kLaneStates = 2;
-  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true, kFewColumns = true;
-  static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
+  static constexpr bool kFewColumns = true;
   using Extra = Bits;
 
   struct Tile {
@@ -311,6 +312,15 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
+    } else if constexpr (!kOddRows) {
+      Bits values[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int in_tile = part * kOfWarp + i * 32 + lane;
+        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
     } else {
       fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
@@ -338,7 +348,7 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else {
-      if constexpr (sizeof(Bits) == 2)
+      if constexpr (sizeof(Bits) == 2 && kOddRows)
         if (inside(span, part * kOfWarp, kOfWarp))
           return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4

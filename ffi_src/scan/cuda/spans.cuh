@@ -358,11 +358,10 @@ class Spans : public BetweenWarps<Policy> {
   }
 
   // `carry` is the fold of all that comes before the tile.
-  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&,
-                         const State (&carry)[1], const State (&before)[1]) const {
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const State (&carry)[1],
+                         const State (&before)[1]) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span),
-              Policy::combine(carry[0], before[0], p.options));
+    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(carry[0], before[0], p.options));
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded

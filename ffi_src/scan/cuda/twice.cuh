@@ -117,19 +117,19 @@ __global__ void __launch_bounds__(kThreads, 3) scan_twice_results(const __grid_c
       carry[v] = Policy::combine(carry[v], sums_of_column<Policy>(p, place.column + v)[t], p.options);
   }
   if constexpr (Work::kFewColumns) {
-  if (!p.folded && t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
-    const int lane = threadIdx.x % 32;
+    if (!p.folded && t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
+      const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
-      const int64_t column = work.column_of(strip, c);
-      if (column >= p.columns) break;
-      State sum = work.identity();
-      if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
-      sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
-      if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
-    }
-    __syncthreads();
-    if (place.active) carry[0] = Policy::combine(carry[0], work.carry_of_thread(0), p.options);
+      for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
+        const int64_t column = work.column_of(strip, c);
+        if (column >= p.columns) break;
+        State sum = work.identity();
+        if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
+        sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
+        if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
+      }
+      __syncthreads();
+      if (place.active) carry[0] = Policy::combine(carry[0], work.carry_of_thread(0), p.options);
     }
   } else if (!p.folded && t > 0 && place.active) {
 #pragma unroll 1
