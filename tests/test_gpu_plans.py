@@ -139,7 +139,8 @@ KERNELS = {
         "walk": "scan_walk",
         "resident": "scan_resident",
     }
-    | {"row_look_ahead": "scan_row_look_ahead", "column_look_ahead": "scan_look_ahead"}
+    | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
+    | {"column_look_ahead": "scan_look_ahead"}
     | {"columns": "scan_columns", "spans": "scan_columns"}
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {

@@ -322,7 +322,7 @@ def scan_calls():
 
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
-    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_twice"}),
+    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
     "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
 }
@@ -420,30 +420,43 @@ def test_scans_of_few_columns():
         (40, 300, 64, "columns"),
         (40, 1000, 64, "column_twice"),
         (60, 1000, 64, "columns"),
-        (60, 4000, 64, "column_twice"),
+        (45, 4000, 64, "column_twice"),
+        (60, 4000, 64, "columns"),
         (180, 20_000, 3, "span_twice"),
-        (200, 4_000, 3, "spans"),
-        (460, 20_000, 3, "span_twice"),
-        (470, 20_000, 3, "spans"),
+        (200, 20_000, 3, "spans"),
     ):
         assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm
+    # To read spans twice pays for longer where there is more to compute for a byte.
+    for call, dtype, outer in (
+        ("cumsum", "float32", 264),
+        ("cumsum", "bfloat16", 396),
+        ("cumlogsumexp", "float32", 396),
+        ("cumprod", "int16", 396),
+        ("cumsum", "float64", 181),
+    ):
+        plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
+        assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
 
 
 def test_scans_whose_blocks_share_the_axis():
     for call, dtype, rows, algorithm in (
         # Large columns are read once, where there is a kernel for that.
-        ("cumsum", "float32", (1, 65_536, 128), "column_twice"),
-        ("cumsum", "float32", (1, 110_000, 128), "column_look_ahead"),
+        ("cumsum", "float32", (1, 40_000, 128), "column_twice"),
+        ("cumsum", "float32", (1, 65_536, 128), "column_look_ahead"),
         ("cumsum", "bfloat16", (1, 220_000, 128), "column_twice"),
-        ("cumlogsumexp", "float32", (1, 110_000, 128), "column_twice"),
-        ("linear_scan", "float32", (1, 110_000, 128), "column_twice"),
-        # Rows of three operands, and odd rows of 16 bits, however many there are.
-        ("linear_scan_vjp", "float32", (20, 400_000, 1), "chunk_twice"),
-        ("linear_scan_vjp", "float32", (400, 400_000, 1), "walk"),
-        ("linear_scan_vjp", "bfloat16", (400, 400_001, 1), "chunk_twice"),
-        ("cumsum", "bfloat16", (700, 20_000, 1), "walk"),
-        ("cumsum", "bfloat16", (700, 20_001, 1), "row_look_ahead"),
-        ("cumsum", "float32", (700, 20_001, 1), "walk"),
+        ("cumlogsumexp", "float32", (1, 65_536, 128), "column_look_ahead"),
+        ("linear_scan", "float32", (1, 65_536, 128), "column_twice"),
+        # Rows of three operands.
+        ("linear_scan_vjp", "float32", (190, 40_000, 1), "chunk_look_ahead"),
+        ("linear_scan_vjp", "bfloat16", (190, 40_000, 1), "chunk_twice"),
+        ("linear_scan_vjp", "float32", (200, 40_000, 1), "walk"),
+        ("linear_scan", "float32", (200, 40_000, 1), "row_look_ahead"),
+        # Long odd rows of 16 bits.
+        ("cumsum", "bfloat16", (300, 100_000, 1), "walk"),
+        ("cumsum", "bfloat16", (300, 100_001, 1), "row_look_ahead"),
+        ("cumsum", "bfloat16", (300, 50_001, 1), "walk"),
+        ("linear_scan_vjp", "bfloat16", (300, 100_001, 1), "walk"),
+        ("cumsum", "float32", (300, 100_001, 1), "walk"),
     ):
         assert plan_scan(call, *rows, dtype, False, 1, 90)["algorithm"] == algorithm, (call, dtype, rows)
 
@@ -489,6 +502,21 @@ def test_rare_scans():
     for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"
+
+
+def test_short_rows_of_few_elements():
+    """Where the axis would go through shared memory, exact operations take the kernel for few elements for longer."""
+    for call, dtype, length, most in (
+        ("cumprod", "int64", 4, 1 << 18),
+        ("cumprod", "int64", 2, 3 << 15),
+        ("cummax", "int8", 20, 1 << 18),
+        ("cumsum", "int32", 16, 3 << 15),  # packs
+        ("cumprod", "float32", 9, 1 << 17),
+    ):
+        plans = [
+            plan_scan(call, outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)
+        ]
+        assert [plan["algorithm"] == "small" for plan in plans] == [True, False], (call, dtype, length)
 
 
 def test_scan_nothing_to_do():

@@ -150,7 +150,7 @@ def test_table_of_a_sweep():
         row("arg", 30.0, jax=20.0, floor=5.0, plan=None),
         row("arg", 19.0, jax=76.0, floor=4.0),
     ]
-    result = {"rows": rows, "versions": {}, "commit": "abc", "timing": "kernel", "device": "a GPU", "date": "today"}
+    result = {"rows": rows, "versions": {}, "commit": "abc", "timing": "kernels", "device": "a GPU", "date": "today"}
     lines = report.table(result, report.SWEEP_COLUMNS.split(), "families").splitlines()
     assert lines[2:5] == [
         "| topk | 2 | 0 | 0 | 1 | 0 | 1.73 | 2 | 0 |",

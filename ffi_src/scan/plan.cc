@@ -7,15 +7,33 @@
 namespace jaxgpuops::scan {
 namespace {
 
+int operands_of(Kind kind) {
+  switch (kind) {
+    case Kind::kCumulative: return 1;
+    case Kind::kLinear: return 2;
+    case Kind::kTangent:
+    case Kind::kLinearVjp: break;
+  }
+  return 3;
+}
+
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are
-// enough, as it takes some time to begin to share an axis.
-int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, const Gpu& gpu) {
+// Blocks that read spans twice win for longer the more there is to compute for a byte. One block of kAcross has several
+// tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are enough, as it takes some time to
+// begin to share an axis.
+int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_out, int64_t tiles, const Gpu& gpu) {
   const int64_t all = gpu.multiprocessors;
-  if (layout == Layout::kAlong) return 2 * all;
-  if (layout == Layout::kSpans) return tiles > 4 ? all * 7 / 2 : all * 11 / 8;
-  const bool exponentials = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
-  return tiles <= 8 && !exponentials ? all - all * 5 / 3 / tiles : all;
+  const int operands = operands_of(problem.kind), bytes = bytes_of(problem.dtype);
+  const bool cumulative = problem.kind == Kind::kCumulative, exponentials = cumulative && problem.op == Op::kLogSumExp;
+  if (layout == Layout::kAlong)
+    return tiles > 2 && (operands > 2 || (cumulative && problem.segmented)) ? all * 3 / 2 : 2 * all;
+  if (layout == Layout::kSpans) {
+    if (tiles > 2 && (bytes <= 2 || exponentials)) return 3 * all;
+    return tiles > 2 && operands == 1 && bytes == 4 ? 2 * all : all * 11 / 8;
+  }
+  if (exponentials) return all;
+  const int64_t most = shared_out == Algorithm::kColumnTwice ? all * 3 / 4 : all;
+  return tiles <= 8 ? std::min(most, all - all * 5 / 3 / tiles) : most;
 }
 
 // With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
@@ -23,16 +41,17 @@ int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, cons
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
+constexpr int64_t kOddTiles = 8;     // tiles of a row that is not a whole number of packs
 
 constexpr int64_t kManyTiles = 256;        // kSpans of two operands: tiles are larger if there are more
 constexpr int64_t kExactBlocks = 132;      // kSpans of exact operations: tiles are smaller if there are fewer
-constexpr int64_t kOnceBytes = 48 << 20;   // columns of more bytes are not read twice if a kernel can read them once
+constexpr int64_t kOnceBytes = 24 << 20;   // columns of more bytes are not read twice if a kernel can read them once
 constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
-// The most elements that an array may have for kSmall. On a short axis: kSmallDirect if the lanes of kShort would read
-// it directly from memory with few loads, kSmallExact if they would not and the order of folding does not change
-// states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
+// The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
+// would read it directly from memory with few loads, kSmallExact if they would not and the order of folding does not
+// change states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
 // otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
@@ -56,16 +75,6 @@ int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least
   int bits = 0;
   while (int64_t{1} << bits < n) ++bits;
   return bits;
-}
-
-int operands_of(Kind kind) {
-  switch (kind) {
-    case Kind::kCumulative: return 1;
-    case Kind::kLinear: return 2;
-    case Kind::kTangent:
-    case Kind::kLinearVjp: break;
-  }
-  return 3;
 }
 
 // An upper bound of the number of 32-bit words in the State of the problem's policy.
@@ -109,9 +118,10 @@ bool is_small(const Problem& problem) {
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
   if (length <= kShortAxis)
-    return elements <= (length <= kDirectLength        ? kSmallDirect
-                        : exact && !is_direct(problem) ? kSmallExact
-                                                       : kSmallElements);
+    return elements <= (in_packs(problem)                            ? kSmallDirect
+                        : exact && !is_direct(problem) && length > 2 ? kSmallExact
+                        : length <= kDirectLength                    ? kSmallDirect
+                                                                     : kSmallElements);
   if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
   return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
@@ -221,6 +231,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";
     case Algorithm::kRowLookAhead: return "row_look_ahead";
+    case Algorithm::kChunkLookAhead: return "chunk_look_ahead";
     case Algorithm::kChunkTwice: return "chunk_twice";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kColumnLookAhead: return "column_look_ahead";
@@ -321,16 +332,17 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const int stayers =
       plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
+  const bool once = reads_once(plan.layout, problem.kind, cut, problem.dtype);
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
   if (plan.layout == Layout::kAlong) {
     alone = plan.tiles == 1 ? Algorithm::kRows : Algorithm::kWalk;
-    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : Algorithm::kChunkTwice;
+    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : once ? Algorithm::kChunkLookAhead : Algorithm::kChunkTwice;
   } else if (plan.layout == Layout::kAcross) {
     alone = Algorithm::kColumns;
-    // This depends on one outer index only, as the workspace does.
-    const bool once = reads_once(problem.kind, problem.op, cut, problem.dtype) && length * inner * bytes > kOnceBytes;
-    shared_out = once ? Algorithm::kColumnLookAhead : Algorithm::kColumnTwice;
+    const bool large = forced < 0 ? problem.rows.elements() * bytes > kOnceBytes
+                                  : forced == static_cast<int>(Algorithm::kColumnLookAhead);
+    shared_out = once && large ? Algorithm::kColumnLookAhead : Algorithm::kColumnTwice;
   }
   plan.algorithm = alone;
   int stage = 0;
@@ -350,7 +362,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (plan.layout == Layout::kSpans && shared(1, 2) > most)
     plan.span_bytes = stage = 0;  // lanes load operands themselves
   if (shared_out == Algorithm::kColumnLookAhead && shared(2, 2) > most) shared_out = Algorithm::kColumnTwice;
-  bool enough = plan.strips >= enough_strips(problem, plan.layout, plan.tiles, gpu);
+  bool enough = plan.strips >= enough_strips(problem, plan.layout, shared_out, plan.tiles, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
@@ -375,8 +387,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  // Rows that are not whole packs have fast loads in the kernels in which blocks share rows only.
-  const bool odd = plan.layout == Layout::kAlong && bytes == 2 && length % 8 != 0;
+  // Long rows of 16 bits that are not whole packs: the kernels in which blocks share rows load them faster.
+  const bool odd =
+      plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
   // Whether all tiles may be on the GPU at the same time.
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
@@ -394,18 +407,22 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (choice == Algorithm::kResident && !fits) choice = shared_out;
   if (choice != Algorithm::kResident && choice != shared_out) return plan;
+  // A call for a part of this batch may take the resident kernel, or read columns twice, so the workspace has room for
+  // that, too.
+  const bool reads_twice = shared_out == Algorithm::kSpanTwice || shared_out == Algorithm::kColumnTwice ||
+                           shared_out == Algorithm::kChunkTwice;
   int64_t words = 0;  // of 8 bytes, with tags, for each column
-  const bool reads_twice = shared_out != Algorithm::kRowLookAhead && shared_out != Algorithm::kColumnLookAhead;
-  if (!reads_twice)
+  if (once || stayers > 0)
     for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
-  // A call for a part of this batch may take the resident kernel, so the workspace has room for it, too.
   if (plan.layout == Layout::kAlong && !cut && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
   int64_t needed = kWorkspaceHeader + inner * words * 2 * state_bytes;
-  if (reads_twice) {
+  if (reads_twice || plan.layout == Layout::kAcross) {
     const int64_t parts = plan.layout == Layout::kAcross ? ceil_div(inner, 32 * shape.width) : plan.parts;
-    const int64_t states = plan.layout == Layout::kAlong ? 2 : shape.width;
-    needed = std::max(needed, bytes_of_twice(plan.tiles, inner, parts * states * plan.threads(), state_bytes));
+    const int64_t of_threads = plan.layout == Layout::kSpans
+                                   ? plan.threads()
+                                   : (plan.layout == Layout::kAlong ? 2 : shape.width) * 32 * plan.axis_warps;
+    needed = std::max(needed, bytes_of_twice(plan.tiles, inner, parts * of_threads, state_bytes));
   }
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
 

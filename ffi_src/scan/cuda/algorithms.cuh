@@ -57,10 +57,10 @@ inline cudaError_t most_blocks(size_t bytes, int of_multiprocessor, unsigned& bl
   return status;
 }
 
-template <class Policy>
-constexpr bool kReadsOnce = reads_once(Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
+template <class Policy, Layout layout>
+constexpr bool kReadsOnce = reads_once(layout, Policy::kKind, Policy::kCut, Policy::Element::kDType);
 
-template <class Policy>
+template <class Policy, class Work>
 cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
@@ -69,13 +69,13 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   if ((status = most_blocks(bytes, kSharedBlocks / plan.width(), blocks)) != cudaSuccess) return status;
   unsigned grid = std::min(blocks, p.strips * static_cast<unsigned>(p.tiles));
   const unsigned staying = blocks / p.strips * p.strips;  // the most blocks such that all strips get equally many
-  const bool stay = p.strips >= kManyStrips && p.strips <= kMostCounters && staying >= blocks / 4 * 3 &&
-                    columns <= 32 * looker_warps(plan.threads());
+  const bool stay = !Work::kOneColumn && p.strips >= kManyStrips && p.strips <= kMostCounters &&
+                    staying >= blocks / 4 * 3 && columns <= 32 * looker_warps<Work>(plan.threads());
   p.counters = stay ? p.strips : 1;
   if (stay) grid = std::min(staying, grid);
-  Launch shape{dim3(grid), dim3(look_ahead_threads(plan.threads(), stay ? 1 : p.late + 1)), bytes};
+  Launch shape{dim3(grid), dim3(look_ahead_threads<Work>(plan.threads(), stay ? 1 : p.late + 1)), bytes};
   shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_look_ahead<Policy>, p);
+  return launch(stream, shape, scan_look_ahead<Policy, Work>, p);
 }
 
 template <class Policy>
@@ -98,7 +98,7 @@ cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, si
   shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns);
   cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
   if (status != cudaSuccess) return status;
-  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles > kFewTiles;
+  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles * Work::kLaneColumns > kFewTiles;
   if (p.folded) {
     const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
     Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
@@ -114,6 +114,8 @@ template <class Policy>
 cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   if constexpr (kRowBlocks<Policy> > 0) {
     return launch_row_look_ahead<Policy>(stream, plan, p);
+  } else if constexpr (kReadsOnce<Policy, Layout::kAlong>) {
+    return launch_look_ahead<Policy, Chunks<Policy>>(stream, plan, p, 1);
   } else {
     return launch_twice<Policy, Chunks<Policy>>(stream, plan, p, 1);
   }
@@ -188,10 +190,12 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
         if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
         break;
       case Algorithm::kRowLookAhead:
+      case Algorithm::kChunkLookAhead:
       case Algorithm::kChunkTwice: return launch_shared_rows<Policy>(stream, plan, p);
       case Algorithm::kColumns: return launch_columns<Policy, Columns<Policy>>(stream, plan, p, columns);
       case Algorithm::kColumnLookAhead:
-        if constexpr (kReadsOnce<Policy>) return launch_look_ahead<Policy>(stream, plan, p, columns);
+        if constexpr (kReadsOnce<Policy, Layout::kAcross>)
+          return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
         break;
       case Algorithm::kColumnTwice: return launch_twice<Policy, Columns<Policy>>(stream, plan, p, columns);
       default: break;

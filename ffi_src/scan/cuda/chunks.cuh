@@ -27,7 +27,8 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1, kLaneColumns = 1, kLaneStates = 2;
-  static constexpr bool kFewColumns = true;
+  static constexpr bool kOneColumn = true, kNear = false, kFewColumns = true;
+  static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
   struct Tile {

@@ -1,7 +1,8 @@
-// look_ahead for columns. Blocks share the axis, and each takes the next free tile from a counter. A tile goes through
-// three steps: it is loaded into shared memory; its sum is folded and published; its results are written, once other
-// warps of the block (the lookers) have folded all that comes before it. The steps of a block's tiles overlap, and
-// operands are read once: so it is for arrays that are larger than the level 2 cache (twice.cuh reads operands twice).
+// look_ahead for columns, and for rows of three operands, of 32 and 64 bits. Blocks share the axis, and each takes the
+// next free tile from a counter. A tile goes through three steps: it is loaded into shared memory; its sum is folded
+// and published; its results are written, once other warps of the block (the lookers) have folded all that comes before
+// it. The steps of a block's tiles overlap. Operands are read once, results written once: that pays where there is
+// little to compute and an array is larger than the level 2 cache; twice.cuh has the other calls.
 //
 // If there are many strips, a block stays with one strip and takes its next tile. It remembers the fold up to its last
 // tile, so it needs only the sums of later tiles. Otherwise a block takes the next tile of any strip.
@@ -21,12 +22,14 @@ constexpr int kTickets = 8;  // a ring of tickets: those of tiles i - p.late to 
 constexpr int kMostLookers = kMostLate + 1;
 
 // How many warps a looker has, in a block in which `movers` threads work on tiles.
-constexpr int looker_warps(int movers) { return movers > kThreads ? movers / kThreads : 1; }
+template <class Work>
+constexpr int looker_warps(int movers) {
+  return Work::kLookerWarps * (movers > kThreads ? movers / kThreads : 1);
+}
 
-template <class Policy>
+template <class Policy, class Work>
 class LookAhead {
  public:
-  using Work = Columns<Policy, true>;
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 
@@ -36,7 +39,7 @@ class LookAhead {
         sums{p},
         columns(work.block_columns()),
         movers(32 * p.axis_warps << p.column_bits),
-        team(32 * looker_warps(movers)),
+        team(32 * looker_warps<Work>(movers)),
         stages(p.late + 2),
         tickets(reinterpret_cast<volatile unsigned*>(work.totals(p.late + 2))),
         all_tickets(p.strips * static_cast<unsigned>(p.tiles)),
@@ -81,7 +84,7 @@ class LookAhead {
     typename Work::Place place;
     unsigned placed = ~0u;  // the strip of `place`, which seldom changes
     const auto place_of = [&](unsigned strip) {
-      if (strip != placed) place = work.place(strip);
+      if (Work::kOneColumn || strip != placed) place = work.place(strip);
       placed = strip;
       return place;
     };
@@ -115,6 +118,7 @@ class LookAhead {
         const Part at = part(ready);
         finish(coming_stage + 1 == stages ? 0 : coming_stage + 1, at, place_of(at.strip));
       }
+      if (coming < all_tickets) work.put_extras(coming_stage, extra);
       pass_barrier(kStepEnded + looker, movers + team);
       looker = looker == p.late ? 0 : looker + 1;
       stage = coming_stage;
@@ -127,20 +131,23 @@ class LookAhead {
     Tile tile;
     work.take(stage, place, span, tile);
     const auto folds = work.fold(place, span, tile, work.starts(place, span));
+    work.put_folds(stage, folds);
     work.publish_warp(stage, folds);
     wait_at_barrier(kAmongMovers, movers);
     const int member = static_cast<int>(threadIdx.x);
     const int64_t column = work.column_of(at.strip, member);
-    if (column < p.columns) sums.template publish<false>(0, at.tile, column, work.tile_total(stage, member));
+    if (column < p.columns) sums.template publish<Work::kOneColumn>(0, at.tile, column, work.tile_total(stage, member));
   }
 
   __device__ void finish(int stage, Part at, const typename Work::Place& place) const {
     const auto span = work.span(at.tile);
     Tile tile;
     work.take(stage, place, span, tile);
+    typename Work::Folds folds;
+    work.take_folds(stage, folds);
     State base[Work::kWidth];
     work.earlier_warps(stage, base);
-    work.finish(place, span, tile, work.starts(place, span), base);
+    work.finish(place, span, tile, work.starts(place, span), folds, base);
   }
 
   __device__ void look() const {
@@ -155,7 +162,10 @@ class LookAhead {
       if (ticket >= all_tickets) return;
       const Part at = part(ticket);
       State* const carry = work.carry(stage);
-      if (p.counters > 1) {
+      if constexpr (Work::kOneColumn) {
+        const State before = Before<Policy>(p, at.tile, at.strip).find();
+        if (member == 0) carry[0] = with_initial(at.tile, at.strip, before);
+      } else if (p.counters > 1) {
         const int64_t column = work.column_of(at.strip, member);
         if (column < p.columns) {
           sums.template each<false>(0, count, at.tile - count, column,  // (two words at a time were slower here)
@@ -209,12 +219,17 @@ class LookAhead {
 
 // How many blocks share a multiprocessor. (A block of twice the width has one alone.)
 constexpr int kSharedBlocks = 2;
-constexpr int look_ahead_threads(int movers, int lookers) { return movers + 32 * looker_warps(movers) * lookers; }
-constexpr int kMostThreads = look_ahead_threads(kWideThreads, kMostLookers);
+template <class Work>
+constexpr int look_ahead_threads(int movers, int lookers) {
+  return movers + 32 * looker_warps<Work>(movers) * lookers;
+}
+template <class Work>
+constexpr int kMostThreads = look_ahead_threads<Work>(Work::kThreadsAtMost, kMostLookers);
 
-template <class Policy>
-__global__ void __launch_bounds__(kMostThreads, 1) scan_look_ahead(const __grid_constant__ Parameters p) {
-  LookAhead<Policy>(p).run();
+template <class Policy, class Work>
+__global__ void __launch_bounds__(kMostThreads<Work>, Work::kLookBlocks)
+    scan_look_ahead(const __grid_constant__ Parameters p) {
+  LookAhead<Policy, Work>(p).run();
 }
 
 }  // namespace jaxgpuops::scan

@@ -83,9 +83,12 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-// Whether column_look_ahead is compiled for a call: whether it has one operand and little to compute.
-constexpr bool reads_once(Kind kind, Op op, bool segmented, DType dtype) {
-  return kind == Kind::kCumulative && op != Op::kLogSumExp && !segmented && !is_complex(dtype) && bytes_of(dtype) >= 4;
+// Whether kernels that look ahead, and so read operands once, are compiled for a call other than row_look_ahead: for
+// those with little to compute. `cut`: segments of cumulative calls.
+constexpr bool reads_once(Layout layout, Kind kind, bool cut, DType dtype) {
+  if (cut || is_complex(dtype)) return false;
+  if (layout == Layout::kAcross) return kind == Kind::kCumulative && bytes_of(dtype) >= 4;
+  return layout == Layout::kAlong && (kind == Kind::kTangent || kind == Kind::kLinearVjp) && bytes_of(dtype) == 4;
 }
 
 constexpr int kMostRowLanes = 4;  // kPacks: the most lanes of a row
@@ -130,7 +133,7 @@ constexpr int kMostStages = 6;
 constexpr int kResidentTiles = 528;
 // Kernels that read tiles twice: of so few columns and at most kGroup tiles (with kAcross: of so few tiles), the blocks
 // that make results fold the sums of tiles.
-constexpr int kFewColumns = 16, kFewTiles = 8;
+constexpr int kFewColumns = 16, kFewTiles = 6;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.
 constexpr int kMostCopies = 8;

@@ -1,8 +1,8 @@
-// Spans (spans.cuh) or columns (columns.cuh) whose blocks share the axis: a block has one tile, and operands are read
-// twice, results written once. The first kernel folds what comes before each thread within its tile, and the sums of
-// tiles. The next kernel folds what comes before each tile; of few tiles of few columns, the last kernel does that. The
-// last kernel makes the results. So no block waits for another one. The last kernel takes tiles from the end, because
-// the level 2 cache still has what came last.
+// Spans (spans.cuh), columns (columns.cuh) or rows (chunks.cuh) whose blocks share the axis: a block has one tile, and
+// operands are read twice, results written once. The first kernel folds what comes before each thread within its tile,
+// and the sums of tiles. The next kernel folds what comes before each tile; of few tiles, and of few columns, the last
+// kernel does that. The last kernel makes the results. So no block waits for another one. The last kernel takes tiles
+// from the end, because the level 2 cache still has what came last.
 #pragma once
 
 #include "scan/cuda/chunks.cuh"
