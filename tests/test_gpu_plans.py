@@ -140,8 +140,9 @@ KERNELS = {
         "resident": "scan_resident",
     }
     | {"row_look_ahead": "scan_row_look_ahead", "chunk_look_ahead": "scan_look_ahead"}
-    | {"columns": "scan_columns", "column_look_ahead": "scan_look_ahead"}
-    | {"spans": "scan_columns", "span_twice": "scan_span_(folds|sums|results)"},
+    | {"column_look_ahead": "scan_look_ahead"}
+    | {"columns": "scan_columns", "spans": "scan_columns"}
+    | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
         "small": "small_(flat_)?kernel",
         "rows": "((lean_)?rows|spread|wide|sweep|gradient)_kernel",

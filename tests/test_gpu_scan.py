@@ -24,16 +24,17 @@ REGIMES = {
     "look-ahead, along, one row": ((1, 2_200_003), 1),
     "look-ahead, along": ((2, 8_000_004), 1),
     "columns": ((16, 1003, 2048), 1),
-    "look-ahead, across, few tiles": ((2, 8003, 64), 1),
-    "look-ahead, across": ((1, 40_001, 128), 1),
-    "look-ahead, across, by words": ((2, 9001, 70), 1),
+    "columns, twice, few tiles": ((5, 2003, 64), 1),
+    "columns, twice": ((2, 8003, 64), 1),
+    "columns, twice, by words": ((2, 9001, 70), 1),
+    "look-ahead, across": ((1, 60_001, 128), 1),
     "spans": ((600, 5003, 3), 1),
     "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),  # of recurrences and gradients
-    "spans, resident": ((2, 10_001, 19), 1),  # recurrences
-    "look-ahead, spans, few columns": ((1, 1_000_003, 3), 1),
-    "look-ahead, spans": ((2, 50_001, 19), 1),
-    "look-ahead, spans, a block stays": ((20, 30_001, 5), 1),
+    "spans, twice, few tiles": ((3, 9001, 5), 1),
+    "spans, twice, few columns": ((1, 1_000_003, 3), 1),
+    "spans, twice": ((2, 50_001, 19), 1),
+    "spans, twice, more rows": ((20, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
     "packs, rows of two packs": ((70_003, 8), 1),
     "packs, rows of four packs": ((70_003, 16), 1),
@@ -161,8 +162,8 @@ def test_every_kernel_has_a_regime():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
     assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
-        *("columns", "column_look_ahead", "spans", "span_twice")
-    }  # missing: chunk_look_ahead, which gradients of the same shapes take
+        *("columns", "column_look_ahead", "column_twice", "spans", "span_twice")
+    }  # missing: chunk_look_ahead and chunk_twice, which gradients and segments take
 
 
 @regimes

@@ -339,9 +339,9 @@ SCAN_POINTS = [
     ((600, 1000, 3), "float32", "spans"),
     ((1, 512, 301), "float16", "pieces"),
     ((1, 2048, 88), "bfloat16", "pieces"),
-    ((1, 4096, 40), "float32", "column_look_ahead"),
+    ((1, 4096, 40), "float32", "column_twice"),
     ((1, 100_000, 3), "float32", "span_twice"),
-    ((1, 100_000, 34), "float32", "column_look_ahead"),
+    ((1, 100_000, 34), "float32", "column_twice"),
     ((1, 100_000, 35), "bfloat16", "span_twice"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
@@ -373,8 +373,8 @@ def scan_calls():
 
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
-    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead"}),
-    "across": ({"small", "pieces", "columns"}, {"column_look_ahead"}),
+    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
+    "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
     "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
 }
 
@@ -443,13 +443,20 @@ def test_scans_of_few_columns():
     for call, dtype, rows in (
         ("linear_scan", "float32", (14_608, 5)),
         ("linear_scan", "bfloat16", (65_536, 2)),
-        ("cummax", "float16", (12_165, 3)),
-        ("cumsum", "int8", (338_129, 1)),
+        ("cumsum", "float8_e5m2", (338_129, 1)),
         ("cumprod_jvp", "float16", (6_729, 75)),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "spans"]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
+    # The order of folding does not change exact results: few rows have more tiles, if the workspace has room for that.
+    for call, dtype, rows, tiles in (
+        ("cummax", "float16", (12_165, 3), (17, 5, 3)),
+        ("cumprod", "int32", (8192, 20), (114, 32, 32)),
+        ("cumsum", "int8", (338_129, 1), (147, 21, 21)),
+    ):
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
+        assert tuple(plan["tiles"] for plan in plans) == tiles
     # One tile of exact numbers has few warps with long runs.
     for rows, threads, tile in (
         ((1091, 1), 32, 1120),
@@ -462,19 +469,54 @@ def test_scans_of_few_columns():
     # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
     for outer, length, inner, algorithm in (
         (40, 300, 64, "columns"),
-        (40, 1000, 64, "column_look_ahead"),
+        (40, 1000, 64, "column_twice"),
         (60, 1000, 64, "columns"),
-        (60, 4000, 64, "column_look_ahead"),
+        (45, 4000, 64, "column_twice"),
+        (60, 4000, 64, "columns"),
         (180, 20_000, 3, "span_twice"),
         (200, 20_000, 3, "spans"),
     ):
         assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm
+    # To read spans twice pays for longer where there is more to compute for a byte.
+    for call, dtype, outer in (
+        ("cumsum", "float32", 264),
+        ("cumsum", "bfloat16", 396),
+        ("cumlogsumexp", "float32", 396),
+        ("cumprod", "int16", 396),
+        ("cumsum", "float64", 181),
+    ):
+        plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
+        assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
+
+
+def test_scans_whose_blocks_share_the_axis():
+    for call, dtype, rows, algorithm in (
+        # Large columns are read once, where there is a kernel for that.
+        ("cumsum", "float32", (1, 40_000, 128), "column_twice"),
+        ("cumsum", "float32", (1, 65_536, 128), "column_look_ahead"),
+        ("cumsum", "bfloat16", (1, 220_000, 128), "column_twice"),
+        ("cumlogsumexp", "float32", (1, 65_536, 128), "column_look_ahead"),
+        ("linear_scan", "float32", (1, 65_536, 128), "column_twice"),
+        # Rows of three operands.
+        ("linear_scan_vjp", "float32", (190, 40_000, 1), "chunk_look_ahead"),
+        ("linear_scan_vjp", "bfloat16", (190, 40_000, 1), "chunk_twice"),
+        ("linear_scan_vjp", "float32", (200, 40_000, 1), "walk"),
+        ("linear_scan", "float32", (200, 40_000, 1), "row_look_ahead"),
+        # Long odd rows of 16 bits.
+        ("cumsum", "bfloat16", (300, 100_000, 1), "walk"),
+        ("cumsum", "bfloat16", (300, 100_001, 1), "row_look_ahead"),
+        ("cumsum", "bfloat16", (300, 50_001, 1), "walk"),
+        ("linear_scan_vjp", "bfloat16", (300, 100_001, 1), "walk"),
+        ("cumsum", "float32", (300, 100_001, 1), "walk"),
+    ):
+        assert plan_scan(call, *rows, dtype, False, 1, 90)["algorithm"] == algorithm, (call, dtype, rows)
 
 
 def test_scan_tiles_do_not_depend_on_the_batch():
     """The order in which numbers are added is that of the tiles: a row gets the same bits alone and in a batch."""
     for target, outer, *rest in scan_calls():
-        if outer == 1:
+        exact = not rest[3] and (target in ("cummax", "cummin") or rest[2].startswith("int"))
+        if outer == 1 and not exact:
             plans = [plan_scan(target, many, *rest, capability) for many in (1, 2, 1000) for capability in (75, 90)]
             assert len({(plan["layout"], plan["tile"], plan["tiles"]) for plan in plans}) == 1
 
@@ -511,6 +553,21 @@ def test_rare_scans():
     for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"
+
+
+def test_short_rows_of_few_elements():
+    """Where the axis would go through shared memory, exact operations take the kernel for few elements for longer."""
+    for call, dtype, length, most in (
+        ("cumprod", "int64", 4, 1 << 18),
+        ("cumprod", "int64", 2, 3 << 15),
+        ("cummax", "int8", 20, 1 << 18),
+        ("cumsum", "int32", 16, 3 << 15),  # packs
+        ("cumprod", "float32", 9, 1 << 17),
+    ):
+        plans = [
+            plan_scan(call, outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)
+        ]
+        assert [plan["algorithm"] == "small" for plan in plans] == [True, False], (call, dtype, length)
 
 
 def test_scan_nothing_to_do():

@@ -7,15 +7,33 @@
 namespace jaxgpuops::scan {
 namespace {
 
+int operands_of(Kind kind) {
+  switch (kind) {
+    case Kind::kCumulative: return 1;
+    case Kind::kLinear: return 2;
+    case Kind::kTangent:
+    case Kind::kLinearVjp: break;
+  }
+  return 3;
+}
+
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are
-// enough, as it takes some time to begin to share an axis.
-int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, const Gpu& gpu) {
+// Blocks that read spans twice win for longer the more there is to compute for a byte. One block of kAcross has several
+// tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are enough, as it takes some time to
+// begin to share an axis.
+int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_out, int64_t tiles, const Gpu& gpu) {
   const int64_t all = gpu.multiprocessors;
-  if (layout == Layout::kAlong) return 2 * all;
-  if (layout == Layout::kSpans) return all * 11 / 8;
-  const bool exponentials = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
-  return tiles <= 8 && !exponentials ? all - all * 5 / 3 / tiles : all;
+  const int operands = operands_of(problem.kind), bytes = bytes_of(problem.dtype);
+  const bool cumulative = problem.kind == Kind::kCumulative, exponentials = cumulative && problem.op == Op::kLogSumExp;
+  if (layout == Layout::kAlong)
+    return tiles > 2 && (operands > 2 || (cumulative && problem.segmented)) ? all * 3 / 2 : 2 * all;
+  if (layout == Layout::kSpans) {
+    if (tiles > 2 && (bytes <= 2 || exponentials)) return 3 * all;
+    return tiles > 2 && operands == 1 && bytes == 4 ? 2 * all : all * 11 / 8;
+  }
+  if (exponentials) return all;
+  const int64_t most = shared_out == Algorithm::kColumnTwice ? all * 3 / 4 : all;
+  return tiles <= 8 ? std::min(most, all - all * 5 / 3 / tiles) : most;
 }
 
 // With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
@@ -23,13 +41,17 @@ int64_t enough_strips(const Problem& problem, Layout layout, int64_t tiles, cons
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
+constexpr int64_t kOddTiles = 8;     // tiles of a row that is not a whole number of packs
 
+constexpr int64_t kManyTiles = 256;        // kSpans of two operands: tiles are larger if there are more
+constexpr int64_t kExactBlocks = 132;      // kSpans of exact operations: tiles are smaller if there are fewer
+constexpr int64_t kOnceBytes = 24 << 20;   // columns of more bytes are not read twice if a kernel can read them once
 constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
-// The most elements that an array may have for kSmall. On a short axis: kSmallDirect if the lanes of kShort would read
-// it directly from memory with few loads, kSmallExact if they would not and the order of folding does not change
-// states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
+// The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
+// would read it directly from memory with few loads, kSmallExact if they would not and the order of folding does not
+// change states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
 // otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
@@ -55,16 +77,6 @@ int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least
   return bits;
 }
 
-int operands_of(Kind kind) {
-  switch (kind) {
-    case Kind::kCumulative: return 1;
-    case Kind::kLinear: return 2;
-    case Kind::kTangent:
-    case Kind::kLinearVjp: break;
-  }
-  return 3;
-}
-
 // An upper bound of the number of 32-bit words in the State of the problem's policy.
 int state_words(const Problem& problem, int bytes) {
   const int value = std::max(1, bytes / 4);
@@ -72,6 +84,12 @@ int state_words(const Problem& problem, int bytes) {
   const int words = problem.op == Op::kLogSumExp ? 2 * value : value;
   const bool cut = problem.segmented || is_general(problem) || bytes == 1;
   return cut ? words + (bytes >= 8 ? 2 : 1) : words;
+}
+
+// The workspace of kernels that read tiles twice: the sums of tiles, and the states that the threads of a tile have of
+// what comes before them within it.
+int64_t bytes_of_twice(int64_t tiles, int64_t columns, int64_t of_threads, int state_bytes) {
+  return kWorkspaceHeader + tiles * (columns + of_threads) * state_bytes;
 }
 
 // Whether states have the same bits whatever the order of folding.
@@ -100,9 +118,10 @@ bool is_small(const Problem& problem) {
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
   if (length <= kShortAxis)
-    return elements <= (length <= kDirectLength        ? kSmallDirect
-                        : exact && !is_direct(problem) ? kSmallExact
-                                                       : kSmallElements);
+    return elements <= (in_packs(problem)                            ? kSmallDirect
+                        : exact && !is_direct(problem) && length > 2 ? kSmallExact
+                        : length <= kDirectLength                    ? kSmallDirect
+                                                                     : kSmallElements);
   if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
   return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
@@ -128,8 +147,8 @@ Plan plan_pieces(const Problem& problem, const Plan& plan) {
   if (problem.kind != Kind::kCumulative || problem.op == Op::kLogSumExp || problem.segmented) return plan;
   const int bytes = std::max(4, bytes_of(problem.dtype));
   const bool across = plan.layout == Layout::kAcross;
-  if (plan.layout == Layout::kAlong || plan.tiles > kGroup) return plan;
   const bool exact = is_exact(problem);
+  if (plan.layout == Layout::kAlong || (!exact && plan.tiles > kGroup)) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
@@ -213,8 +232,10 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kResident: return "resident";
     case Algorithm::kRowLookAhead: return "row_look_ahead";
     case Algorithm::kChunkLookAhead: return "chunk_look_ahead";
+    case Algorithm::kChunkTwice: return "chunk_twice";
     case Algorithm::kColumns: return "columns";
     case Algorithm::kColumnLookAhead: return "column_look_ahead";
+    case Algorithm::kColumnTwice: return "column_twice";
     case Algorithm::kSpans: return "spans";
     case Algorithm::kSpanTwice: return "span_twice";
   }
@@ -235,6 +256,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const auto [outer, length, inner] = problem.rows;
   if (problem.rows.elements() == 0) return plan;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
+  const int state_bytes = 4 * state_words(problem, bytes);
 
   // Results depend on the geometry of a tile, so that geometry depends on length, inner and the dtype only.
   const bool rare = is_rare(problem);
@@ -267,12 +289,22 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     // memory.
     plan.per_lane = shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
-    if (is_exact(problem) && !problem.segmented && lanes * plan.per_lane >= length) {
+    const bool exact = is_exact(problem) && !problem.segmented;
+    if (exact && lanes * plan.per_lane >= length) {
       // Few warps with long runs take fewer instructions in all; few elements take kPieces, which has runs of its own.
       plan.axis_warps = static_cast<int>(ceil_div(length, plan.runs * plan.per_lane));
       plan.per_lane = std::max<int>(9, ceil_div(length, plan.runs * plan.axis_warps) | 1);
     } else {
-      while (plan.per_lane > 9 && lanes * (plan.per_lane / 2 + 1) >= length) plan.per_lane = plan.per_lane / 2 + 1;
+      const int64_t parts = ceil_div(inner, plan.columns);
+      const auto few = [&](int64_t per_lane) {
+        const int64_t tiles = ceil_div(length, lanes * per_lane);
+        if (tiles == 1) return true;
+        if (!exact || outer * parts * ceil_div(length, lanes * plan.per_lane) >= kExactBlocks) return false;
+        return workspace_bytes < 0 || bytes_of_twice(tiles, inner, parts * kThreads, state_bytes) <= workspace_bytes;
+      };
+      while (plan.per_lane > 9 && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
+      // Much of the work for a tile does not depend on its size.
+      if (operands == 2 && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
     }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
@@ -300,17 +332,19 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const int stayers =
       plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
+  const bool once = reads_once(plan.layout, problem.kind, cut, problem.dtype);
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
   if (plan.layout == Layout::kAlong) {
     alone = plan.tiles == 1 ? Algorithm::kRows : Algorithm::kWalk;
-    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : Algorithm::kChunkLookAhead;
+    shared_out = stayers > 0 ? Algorithm::kRowLookAhead : once ? Algorithm::kChunkLookAhead : Algorithm::kChunkTwice;
   } else if (plan.layout == Layout::kAcross) {
     alone = Algorithm::kColumns;
-    shared_out = Algorithm::kColumnLookAhead;
+    const bool large = forced < 0 ? problem.rows.elements() * bytes > kOnceBytes
+                                  : forced == static_cast<int>(Algorithm::kColumnLookAhead);
+    shared_out = once && large ? Algorithm::kColumnLookAhead : Algorithm::kColumnTwice;
   }
   plan.algorithm = alone;
-  const int state_bytes = 4 * state_words(problem, bytes);
   int stage = 0;
   if (plan.layout == Layout::kSpans) {
     if (inner == plan.columns) plan.span_bytes = static_cast<int>(span_bytes(plan.tile * inner, bytes, 0));
@@ -325,12 +359,17 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         plan.layout == Layout::kSpans ? plan.columns : (vectors_of_warp << plan.column_bits) * shape.width;
     return stages * stage * plan.width() + slots * (plan.axis_warps + 1) * columns * state_bytes + 1024;
   };
-  bool enough = plan.strips >= enough_strips(problem, plan.layout, plan.tiles, gpu);
+  if (plan.layout == Layout::kSpans && shared(1, 2) > most)
+    plan.span_bytes = stage = 0;  // lanes load operands themselves
+  if (shared_out == Algorithm::kColumnLookAhead && shared(2, 2) > most) shared_out = Algorithm::kColumnTwice;
+  bool enough = plan.strips >= enough_strips(problem, plan.layout, shared_out, plan.tiles, gpu);
   if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
     // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size.
-    const int64_t least = enough ? 2 * gpu.multiprocessors * 9 / 10 : 2 * kManyStrips;
+    const int64_t least = shared_out == Algorithm::kColumnTwice && !enough ? INT64_MAX
+                          : enough                                         ? 2 * gpu.multiprocessors * 9 / 10
+                                                                           : 2 * kManyStrips;
     if (plan.axis_warps == kWarps && plan.tiles > 1 && plan.strips >= least) {
       ++plan.column_bits;
       if ((enough ? shared(2, 2) : shared(kMostLate + 2, kMostLate + 2)) > most) --plan.column_bits;
@@ -348,6 +387,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
+  // Long rows of 16 bits that are not whole packs: the kernels in which blocks share rows load them faster.
+  const bool odd =
+      plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
   // Whether all tiles may be on the GPU at the same time.
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
@@ -361,26 +403,27 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.stages = 1;
     return plan;
   }
-  auto choice = enough && !ragged ? alone : fits ? Algorithm::kResident : shared_out;
+  auto choice = enough && !ragged && !odd ? alone : fits ? Algorithm::kResident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
   if (choice == Algorithm::kResident && !fits) choice = shared_out;
   if (choice != Algorithm::kResident && choice != shared_out) return plan;
-  if (choice == Algorithm::kSpanTwice) {
-    const int64_t needed = kWorkspaceHeader + plan.tiles * (inner + plan.parts * plan.threads()) * state_bytes;
-    if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
-    plan.algorithm = choice;
-    plan.stages = 1;
-    plan.workspace_bytes = needed;
-    plan.overlap = gpu.dependent_launch;
-    return plan;
-  }
-
-  int64_t words = 0;
-  for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
-  // A call for a part of this batch may take the resident kernel, so the workspace has room for it, too.
-  if (plan.layout == Layout::kAlong && plan.tiles <= kResidentTiles)
+  // A call for a part of this batch may take the resident kernel, or read columns twice, so the workspace has room for
+  // that, too.
+  const bool reads_twice = shared_out == Algorithm::kSpanTwice || shared_out == Algorithm::kColumnTwice ||
+                           shared_out == Algorithm::kChunkTwice;
+  int64_t words = 0;  // of 8 bytes, with tags, for each column
+  if (once || stayers > 0)
+    for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
+  if (plan.layout == Layout::kAlong && !cut && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
-  const int64_t needed = kWorkspaceHeader + inner * words * state_words(problem, bytes) * 8;
+  int64_t needed = kWorkspaceHeader + inner * words * 2 * state_bytes;
+  if (reads_twice || plan.layout == Layout::kAcross) {
+    const int64_t parts = plan.layout == Layout::kAcross ? ceil_div(inner, 32 * shape.width) : plan.parts;
+    const int64_t of_threads = plan.layout == Layout::kSpans
+                                   ? plan.threads()
+                                   : (plan.layout == Layout::kAlong ? 2 : shape.width) * 32 * plan.axis_warps;
+    needed = std::max(needed, bytes_of_twice(plan.tiles, inner, parts * of_threads, state_bytes));
+  }
   if (workspace_bytes >= 0 && needed > workspace_bytes) return plan;
 
   const auto room = [&](int stages) { return shared(stages, stages); };
@@ -390,6 +433,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     while (stages > 2 && blocks * room(stages) > most) --stages;
     if (room(stages) > most) return plan;
     plan.stages = stages;
+  } else if (reads_twice) {
+    plan.stages = 1;
   } else {
     plan.late = kMostLate;
     while (plan.late > 0 && room(plan.late + 2) > most) --plan.late;

@@ -23,9 +23,11 @@ enum class Algorithm {
   kWalk,             // kAlong: a block walks over the tiles of a row
   kResident,         // kAlong: blocks share a row, and all run at the same time
   kRowLookAhead,     // kAlong: blocks share a row; some warps only fold what comes before a tile
-  kChunkLookAhead,   // kAlong: blocks share a row; for three operands, and for segments of cumulative calls
+  kChunkLookAhead,   // kAlong: the same for three operands of 32 bits
+  kChunkTwice,       // kAlong: the same for three of 16 bits, and segments of cumulative calls; tiles are read twice
   kColumns,          // kAcross: a block walks over the tiles of its columns
-  kColumnLookAhead,  // kAcross: blocks share the columns
+  kColumnLookAhead,  // kAcross: blocks share the columns; some warps only fold what comes before a tile
+  kColumnTwice,      // kAcross: blocks share the columns, and read tiles twice: for sums, and for results
   kSpans,            // kSpans: a block walks over the tiles of its columns, or a cluster has them
   kSpanTwice,        // kSpans: blocks share the columns, and read tiles twice: for sums, and for results
 };

@@ -5,8 +5,7 @@
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
-//   span_twice           of few columns, blocks share the axis: the sums of all tiles, then the results
-//   (shared_spans.cuh)
+//   .._twice             blocks share the axis: the sums of all tiles, then the results (twice.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
 // Operands are read once, results written once.
@@ -22,7 +21,7 @@
 #include "scan/cuda/packs.cuh"
 #include "scan/plan.h"
 #include "scan/cuda/shared_rows.cuh"
-#include "scan/cuda/shared_spans.cuh"
+#include "scan/cuda/twice.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -58,6 +57,9 @@ inline cudaError_t most_blocks(size_t bytes, int of_multiprocessor, unsigned& bl
   return status;
 }
 
+template <class Policy, Layout layout>
+constexpr bool kReadsOnce = reads_once(layout, Policy::kKind, Policy::kCut, Policy::Element::kDType);
+
 template <class Policy, class Work>
 cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
@@ -89,18 +91,37 @@ cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Paramet
   return launch(stream, shape, scan_row_look_ahead<Policy>, p);
 }
 
-// Launches the kernel in which blocks share rows.
+// Launches the kernels of tiles that are read twice.
+template <class Policy, class Work>
+cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
+  Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
+  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns);
+  cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
+  if (status != cudaSuccess) return status;
+  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles * Work::kLaneColumns > kFewTiles;
+  if (p.folded) {
+    const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
+    Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
+    sums.overlap = plan.overlap;
+    if ((status = launch(stream, sums, scan_twice_sums<Policy>, p)) != cudaSuccess) return status;
+  }
+  shape.overlap = plan.overlap;
+  return launch(stream, shape, scan_twice_results<Policy, Work>, p);
+}
+
+// Launches the kernels in which blocks share rows.
 template <class Policy>
 cudaError_t launch_shared_rows(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   if constexpr (kRowBlocks<Policy> > 0) {
     return launch_row_look_ahead<Policy>(stream, plan, p);
-  } else {
+  } else if constexpr (kReadsOnce<Policy, Layout::kAlong>) {
     return launch_look_ahead<Policy, Chunks<Policy>>(stream, plan, p, 1);
+  } else {
+    return launch_twice<Policy, Chunks<Policy>>(stream, plan, p, 1);
   }
 }
 
-// If the GPU has no room for all tiles at the same time, the kernels that look ahead run instead, which give the same
-// bits.
+// If the GPU has no room for all tiles at the same time, other kernels run instead, which give the same bits.
 template <class Policy>
 cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p) {
   static Residents of_kernel;
@@ -115,24 +136,6 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   if (status != cudaSuccess) return status;
   if (static_cast<int>(shape.grid.x * shape.grid.y) > fitting) return launch_shared_rows<Policy>(stream, plan, p);
   return launch(stream, shape, scan_resident<Policy>, q);
-}
-
-// Launches the kernels of tiles that are read twice.
-template <class Policy>
-cudaError_t launch_span_twice(cudaStream_t stream, const Plan& plan, Parameters p) {
-  Launch shape{dim3(p.strips * p.tiles), dim3(plan.threads())};
-  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, p.width);
-  cudaError_t status = launch(stream, shape, scan_span_folds<Policy>, p);
-  if (status != cudaSuccess) return status;
-  p.folded = p.tiles > kGroup || p.width > kFewColumns;
-  if (p.folded) {
-    const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
-    Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
-    sums.overlap = plan.overlap;
-    if ((status = launch(stream, sums, scan_span_sums<Policy>, p)) != cudaSuccess) return status;
-  }
-  shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_span_results<Policy>, p);
 }
 
 // Launches the kernel for rows of one tile.
@@ -175,7 +178,6 @@ template <class Policy>
 cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
-  constexpr bool kShared = kRowBlocks<Policy> > 0;
   if constexpr (!kRare<Policy>) {
     if constexpr (!Policy::kCut && !kByParts<Policy>)
       if (plan.algorithm == Algorithm::kPacks)
@@ -189,11 +191,13 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
         break;
       case Algorithm::kRowLookAhead:
       case Algorithm::kChunkLookAhead:
-        if (kShared != (plan.algorithm == Algorithm::kRowLookAhead)) break;
-        return launch_shared_rows<Policy>(stream, plan, p);
+      case Algorithm::kChunkTwice: return launch_shared_rows<Policy>(stream, plan, p);
       case Algorithm::kColumns: return launch_columns<Policy, Columns<Policy>>(stream, plan, p, columns);
       case Algorithm::kColumnLookAhead:
-        return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
+        if constexpr (kReadsOnce<Policy, Layout::kAcross>)
+          return launch_look_ahead<Policy, Columns<Policy, true>>(stream, plan, p, columns);
+        break;
+      case Algorithm::kColumnTwice: return launch_twice<Policy, Columns<Policy>>(stream, plan, p, columns);
       default: break;
     }
   }
@@ -201,7 +205,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
     case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, p.width);
-    case Algorithm::kSpanTwice: return launch_span_twice<Policy>(stream, plan, p);
+    case Algorithm::kSpanTwice: return launch_twice<Policy, Spans<Policy>>(stream, plan, p, p.width);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -108,15 +108,20 @@ class BetweenWarps {
     return fold;
   }
 
-  // The fold of all that comes before a warp.
-  __device__ State before_warp(int slot, int axis_warp, int column) const {
+  // The fold of the tile's warps before a warp.
+  __device__ State before_in_tile(int slot, int axis_warp, int column) const {
     State fold = identity();
 #pragma unroll
     for (int w = 0; w < kWarps - 1; ++w) {
       if (w >= axis_warp) continue;
       fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
     }
-    return Policy::combine(carry(slot)[column], fold, p.options);
+    return fold;
+  }
+
+  // The fold of all that comes before a warp.
+  __device__ State before_warp(int slot, int axis_warp, int column) const {
+    return Policy::combine(carry(slot)[column], before_in_tile(slot, axis_warp, column), p.options);
   }
 
   // The state before the first position.

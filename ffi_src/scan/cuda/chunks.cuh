@@ -11,7 +11,9 @@
 
 namespace jaxgpuops::scan {
 
-template <class Policy>
+// kOddRows: rows of 16-bit elements that are not a whole number of packs come by way of odd_rows.cuh, whose calls slow
+// the other rows of some kernels.
+template <class Policy, bool kOddRows = true>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -24,8 +26,8 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kInPack = 16 / sizeof(Bits);
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
-  static constexpr int kWidth = 1, kTileExtras = 1;
-  static constexpr bool kOneColumn = true, kNear = false, kFoldsAll = true;
+  static constexpr int kWidth = 1, kTileExtras = 1, kLaneColumns = 1, kLaneStates = 2;
+  static constexpr bool kOneColumn = true, kNear = false, kFewColumns = true;
   static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
@@ -38,6 +40,7 @@ class Chunks : public BetweenWarps<Policy> {
   struct Place {
     int64_t column;         // the outer index
     int64_t at, a, starts;  // offsets of the first element of the axis
+    static constexpr bool active = true;
   };
 
   struct Span {
@@ -190,6 +193,23 @@ class Chunks : public BetweenWarps<Policy> {
 
   __device__ void earlier_warps(int slot, State (&base)[1]) const { base[0] = this->before_warp(slot, thread / 32, 0); }
 
+  __device__ State carry_of_thread(int slot) const { return this->carry(slot)[0]; }
+
+  // Sets a thread's `before`: the folds of the tile's earlier warps, and of the warp's positions before the run.
+  __device__ void before_in_tile(int slot, const Folds& folds, State (&before)[2]) const {
+    before[0] = Base::before_in_tile(slot, thread / 32, 0);
+    before[1] = folds.before[0];
+  }
+
+  // `carry` is the fold of all that comes before the tile.
+  __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const State (&carry)[1],
+                         const State (&before)[2]) const {
+    Folds folds;
+    folds.before[0] = before[1];
+    const State base[1] = {Policy::combine(carry[0], before[0], p.options)};
+    finish(place, span, tile, starts, folds, base);
+  }
+
   // Writes the results of a tile. `base` is the fold of all that comes before the warp's part.
   template <class... Kept>
   __device__ void finish(const Place& place, const Span& span, Tile& tile, uint32_t starts, const Folds& folds,
@@ -293,6 +313,15 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
+    } else if constexpr (!kOddRows) {
+      Bits values[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const int in_tile = part * kOfWarp + i * 32 + lane;
+        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
     } else {
       fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
@@ -320,7 +349,7 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else {
-      if constexpr (sizeof(Bits) == 2)
+      if constexpr (sizeof(Bits) == 2 && kOddRows)
         if (inside(span, part * kOfWarp, kOfWarp))
           return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4

@@ -22,9 +22,10 @@ class Columns : public BetweenWarps<Policy> {
   using Base::p;
 
   static constexpr RunShape kShape = run_shape(Layout::kAcross, Policy::kOperands, sizeof(Bits));
-  static constexpr int kRun = kShape.run, kWidth = kShape.width, kTileExtras = 1;
+  static constexpr int kRun = kShape.run, kWidth = kShape.width, kLaneColumns = kWidth, kLaneStates = kWidth,
+                       kTileExtras = 1;
   static constexpr int kThreadsAtMost = kWideThreads, kLoopBlocks = 1, kLookerWarps = kWidth, kLookBlocks = 1;
-  static constexpr bool kOneColumn = false, kFoldsAll = false, kClusters = false;
+  static constexpr bool kOneColumn = false, kFoldsAll = false, kClusters = false, kFewColumns = false;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // the lane's part of a line
   static constexpr int kLine = 32 * sizeof(Word), kInPack = 16 / sizeof(Bits), kPacks = kLine / 16;
   static constexpr int kStageBytes = stage_bytes(Layout::kAcross, Policy::kOperands, sizeof(Bits), sizeof(State));
@@ -151,6 +152,7 @@ class Columns : public BetweenWarps<Policy> {
       }
     }
   }
+
   __device__ void put_folds(int, const Folds&) const {}
   __device__ void take_folds(int, Folds&) const {}
 
@@ -201,8 +203,28 @@ class Columns : public BetweenWarps<Policy> {
     for (int v = 0; v < kWidth; ++v) base[v] = this->before_warp(slot, axis_warp, column() + v);
   }
 
-  // Writes the results of a tile. `base` is the fold of all that comes before the warp's part.
+  // Sets a thread's `before`: the fold of the tile's positions before the thread's.
+  __device__ void before_in_tile(int slot, const Folds&, State (&before)[kWidth]) const {
+#pragma unroll
+    for (int v = 0; v < kWidth; ++v) before[v] = Base::before_in_tile(slot, axis_warp, column() + v);
+  }
+
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts& starts, const Folds&,
+                         const State (&base)[kWidth]) const {
+    finish(place, span, tile, starts, base);
+  }
+
+  // `carry` is the fold of all that comes before the tile.
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts& starts,
+                         const State (&carry)[kWidth], const State (&before)[kWidth]) const {
+    State base[kWidth];
+#pragma unroll
+    for (int v = 0; v < kWidth; ++v) base[v] = Policy::combine(carry[v], before[v], p.options);
+    finish(place, span, tile, starts, base);
+  }
+
+  // Writes the results of a tile. `base` is the fold of all that comes before the warp's part.
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts& starts,
                          const State (&base)[kWidth]) const {
     State state[kWidth];
 #pragma unroll

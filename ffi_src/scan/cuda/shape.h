@@ -83,6 +83,14 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
+// Whether kernels that look ahead, and so read operands once, are compiled for a call other than row_look_ahead: for
+// those with little to compute. `cut`: segments of cumulative calls.
+constexpr bool reads_once(Layout layout, Kind kind, bool cut, DType dtype) {
+  if (cut || is_complex(dtype)) return false;
+  if (layout == Layout::kAcross) return kind == Kind::kCumulative && bytes_of(dtype) >= 4;
+  return layout == Layout::kAlong && (kind == Kind::kTangent || kind == Kind::kLinearVjp) && bytes_of(dtype) == 4;
+}
+
 constexpr int kMostRowLanes = 4;  // kPacks: the most lanes of a row
 
 // Whether rows are a whole number of packs, or a pack is a whole number of rows, and kPacks takes the problem.
@@ -116,16 +124,16 @@ constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_byte
 constexpr int kMostLate = 1;
 // kAcross: with at least this many strips, a persistent block stays with one strip.
 constexpr int kManyStrips = 16;
-// look_ahead along rows, by a kernel of its own: blocks per multiprocessor, and the most tiles in a block's shared
-// memory. 0: the general look_ahead kernel runs. That is so for three operands, and for `cut` (segments of cumulative
-// calls, whose states need too many registers).
+// row_look_ahead: blocks per multiprocessor, and the most tiles in a block's shared memory. 0: there is no such kernel.
+// That is so for three operands, and for `cut` (segments of cumulative calls, whose states need too many registers).
 constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }
 constexpr int kMostStages = 6;
 
 // resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.
 constexpr int kResidentTiles = 528;
-// span_twice: of so few columns and at most kGroup tiles, the blocks that make results fold the sums of tiles.
-constexpr int kFewColumns = 16;
+// Kernels that read tiles twice: of so few columns and at most kGroup tiles (with kAcross: of so few tiles), the blocks
+// that make results fold the sums of tiles.
+constexpr int kFewColumns = 16, kFewTiles = 6;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.
 constexpr int kMostCopies = 8;

@@ -28,7 +28,8 @@ class Spans : public BetweenWarps<Policy> {
 
   static constexpr bool kFoldsAll = true;
   static constexpr bool kClusters = Policy::kOperands > 1;
-  static constexpr int kWidth = 2, kThreadsAtMost = kThreads, kLoopBlocks = 3;
+  static constexpr bool kFewColumns = true;  // a block may have few
+  static constexpr int kWidth = 2, kLaneColumns = 1, kLaneStates = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
   static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
@@ -304,6 +305,7 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
     if (p.staged) copy_in(stage, image_of(place, span));
   }
+  __device__ void put_extras(int, const Extra (&)[1]) const {}
   __device__ void take(int stage, const Place&, const Span&, Tile& tile) const {
     if (p.staged) wait();
     tile.stage = stage;
@@ -339,25 +341,27 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void earlier_warps(int slot, State (&base)[2]) const {
     if (column >= p.width) return;
     base[0] = carry_of_thread(slot);
-    base[1] = identity();
-#pragma unroll
-    for (int w = 0; w < kWarps - 1; ++w)
-      if (w < axis_warp) base[1] = Policy::combine(base[1], totals(slot)[w * p.width + column], p.options);
+    base[1] = Base::before_in_tile(slot, axis_warp, column);
   }
 
-  // The fold of the tile's positions before the thread's.
-  __device__ State before_in_tile(const Folds& folds, const State& earlier_warps) const {
-    return Policy::combine(earlier_warps, folds.before, p.options);
+  // Sets a thread's `before`: the fold of the tile's positions before the thread's.
+  __device__ void before_in_tile(int slot, const Folds& folds, State (&before)[1]) const {
+    State base[2];
+    earlier_warps(slot, base);
+    before[0] = Policy::combine(base[1], folds.before, p.options);
   }
 
-  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const Folds& folds,
-                         const State (&base)[2]) const {
-    finish(place, span, tile, Policy::combine(base[0], before_in_tile(folds, base[1]), p.options));
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts& starts,
+                         const Folds& folds, const State (&base)[2]) const {
+    const State carry[1] = {base[0]}, before[1] = {Policy::combine(base[1], folds.before, p.options)};
+    finish(place, span, tile, starts, carry, before);
   }
 
-  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const State& before) const {
+  // `carry` is the fold of all that comes before the tile.
+  __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const State (&carry)[1],
+                         const State (&before)[1]) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span), before);
+    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(carry[0], before[0], p.options));
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded

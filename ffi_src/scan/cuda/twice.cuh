@@ -1,15 +1,18 @@
-// Spans (spans.cuh) of few columns: a block has one tile, and operands are read twice, results written once. The first
-// kernel folds what comes before each thread within its tile, and the sums of tiles. Where there are many tiles, the
-// next kernel folds what comes before each. The last kernel folds that, or takes it, and makes the results. So no block
-// waits for another one. The last kernel takes tiles from the end, because the level 2 cache still has what came last.
+// Spans (spans.cuh), columns (columns.cuh) or rows (chunks.cuh) whose blocks share the axis: a block has one tile, and
+// operands are read twice, results written once. The first kernel folds what comes before each thread within its tile,
+// and the sums of tiles. The next kernel folds what comes before each tile; of few tiles, and of few columns, the last
+// kernel does that. The last kernel makes the results. So no block waits for another one. The last kernel takes tiles
+// from the end, because the level 2 cache still has what came last.
 #pragma once
 
+#include "scan/cuda/chunks.cuh"
+#include "scan/cuda/columns.cuh"
 #include "scan/cuda/folds.cuh"
 #include "scan/cuda/spans.cuh"
 
 namespace jaxgpuops::scan {
 
-constexpr int kSumsThreads = 1024;  // the most threads of scan_span_sums
+constexpr int kSumsThreads = 1024;  // the most threads of scan_twice_sums
 
 // The sums of a column's tiles, or the folds of all before each.
 template <class Policy>
@@ -17,16 +20,15 @@ __device__ __forceinline__ typename Policy::State* sums_of_column(const Paramete
   return reinterpret_cast<typename Policy::State*>(p.words) + column * p.tiles;
 }
 
-// The fold of what comes before a thread within its tile; `tile` counts the tiles of all strips.
-template <class Policy>
-__device__ __forceinline__ typename Policy::State* before_thread(const Parameters& p, unsigned tile) {
-  return sums_of_column<Policy>(p, p.columns) + int64_t{tile} * p.threads + threadIdx.x;
+// State v of those that a thread has of what comes before it within its tile; `tile` counts the tiles of all strips.
+template <class Policy, class Work>
+__device__ __forceinline__ typename Policy::State& before_thread(const Parameters& p, unsigned tile, int v) {
+  return sums_of_column<Policy>(p, p.columns)[(int64_t{tile} * Work::kLaneStates + v) * p.threads + threadIdx.x];
 }
 
-template <class Policy>
+template <class Policy, class Work>
 __global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
-    scan_span_folds(const __grid_constant__ Parameters p) {
-  using Work = Spans<Policy>;
+    scan_twice_folds(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   let_dependents_start();
   const Work work(p);
@@ -38,14 +40,17 @@ __global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
   work.fetch(0, place, span, extra);
   commit_async_copies();
   wait_for_async_copies<0>();
+  work.put_extras(0, extra);
   typename Work::Tile tile;
   work.take(0, place, span, tile);
   const auto folds = work.fold(place, span, tile, work.starts(place, span));
   work.publish_warp(0, folds);
   __syncthreads();
-  State base[2];
-  work.earlier_warps(0, base);
-  if (place.active) *before_thread<Policy>(p, blockIdx.x) = work.before_in_tile(folds, base[1]);
+  State before[Work::kLaneStates];
+  work.before_in_tile(0, folds, before);
+  if (place.active)
+#pragma unroll
+    for (int v = 0; v < Work::kLaneStates; ++v) before_thread<Policy, Work>(p, blockIdx.x, v) = before[v];
   const int member = static_cast<int>(threadIdx.x);
   const int64_t column = work.column_of(strip, member);
   if (column < p.columns) sums_of_column<Policy>(p, column)[t] = work.tile_total(0, member);
@@ -55,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
 // has a column, a thread a tile of as many as there are threads. Lanes have the sums of a group: first of tiles, and
 // then of the groups that warps have.
 template <class Policy>
-__global__ void __launch_bounds__(kSumsThreads) scan_span_sums(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kSumsThreads) scan_twice_sums(const __grid_constant__ Parameters p) {
   using State = typename Policy::State;
   alignas(16) __shared__ unsigned char memory[kGroup * sizeof(State)];
   State* const groups = reinterpret_cast<State*>(memory);
@@ -89,9 +94,8 @@ __global__ void __launch_bounds__(kSumsThreads) scan_span_sums(const __grid_cons
   }
 }
 
-template <class Policy>
-__global__ void __launch_bounds__(kThreads, 3) scan_span_results(const __grid_constant__ Parameters p) {
-  using Work = Spans<Policy>;
+template <class Policy, class Work>
+__global__ void __launch_bounds__(kThreads, 3) scan_twice_results(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   const Work work(p);
   const unsigned index = gridDim.x - 1 - blockIdx.x, strip = index / p.tiles;
@@ -102,29 +106,46 @@ __global__ void __launch_bounds__(kThreads, 3) scan_span_results(const __grid_co
   work.fetch(0, place, span, extra);
   commit_async_copies();
   wait_for_predecessor();
-  State before = work.identity();
-  if (place.active) before = *before_thread<Policy>(p, index);
-  State carry = work.initial(place.column);
-  if (p.folded) {
-    if (t > 0 && place.active) carry = Policy::combine(carry, sums_of_column<Policy>(p, place.column)[t], p.options);
-  } else if (t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
-    const int lane = threadIdx.x % 32;
+  State before[Work::kLaneStates], carry[Work::kLaneColumns];
+#pragma unroll
+  for (int v = 0; v < Work::kLaneStates; ++v)
+    before[v] = place.active ? before_thread<Policy, Work>(p, index, v) : work.identity();
+#pragma unroll
+  for (int v = 0; v < Work::kLaneColumns; ++v) {
+    carry[v] = work.initial(place.column + v);
+    if (p.folded && t > 0 && place.active)
+      carry[v] = Policy::combine(carry[v], sums_of_column<Policy>(p, place.column + v)[t], p.options);
+  }
+  if constexpr (Work::kFewColumns) {
+    if (!p.folded && t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
+      const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
-      const int64_t column = work.column_of(strip, c);
-      if (column >= p.columns) break;
-      State sum = work.identity();
-      if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
-      sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
-      if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
+      for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
+        const int64_t column = work.column_of(strip, c);
+        if (column >= p.columns) break;
+        State sum = work.identity();
+        if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
+        sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
+        if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
+      }
+      __syncthreads();
+      if (place.active) carry[0] = Policy::combine(carry[0], work.carry_of_thread(0), p.options);
     }
-    __syncthreads();
-    if (place.active) carry = Policy::combine(carry, work.carry_of_thread(0), p.options);
+  } else if (!p.folded && t > 0 && place.active) {
+#pragma unroll 1
+    for (int v = 0; v < Work::kLaneColumns; ++v) {
+      const State* const sums = sums_of_column<Policy>(p, place.column + v);
+      Counter<Policy> counter(p);
+#pragma unroll 4
+      for (int i = 0; i < t; ++i) counter.add(i, sums[i]);
+      carry[v] = Policy::combine(carry[v], counter.fold(t), p.options);
+    }
   }
   wait_for_async_copies<0>();
+  work.put_extras(0, extra);
   typename Work::Tile tile;
   work.take(0, place, span, tile);
-  work.finish(place, span, tile, Policy::combine(carry, before, p.options));
+  work.finish(place, span, tile, work.starts(place, span), carry, before);
 }
 
 }  // namespace jaxgpuops::scan
