@@ -395,8 +395,7 @@ __device__ __forceinline__ uint32_t choose_in_warp(const T* __restrict__ x, cons
       const auto its = shuffle_from(key[i], j % 32);
       const uint32_t its_at = shuffle_from(at[i], j % 32);
 #pragma unroll
-      for (int own = 0; own < kOwn; ++own)
-        before[own] += its < key[own] || (its == key[own] && its_at < at[own]);
+      for (int own = 0; own < kOwn; ++own) before[own] += its < key[own] || (its == key[own] && its_at < at[own]);
     }
   }
 #pragma unroll
@@ -609,7 +608,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   // no need to keep them.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
   if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
-  bool has_all = true;                            // whether the block keeps all keys that it will need
+  bool has_all = true;  // whether the block keeps all keys that it will need
 #pragma unroll 1
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
@@ -762,8 +761,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     if (warp == 0) left_of[lane] = single_count[t];
   });
   const uint32_t open = lists & ~__ballot_sync(kEveryLane, is_counted);
-  const uint32_t by_slice =
-      lists & __ballot_sync(kEveryLane, is_counted || (has_list && found.size[lane] > kLongFew));
+  const uint32_t by_slice = lists & __ballot_sync(kEveryLane, is_counted || (has_list && found.size[lane] > kLongFew));
   if (threadIdx.x < kMostRanks && (open >> threadIdx.x & 1)) {
     const Word first = found.first[threadIdx.x], last = found.last[threadIdx.x];
     if (own.before && sort_key(x[0], order) - first <= last) atomicAdd(left_of + threadIdx.x, 0u - own.before);
@@ -827,8 +825,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   }
   __syncthreads();
   if (ends && threadIdx.x == 0) atomicMax(&head.last_of_largest, last_of_largest);
-  if (threadIdx.x < wanted && (by_slice >> threadIdx.x & 1))
-    a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
+  if (threadIdx.x < wanted && (by_slice >> threadIdx.x & 1)) a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
   // Each rank is chosen by one block.
   wait_for_all(a, head, slice < wanted);
   if (slice >= wanted) return;
