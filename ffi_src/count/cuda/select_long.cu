@@ -21,14 +21,14 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32;
-// A sample of a row has 2^11 elements, or 2^13 from a length on. The threads of a block that does nothing else, and the
-// few elements of the sample that are sorted.
-constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13, kSampleThreads = 1024, kPilotBits = 7,
-              kPilot = 1 << kPilotBits;
-constexpr uint32_t kLargeSampled = 1 << 22;
+// A sample of a row has 2^11 elements, or 2^13 if blocks would have no room for what is in wider intervals: of rows of
+// a length, if a block has a larger part. The threads of a block that does nothing else, and the few elements of the
+// sample that are sorted.
+constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13, kSampleThreads = 1024, kPilot = 1 << 7;
+constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // What blocks fetch to the L2 cache while the sample is taken.
 constexpr uint32_t kMostAhead = 96 << 10;
-static_assert(kLongBinBits == 9);
+static_assert(kLongBinBits == 9 && kMostKeptSteps <= 32);
 // What stands first in a row's workspace.
 template <class T>
 struct Head {
@@ -220,17 +220,41 @@ struct Kept {
     });
   }
 
-  // Calls `visit(key, at)` for the elements that the lane itself has put there, if none is lost. The whole warp calls
-  // this.
-  template <class Visit>
-  __device__ __forceinline__ void each(const Slice<T>& slice, Visit visit) const {
-    const T* from = keys;
+  // Returns how many keys are from `first` to `first + last`; `steps_of` gets a bit for each step that has any. The
+  // whole warp calls this, if none is lost.
+  __device__ __forceinline__ uint32_t count_between(const Slice<T>& slice, Word first, Word last,
+                                                    uint32_t& steps_of) const {
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t begin = 0, all = 0;
+    steps_of = 0;
 #pragma unroll 1
     for (int step = 0; step < slice.steps(); ++step) {
+      const uint32_t end = begin + sum_of_warp(__popc(sets[step * 32 + lane]));
+      uint32_t of_step = 0;
+#pragma unroll 1
+      for (uint32_t i = begin + lane; i < end; i += 32) of_step += keys[i] - first <= last;
+      of_step = sum_of_warp(of_step);
+      if (of_step) steps_of |= 1u << step;
+      all += of_step, begin = end;
+    }
+    return all;
+  }
+
+  // Calls `visit(key, at)` for the elements that the lane itself has put there in some steps. The whole warp calls
+  // this.
+  template <class Visit>
+  __device__ __forceinline__ void each(const Slice<T>& slice, uint32_t of_steps, Visit visit) const {
+    const T* from = keys;
+#pragma unroll 1
+    for (int step = 0; of_steps >> step; ++step) {
       uint32_t set = sets[step * 32 + (threadIdx.x & 31)];
-      const uint32_t own = __popc(set), up_to = sum_up_to_lane(own);
-      const T* key = from + up_to - own;
-      from += shuffle_from(up_to, 31);
+      const uint32_t own = __popc(set), total = sum_of_warp(own);
+      if (!(of_steps >> step & 1)) {
+        from += total;
+        continue;
+      }
+      const T* key = from + sum_up_to_lane(own) - own;
+      from += total;
 #pragma unroll 1
       while (set) {
         const int element = kElements - 32 + __clz(static_cast<int>(set));
@@ -452,25 +476,22 @@ struct Sample {
 // Finds the first intervals of a row from a sample. A sort of the sample would take as long as all else, and only the
 // elements at two places of it are wanted for each rank: a step like those of the row itself finds them, from intervals
 // that a few elements of the sample give. The whole block calls this. `counts`: tables of zeros.
-template <int kOfBlock, int kMostBits, class T>
-__device__ __forceinline__ void find_first_tables(int sample_bits, const Select& problem, const T* x,
-                                                  const int32_t* ranks_of_row, Sample& shared, uint32_t* counts,
-                                                  Found<T>& found) {
-  constexpr int kBins = 1 << kLongBinBits, kMostOwn = (1 << kMostBits) / kOfBlock;
-  const int samples = 1 << sample_bits, each = samples / kPilot;
+template <int kOfBlock, int kSampleBits, class T>
+__device__ __forceinline__ void find_first_tables(const Select& problem, const T* x, const int32_t* ranks_of_row,
+                                                  Sample& shared, uint32_t* counts, Found<T>& found) {
+  constexpr int kBins = 1 << kLongBinBits, kSamples = 1 << kSampleBits, kOwn = kSamples / kOfBlock;
+  constexpr int kEach = kSamples / kPilot;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   uint32_t rank = 0;
   const bool has = warp == 0 && own_rank(problem, length, ranks_of_row, rank);
-  uint32_t own[kMostOwn];
-  const auto has_own = [&](int i) { return i * kOfBlock < samples; };
+  uint32_t own[kOwn];
 #pragma unroll
-  for (int i = 0; i < kMostOwn; ++i)
-    if (has_own(i)) own[i] = sampled_word(sample_bits, problem.order, x, length, i * kOfBlock + threadIdx.x);
-  if (threadIdx.x % each == 0) {
+  for (int i = 0; i < kOwn; ++i)
+    own[i] = sampled_word(kSampleBits, problem.order, x, length, i * kOfBlock + threadIdx.x);
+  if (threadIdx.x % kEach == 0) {
 #pragma unroll
-    for (int i = 0; i < kMostOwn; ++i)
-      if (has_own(i)) shared.few[(i * kOfBlock + threadIdx.x) / each] = own[i];
+    for (int i = 0; i < kOwn; ++i) shared.few[(i * kOfBlock + threadIdx.x) / kEach] = own[i];
   }
   __syncthreads();
   int from = 0, to = 0;
@@ -484,12 +505,12 @@ __device__ __forceinline__ void find_first_tables(int sample_bits, const Select&
     for (int i = 0; i < kPilot / 32; ++i) shared.few[lane * (kPilot / 32) + i] = sorted[i];
     __syncwarp();
     if (has) {
-      from = place_in_sample(samples, rank, length, 4, -1), to = place_in_sample(samples, rank, length, 4, 1);
+      from = place_in_sample(kSamples, rank, length, 4, -1), to = place_in_sample(kSamples, rank, length, 4, 1);
       uint32_t low, high;
       const auto sampled = [&](int i) { return shared.few[i]; };
-      find_interval<uint32_t>(kPilot, max(from, 0), min(to, samples - 1), samples, 4, sampled, low, high);
+      find_interval<uint32_t>(kPilot, max(from, 0), min(to, kSamples - 1), kSamples, 4, sampled, low, high);
       shared.parts[lane] = Parts<uint32_t>::template between<uint32_t>(kLongBinBits, low, high);
-      shared.place[2 * lane] = max(from, 0), shared.place[2 * lane + 1] = min(to, samples - 1);
+      shared.place[2 * lane] = max(from, 0), shared.place[2 * lane + 1] = min(to, kSamples - 1);
       shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
     }
     const uint32_t ranks = __ballot_sync(kEveryLane, has);
@@ -500,8 +521,8 @@ __device__ __forceinline__ void find_first_tables(int sample_bits, const Select&
   for_bits(ranks, [&](int r) {
     const Parts<uint32_t> its = shared.parts[r];
 #pragma unroll
-    for (int i = 0; i < kMostOwn; ++i)
-      if (has_own(i)) increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
+    for (int i = 0; i < kOwn; ++i)
+      increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
   });
   __syncthreads();
 #pragma unroll 1
@@ -516,8 +537,7 @@ __device__ __forceinline__ void find_first_tables(int sample_bits, const Select&
     const uint32_t low = shared.first[2 * r], high = shared.first[2 * r + 1];
     const uint32_t low_span = shared.last[2 * r], high_span = shared.last[2 * r + 1];
 #pragma unroll
-    for (int i = 0; i < kMostOwn; ++i) {
-      if (!has_own(i)) continue;
+    for (int i = 0; i < kOwn; ++i) {
       if (own[i] - low <= low_span) atomicMin(shared.bound + 2 * r, own[i]);
       if (own[i] - high <= high_span) atomicMax(shared.bound + 2 * r + 1, own[i]);
     }
@@ -525,12 +545,12 @@ __device__ __forceinline__ void find_first_tables(int sample_bits, const Select&
   __syncthreads();
   if (warp > 0) return;
   typename Found<T>::Word low = 0, high = 0;
-  if (has) widen_interval<T>(samples, from, to, shared.bound[2 * lane], shared.bound[2 * lane + 1], low, high);
-  set_tables<true>(samples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
+  if (has) widen_interval<T>(kSamples, from, to, shared.bound[2 * lane], shared.bound[2 * lane + 1], low, high);
+  set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
 // Finds the first intervals of a row that several blocks share, and clears its counts.
-template <class T>
+template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
   __shared__ Sample shared;
   __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
@@ -543,8 +563,7 @@ __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __g
   for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = a.tables(row)[b] = 0;
   if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
   if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = 0;
-  const int bits = a.problem.rows.length >= kLargeSampled ? kLargeSampleBits : kSmallSampleBits;
-  find_first_tables<kSampleThreads, kLargeSampleBits>(bits, a.problem, x, ranks, shared, counts, head.found);
+  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
 }
 
 template <class T>
@@ -556,6 +575,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __shared__ uint32_t sum_of[kMostRanks], place_of[kMostRanks];  // of the counts of a table; in a list
   __shared__ uint32_t single_count[kMostRanks];  // how many elements of the slice have the only key of an interval
   __shared__ Word single_key[kMostRanks];
+  __shared__ uint32_t steps_of[kMostRanks][kWarps];  // the steps in which a warp has elements of a list
   __shared__ Choice<Word> choice;
   __shared__ Sample sample;
   // Tables of counts, and what warps keep; in the end, the keys of a list and their indices.
@@ -592,7 +612,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
     if (threadIdx.x == 0) head.last_of_largest = 0;
     const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
-    find_first_tables<kThreads, kSmallSampleBits>(kSmallSampleBits, a.problem, x, ranks, sample, counts, found);
+    find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
     __syncthreads();
     clear_counts();
     __syncthreads();
@@ -772,13 +792,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     uint32_t with_any = 0;  // a bit for each list that gets any elements of the warp
     for_bits(open, [&](int r) {
       const Word first = found.first[r], last = found.last[r];
-      uint32_t left = 0;
-#pragma unroll 4
-      for (uint32_t i = lane; i < kept.size; i += 32) left += kept.keys[i] - first <= last;
-      left = sum_of_warp(left);
+      uint32_t of_steps;
+      const uint32_t left = kept.count_between(own, first, last, of_steps);
       if (left == 0) return;
       with_any |= 1u << r;
-      if (lane == 0) atomicAdd(left_of + r, left);
+      if (lane == 0) atomicAdd(left_of + r, left), steps_of[r][warp] = of_steps;
     });
     __syncthreads();
     if (threadIdx.x < kMostRanks && ((lists & ~by_slice) >> threadIdx.x & 1) && left_of[threadIdx.x] > 0)
@@ -786,7 +804,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     __syncthreads();
     for_bits(with_any & ~by_slice, [&](int r) {
       const Word first = found.first[r], last = found.last[r];
-      kept.each(own, [&](Word key, uint32_t at) {
+      kept.each(own, steps_of[r][warp], [&](Word key, uint32_t at) {
         if (key - first <= last && at < own.length) a.list(row, r)[atomicAdd(place_of + r, 1u)] = at;
       });
     });
@@ -915,7 +933,9 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     cudaError_t error = cudaSuccess;
     int64_t together = rows;  // rows of a launch
     if (plan.slices > 1) {
-      error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)}, select_sample_kernel<T>, a);
+      const bool large = problem.rows.length >= kLargeSampled && plan.slice_packs * (128 / problem.bits) > kLargePart;
+      error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
+                     large ? select_sample_kernel<T, kLargeSampleBits> : select_sample_kernel<T, kSmallSampleBits>, a);
       if (error != cudaSuccess) return error;
       config.overlap = plan.overlap;
       static Residents residents;
