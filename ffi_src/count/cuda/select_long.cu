@@ -467,6 +467,7 @@ __device__ __forceinline__ uint32_t find_equal(const T* __restrict__ x, const So
 // What a block needs in shared memory for a sample, besides tables.
 struct Sample {
   uint32_t few[kPilot];
+  uint32_t ranks, coarse;  // a bit for each rank; for each of which a part has much of the sample
   // For each rank: the places in the sorted sample where its interval begins and ends, the parts that these fall in,
   // and the least or largest element of the sample in that part.
   uint32_t place[2 * kMostRanks], first[2 * kMostRanks], last[2 * kMostRanks], bound[2 * kMostRanks];
@@ -514,35 +515,52 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
       shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
     }
     const uint32_t ranks = __ballot_sync(kEveryLane, has);
-    if (lane == 0) shared.few[0] = ranks;
+    if (lane == 0) shared.ranks = ranks, shared.coarse = 0;
   }
   __syncthreads();
-  const uint32_t ranks = shared.few[0];
-  for_bits(ranks, [&](int r) {
-    const Parts<uint32_t> its = shared.parts[r];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i)
-      increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
-  });
-  __syncthreads();
+  const uint32_t ranks = shared.ranks;
 #pragma unroll 1
-  for (int end = warp; end < 2 * kMostRanks; end += kOfBlock / 32) {
-    const int r = end / 2;
-    if (!(ranks >> r & 1)) continue;
-    const PartOfRank at = find_rank(counts + r * kBins, sum_counts(counts + r * kBins), shared.place[end]);
-    if (lane == 0) shared.parts[r].template bounds<uint32_t>(at.part, shared.first[end], shared.last[end]);
-  }
-  __syncthreads();
-  for_bits(ranks, [&](int r) {
-    const uint32_t low = shared.first[2 * r], high = shared.first[2 * r + 1];
-    const uint32_t low_span = shared.last[2 * r], high_span = shared.last[2 * r + 1];
+  for (bool again = false;; again = true) {
+    for_bits(ranks, [&](int r) {
+      const Parts<uint32_t> its = shared.parts[r];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (own[i] - low <= low_span) atomicMin(shared.bound + 2 * r, own[i]);
-      if (own[i] - high <= high_span) atomicMax(shared.bound + 2 * r + 1, own[i]);
+      for (int i = 0; i < kOwn; ++i)
+        increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (int end = warp; end < 2 * kMostRanks; end += kOfBlock / 32) {
+      const int r = end / 2;
+      if (!(ranks >> r & 1)) continue;
+      const PartOfRank at = find_rank(counts + r * kBins, sum_counts(counts + r * kBins), shared.place[end]);
+      if (lane > 0) continue;
+      shared.parts[r].template bounds<uint32_t>(at.part, shared.first[end], shared.last[end]);
+      if (at.size > kSamples / 32 && shared.last[end] > 0) atomicOr(&shared.coarse, 1u << r);
     }
-  });
-  __syncthreads();
+    __syncthreads();
+    for_bits(ranks, [&](int r) {
+      const uint32_t low = shared.first[2 * r], high = shared.first[2 * r + 1];
+      const uint32_t low_span = shared.last[2 * r], high_span = shared.last[2 * r + 1];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (own[i] - low <= low_span) atomicMin(shared.bound + 2 * r, own[i]);
+        if (own[i] - high <= high_span) atomicMax(shared.bound + 2 * r + 1, own[i]);
+      }
+    });
+    __syncthreads();
+    if (again || shared.coarse == 0) break;
+
+    // As where the first interval goes through zero, near which floating-point numbers are dense: what is between the
+    // two places is cut once more.
+    if (warp == 0 && (ranks & shared.coarse) >> lane & 1) {
+      shared.parts[lane] =
+          Parts<uint32_t>::template between<uint32_t>(kLongBinBits, shared.bound[2 * lane], shared.bound[2 * lane + 1]);
+      shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
+    }
+#pragma unroll 1
+    for (int b = threadIdx.x; b < static_cast<int>(problem.count) * kBins; b += kOfBlock) counts[b] = 0;
+    __syncthreads();
+  }
   if (warp > 0) return;
   typename Found<T>::Word low = 0, high = 0;
   if (has) widen_interval<T>(kSamples, from, to, shared.bound[2 * lane], shared.bound[2 * lane + 1], low, high);
