@@ -7,9 +7,9 @@
 // block for each rank finds the wanted one, in the list or in the slice that has it. Where there are many rows, each
 // has one block, which takes the sample, too, and tells nobody.
 //
-// So the row is read once. Blocks that have no room for what is in the intervals, as where most elements are equal or
-// the row is sorted, or of a row of which a rank is not in its first interval, read their slices again for each step
-// and for the lists, from the L2 cache as far as it goes.
+// So the row is read once. Of an interval of one key, as where most elements are equal, blocks only count the elements.
+// Blocks that have no room for what is in the intervals, as where the row is sorted, or of a row of which a rank is not
+// in its first interval, read their slices again for each step and for the lists, from the L2 cache as far as it goes.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
