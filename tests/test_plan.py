@@ -1003,7 +1003,7 @@ def test_plans_of_selections(capability):
         assert found["shared_bytes"] == max(2048 * count + kept, 2048 * (4 + bits // 8) + 2048)
         assert found["shared_bytes"] < SHARED_LIMIT[capability] << 10 and found["kept"] % 32 == 0
         assert found["kept_steps"] <= 32 and (SHARED_LIMIT[capability] < 163 or found["kept"] > 0)
-        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (4 * 512 + 2048)
+        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (512 + 2048)
         part = plan(1, length, inner, count, bits)
         assert part["slices"] >= found["slices"] and part["workspace_bytes"] <= found["workspace_bytes"]
         assert cpu.plan_sort(outer, length, inner, bits, True, False, capability, 7)["algorithm"] == "sweep"

@@ -159,9 +159,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     return plan;
   }
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
-  // Where rows are written around an element, the tables' memory gets a bit for each of them in the end.
-  const int64_t tables =
-      std::max(problem.count * int64_t{4} << kSelectBinBits, problem.kth >= 0 ? aligned(ceil_div(rows.length, 8)) : 0);
+  const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
   // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
@@ -185,8 +183,6 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const int64_t packs = rows.length * problem.bits / 128 + 2;
   plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / rows.count(), 1, ceil_div(packs, 4 * kLongThreads));
   plan.slice_packs = ceil_div(packs, plan.slices);
-  // Many blocks add their counts to several copies of the tables, or they would wait for each other.
-  plan.copies = plan.slices >= 32 ? kMostLongCopies : 1;
   // Two blocks share a multiprocessor. A thread keeps some elements, and 2 bytes for each of its steps, in which it
   // reads 16 elements (8 of 64 bits).
   const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
@@ -199,10 +195,9 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.shared_bytes =
       std::max<int64_t>(counts + kept_bytes, kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
   plan.table_at = kLongHeadBytes;
-  plan.list_at = plan.table_at + plan.copies * counts;
+  plan.list_at = plan.table_at + counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
-  // A part of the batch may have more slices of each row.
-  plan.row_bytes = aligned(plan.table_at + kMostLongCopies * counts + problem.count * 4 * plan.list_size);
+  plan.row_bytes = aligned(plan.list_at + problem.count * 4 * plan.list_size);
   plan.workspace_bytes += rows.inner * plan.row_bytes;
   plan.overlap = gpu.dependent_launch;
   return plan;

@@ -61,10 +61,10 @@ constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the ro
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
 // The numbers for rows that no block holds: threads of a block, the most elements that are listed in the end, bits of
-// the number of a table's parts, the most steps of a warp of which it keeps elements; the bytes at the start of a row's
-// workspace, and the most copies of tables there.
+// the number of a table's parts, the most steps of a warp of which it keeps elements, and the bytes at the start of a
+// row's workspace.
 constexpr int kLongThreads = 512, kLongFew = 2048, kLongBinBits = 9, kMostKeptSteps = 32;
-constexpr int64_t kLongHeadBytes = 1024, kMostLongCopies = 4;
+constexpr int64_t kLongHeadBytes = 1024;
 
 enum class Selecting {
   kEmpty,   // nothing to write
@@ -87,7 +87,6 @@ struct SelectPlan {
   // The members below are for kLong.
   int64_t slices = 1;       // blocks that share a row
   int64_t slice_packs = 0;  // vectors of 16 bytes in a slice
-  int64_t copies = 1;       // of the tables of counts
   // The most elements that a warp keeps in shared memory, and of how many of its steps.
   int kept = 0, kept_steps = 0;
   int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces

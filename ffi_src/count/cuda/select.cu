@@ -154,41 +154,30 @@ __device__ __forceinline__ void choose_of_list(const uint32_t* list, uint32_t si
 }
 
 // Writes a partition of a row: the elements that sort before the element at `middle`, which has rank kth, then that
-// element, then the others. A warp has the elements from `begin`, a multiple of 32, to `end`, and each lane takes
-// kAhead of them at a time. `is_before` gets a bit for each element of the row, and `counts` a number for each warp.
-template <uint32_t kAhead, class T>
+// element, then the others. A warp has the elements from `begin` to `end`, and each lane takes kAhead of them at a
+// time.
+template <uint32_t kAhead, class T, class Chosen, class CountBefore>
 __device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uint32_t kth, const T* __restrict__ x,
                                              uint32_t length, uint32_t begin, uint32_t end, T* __restrict__ values,
-                                             int32_t* __restrict__ indices, int64_t to, uint32_t* is_before,
-                                             uint32_t* counts) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const T key = keys[middle];
-  uint32_t own = 0;
-#pragma unroll kAhead
-  for (uint32_t start = begin; start < end; start += 32) {
-    const uint32_t at = start + lane;
-    const T its = keys[min(at, length - 1)];
-    const bool goes_before = at < end && (its < key || (its == key && at < middle));
-    const unsigned lanes = __ballot_sync(kEveryLane, goes_before);
-    if (lane == 0) is_before[start / 32] = lanes;
-    own += __popc(lanes);
-  }
-  if (lane == 0) counts[warp] = own;
-  __syncthreads();
-  uint32_t before = shuffle_from(sum_up_to_lane(lane < blockDim.x / 32 ? counts[lane] : 0), warp) - own;
+                                             int32_t* __restrict__ indices, int64_t to, uint32_t* counts,
+                                             Chosen chosen_at, CountBefore count_before) {
+  const int lane = threadIdx.x & 31;
+  const auto is_before = [&, key = keys[middle]](uint32_t at) {
+    return keys[at] < key || (keys[at] == key && at < middle);
+  };
+  uint32_t own, before = count_before(counts, is_before, own);
   T* const to_values = values + to;
   int32_t* const to_indices = indices + to;
-  for (uint32_t start = begin; start < end; start += 32 * kAhead) {
+  for (uint32_t start = begin + lane; start - lane < end; start += 32 * kAhead) {
     T element[kAhead];
     if (values) {
 #pragma unroll
-      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32 + lane, length - 1)];
+      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
     }
 #pragma unroll
     for (uint32_t j = 0; j < kAhead; ++j) {
-      const uint32_t at = start + j * 32 + lane;
-      if (at - lane >= end) break;
-      const unsigned lanes = is_before[at / 32];
+      const uint32_t at = start + j * 32;
+      const unsigned lanes = chosen_at(at, is_before);
       const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
       const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
       before += __popc(lanes);
@@ -199,76 +188,33 @@ __device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uin
   }
 }
 
-// Ranks share a list if the same elements are left for them, or those of one come right after those of the other and
-// both together are few, as for a rank and the next. `found.used` gets a bit for each list, which has the number of a
-// rank, and `many` one for each rank for which many equal elements are left. One warp calls this.
-template <class T>
-__device__ __forceinline__ void share_lists(Found<T>& found, int wanted, uint32_t& many) {
-  const int r = threadIdx.x & 31;
-  const bool is_open = r < wanted && !(found.ends >> r & 1), has = is_open && found.size[r] <= kSelectFew;
-  const uint32_t size = has ? found.size[r] : 0, before = has ? found.rank[r] - found.left[r] : 0;
-  const uint32_t lists = __ballot_sync(kEveryLane, has), more = __ballot_sync(kEveryLane, is_open && !has);
-  // The least ranks whose elements are the same, come right before, and come right after.
-  int same = r, lower = -1, higher = -1;
-  uint32_t of_lower = 0, of_higher = 0;
-#pragma unroll 1
-  for (int q = wanted - 1; q >= 0; --q) {
-    const uint32_t its_before = shuffle_from(before, q), its_size = shuffle_from(size, q);
-    if (!(lists >> q & 1)) continue;
-    const bool are_few = size + its_size <= kSelectFew;
-    if (its_before == before && its_size == size && q < same) same = q;
-    if (its_before + its_size == before && are_few) lower = q, of_lower = its_size;
-    if (before + size == its_before && are_few) higher = q, of_higher = its_size;
-  }
-  // Only two parts are put together.
-  const int its_lower = shuffle_from(lower, max(lower, 0)), its_higher = shuffle_from(higher, max(lower, 0));
-  const bool goes_lower = has && lower >= 0 && its_lower < 0 && its_higher == same;
-  const bool has_higher = has && lower < 0 && higher >= 0;
-  const int list = goes_lower ? lower : same;
-  const auto first = has ? found.first[r] : 0;
-  const auto end = has_higher ? found.first[higher] + found.last[higher] : has ? first + found.last[r] : 0;
-  __syncwarp();
-  if (has) {
-    found.table[r] = list;
-    found.last[r] = end - first;
-    found.size[r] = size + (goes_lower ? of_lower : has_higher ? of_higher : 0);
-    if (goes_lower) found.left[r] += of_lower;
-  }
-  const uint32_t owners = __ballot_sync(kEveryLane, has && list == r);
-  if (r == 0) found.used = owners, many = more;
-}
-
-// Calls `visit(at)` for the thread's elements whose keys are from `first` to `first + last`, if there are any. `past`:
-// where the row begins in the first pack.
-template <class T, class Word, class Visit>
-__device__ __forceinline__ void for_keys_between(const Pack<T>* held, int packs, int past, uint32_t length, Word first,
-                                                 Word last, Visit visit) {
+// Lists the elements that are left for each rank, if they are few, in the memory of the rank's table. For ranks that
+// are the last of the row, finds the last one of the largest elements; `has_largest` says whether the thread has any of
+// these. `past`: where the row begins in the first pack.
+template <class T, class ForKeys>
+__device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, bool has_largest, int wanted,
+                                          uint32_t length, int past, uint32_t* tables, uint32_t* listed,
+                                          uint32_t* last_of_largest, ForKeys for_keys) {
   constexpr int kPack = Pack<T>::kElements;
-  const int threads = blockDim.x;
-  Word nearest = ~Word{0};
+  const int threads = blockDim.x, lane = threadIdx.x & 31, first_end = __ffs(ends) - 1;
+  for_keys(false, [&](auto& key, auto& has, int start) {
 #pragma unroll 1
-  for (int start = threadIdx.x; start < packs; start += kPacks<T> * threads) {
-#pragma unroll
-    for (int i = 0; i < kPacks<T>; ++i) {
-      const Pack<T> pack = held[min(start + i * threads, packs - 1)];
-#pragma unroll
-      for (int e = 0; e < kPack; ++e) nearest = least_difference(Word{pack.element[e]}, first, nearest);
+    for (int r = 0; r < wanted; ++r) {
+      const bool is_end = ends >> r & 1;
+      if (is_end ? r != first_end || !has_largest : found.size[r] > kSelectFew || found.table[r] != r) continue;
+      const auto first = found.first[r], last = found.last[r];
+      uint32_t is_left = keys_between(key, has, first, last);
+      for (; is_left; is_left &= is_left - 1) {
+        const int place = __ffs(is_left) - 1;
+        const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
+        if (static_cast<uint32_t>(at) >= length) continue;
+        if (is_end)
+          atomicMax(last_of_largest, static_cast<uint32_t>(at));
+        else
+          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
+      }
     }
-  }
-  if (nearest > last) return;
-#pragma unroll 1
-  for (int p = threadIdx.x; p < packs; p += threads) {
-    const Pack<T> pack = held[p];
-    nearest = ~Word{0};
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) nearest = least_difference(Word{pack.element[e]}, first, nearest);
-    if (nearest > last) continue;
-#pragma unroll 1
-    for (int e = 0; e < kPack; ++e) {
-      const auto at = static_cast<uint32_t>(p * kPack + e - past);
-      if (held[p].element[e] - first <= last && at < length) visit(at);
-    }
-  }
+  });
 }
 
 template <class T>
@@ -283,12 +229,12 @@ __global__ void __maxnreg__(48)
   __shared__ uint64_t copied;  // the barrier at which the row arrives
   // For each rank: the least and the largest key that the next interval must hold.
   __shared__ Word least[kMostRanks], most[kMostRanks];
-  __shared__ uint32_t listed[kMostRanks], chosen, last_of_largest, many;
+  __shared__ uint32_t listed[kMostRanks], chosen, last_of_largest;
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
   const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(problem.rows.inner);  // blocks are less than 2^31
-  const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
+  const uint32_t outer = row / inner, column = row - outer * inner;
   x += int64_t{row} * length;
 
   // Keys lie in shared memory as elements do in global memory, at the same distance from a multiple of 16 bytes. The
@@ -378,19 +324,16 @@ __global__ void __maxnreg__(48)
     indices[to] = at;
   };
   if (warp == 0) {
-    if (lane < wanted) listed[lane] = 0;
+    if (lane < wanted) {
+      listed[lane] = 0;
+      if (ends >> lane & 1) found.first[lane] = found.largest, found.last[lane] = 0;
+    }
     if (lane == 0) last_of_largest = 0;
-    share_lists(found, wanted, many);
+    __syncwarp();
+    choose_lists(found, wanted);
   }
   __syncthreads();
-  // The elements that are left for ranks go to lists, in the tables' memory.
-  for_bits(found.used, [&](int r) {
-    for_keys_between(held, packs, past, length, found.first[r], found.last[r],
-                     [&](uint32_t at) { tables[r * kBins + atomicAdd(listed + r, 1u)] = at; });
-  });
-  if (ends && highest == found.largest)
-    for_keys_between(held, packs, past, length, highest, Word{0},
-                     [&](uint32_t at) { atomicMax(&last_of_largest, at); });
+  list_left<T>(found, ends, highest == found.largest, wanted, length, past, tables, listed, &last_of_largest, for_keys);
   __syncthreads();
 #pragma unroll 1
   for (int r = warp; r < wanted; r += warps) {
@@ -399,10 +342,9 @@ __global__ void __maxnreg__(48)
       continue;
     }
     const uint32_t size = found.size[r], left = found.left[r];
-    if (many >> r & 1) continue;
+    if (size > kSelectFew) continue;
     choose_of_list(tables + found.table[r] * kBins, size, left, keys, r, write);
   }
-  if (many == 0 && problem.kth < 0) return;
 
   // Many equal elements are left for a rank. Each warp counts them in its part of the row, kAhead elements of a lane at
   // a time.
@@ -422,24 +364,25 @@ __global__ void __maxnreg__(48)
     __syncthreads();
     return shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
   };
-  for_bits(many, [&](int r) {
+  for (int r = 0; r < wanted; ++r) {
+    if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
     const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
     uint32_t own, left = found.left[r];
     left -= count_before(tables + r * kBins, is_equal, own);
-    if (left >= own) return;
+    if (left >= own) continue;
 #pragma unroll 1
     for (uint32_t start = begin + lane; start - lane < end; start += 32) {
       const unsigned lanes = chosen_at(start, is_equal);
       if ((lanes >> lane & 1) && __popc(lanes & ((1u << lane) - 1)) == left) write(r, static_cast<int>(start));
       left -= __popc(lanes);
     }
-  });
+  }
   if (problem.kth < 0) return;
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  write_around<kAhead>(keys, middle, kth, x, length, begin, end, values, indices, int64_t{row} * length, tables,
-                       sample);
+  write_around<kAhead>(keys, middle, kth, x, length, begin, end, values, indices, int64_t{row} * length, sample,
+                       chosen_at, count_before);
 }
 
 }  // namespace

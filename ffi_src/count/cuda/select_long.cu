@@ -7,9 +7,9 @@
 // block for each rank finds the wanted one, in the list or in the slice that has it. Where there are many rows, each
 // has one block, which takes the sample, too, and tells nobody.
 //
-// So the row is read once. Blocks that have no room for what is in the intervals, as where most elements are equal or
-// the row is sorted, or of a row of which a rank is not in its first interval, read their slices again for each step
-// and for the lists, from the L2 cache as far as it goes.
+// So the row is read once. Of an interval of one key, as where most elements are equal, blocks only count the elements.
+// Blocks that have no room for what is in the intervals, as where the row is sorted, or of a row of which a rank is not
+// in its first interval, read their slices again for each step and for the lists, from the L2 cache as far as it goes.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -21,14 +21,14 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32;
-// A sample of a row has 2^11 elements, or 2^13 from a length on. The threads of a block that does nothing else, and the
-// few elements of the sample that are sorted.
-constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13, kSampleThreads = 1024, kPilotBits = 7,
-              kPilot = 1 << kPilotBits;
-constexpr uint32_t kLargeSampled = 1 << 22;
+// A sample of a row has 2^11 elements, or 2^13 if blocks would have no room for what is in wider intervals: of rows of
+// a length, if a block has a larger part. The threads of a block that does nothing else, and the few elements of the
+// sample that are sorted.
+constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13, kSampleThreads = 1024, kPilot = 1 << 7;
+constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // What blocks fetch to the L2 cache while the sample is taken.
 constexpr uint32_t kMostAhead = 96 << 10;
-static_assert(kLongBinBits == 9);
+static_assert(kLongBinBits == 9 && kMostKeptSteps <= 32);
 // What stands first in a row's workspace.
 template <class T>
 struct Head {
@@ -52,10 +52,7 @@ struct Args {
 
   __device__ char* own(int64_t row) const { return workspace + row * plan.list_at; }
   __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }
-  // A copy of the row's tables, in which some of its blocks add up their counts.
-  __device__ uint32_t* tables(int64_t row, uint32_t copy) const {
-    return reinterpret_cast<uint32_t*>(own(row) + plan.table_at) + (copy * problem.count << kLongBinBits);
-  }
+  __device__ uint32_t* tables(int64_t row) const { return reinterpret_cast<uint32_t*>(own(row) + plan.table_at); }
   __device__ bool alone() const { return plan.slices == 1; }  // whether a row has one block
   // The list of a rank: the indices of the elements that are left, or how many equal elements each slice has.
   __device__ uint32_t* list(int64_t row, int r) const {
@@ -223,17 +220,41 @@ struct Kept {
     });
   }
 
-  // Calls `visit(key, at)` for the elements that the lane itself has put there, if none is lost. The whole warp calls
-  // this.
-  template <class Visit>
-  __device__ __forceinline__ void each(const Slice<T>& slice, Visit visit) const {
-    const T* from = keys;
+  // Returns how many keys are from `first` to `first + last`; `steps_of` gets a bit for each step that has any. The
+  // whole warp calls this, if none is lost.
+  __device__ __forceinline__ uint32_t count_between(const Slice<T>& slice, Word first, Word last,
+                                                    uint32_t& steps_of) const {
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t begin = 0, all = 0;
+    steps_of = 0;
 #pragma unroll 1
     for (int step = 0; step < slice.steps(); ++step) {
+      const uint32_t end = begin + sum_of_warp(__popc(sets[step * 32 + lane]));
+      uint32_t of_step = 0;
+#pragma unroll 1
+      for (uint32_t i = begin + lane; i < end; i += 32) of_step += keys[i] - first <= last;
+      of_step = sum_of_warp(of_step);
+      if (of_step) steps_of |= 1u << step;
+      all += of_step, begin = end;
+    }
+    return all;
+  }
+
+  // Calls `visit(key, at)` for the elements that the lane itself has put there in some steps. The whole warp calls
+  // this.
+  template <class Visit>
+  __device__ __forceinline__ void each(const Slice<T>& slice, uint32_t of_steps, Visit visit) const {
+    const T* from = keys;
+#pragma unroll 1
+    for (int step = 0; of_steps >> step; ++step) {
       uint32_t set = sets[step * 32 + (threadIdx.x & 31)];
-      const uint32_t own = __popc(set), up_to = sum_up_to_lane(own);
-      const T* key = from + up_to - own;
-      from += shuffle_from(up_to, 31);
+      const uint32_t own = __popc(set), total = sum_of_warp(own);
+      if (!(of_steps >> step & 1)) {
+        from += total;
+        continue;
+      }
+      const T* key = from + sum_up_to_lane(own) - own;
+      from += total;
 #pragma unroll 1
       while (set) {
         const int element = kElements - 32 + __clz(static_cast<int>(set));
@@ -378,18 +399,50 @@ __device__ __forceinline__ uint32_t choose_in_block(const T* keys, const uint32_
   return choice.chosen;
 }
 
+// Returns the index of number `left` of the elements of a list, which are up to kSelectFew. A warp calls this.
+template <class T>
+__device__ __forceinline__ uint32_t choose_in_warp(const T* __restrict__ x, const SortOrder& order,
+                                                   const uint32_t* list, uint32_t size, uint32_t left) {
+  constexpr int kOwn = kSelectFew / 32;
+  const uint32_t lane = threadIdx.x & 31;
+  typename Found<T>::Word key[kOwn];
+  uint32_t at[kOwn], before[kOwn] = {}, chosen = 0;
+  // Places behind the list get its last element.
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) at[i] = __ldcg(list + min(i * 32 + lane, size - 1));
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) key[i] = sort_key(x[at[i]], order);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll 1
+    for (uint32_t j = i * 32; j < min(size, i * 32 + 32u); ++j) {
+      const auto its = shuffle_from(key[i], j % 32);
+      const uint32_t its_at = shuffle_from(at[i], j % 32);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) before[own] += its < key[own] || (its == key[own] && its_at < at[own]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const unsigned lanes = __ballot_sync(kEveryLane, before[i] == left);
+    if (lanes) chosen = shuffle_from(at[i], __ffs(static_cast<int>(lanes)) - 1);
+  }
+  return chosen;
+}
+
 // Returns the index of number `left` of the elements from `begin` to `end` that have a key. The whole block calls this;
 // there is room for kWarps + 1 words at `sums`.
 template <class T>
 __device__ __forceinline__ uint32_t find_equal(const T* __restrict__ x, const SortOrder& order, T key, int64_t begin,
                                                int64_t end, uint32_t left, uint32_t* sums) {
+  constexpr int kAhead = sizeof(T) == 8 ? 8 : 16;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   // Each warp counts in its part, and then all share the part that has the element.
   for (;;) {
     const int64_t part = (end - begin + kThreads - 1) / kThreads * 32, from = begin + warp * part;
     const int64_t to = min(from + part, end);
     uint32_t own = 0;
-#pragma unroll 4
+#pragma unroll kAhead
     for (int64_t at = from + lane; at < to; at += 32) own += sort_key(x[at], order) == key;
     own = sum_of_warp(own);
     __syncthreads();  // all threads are past their last use of `sums`
@@ -413,32 +466,33 @@ __device__ __forceinline__ uint32_t find_equal(const T* __restrict__ x, const So
 
 // What a block needs in shared memory for a sample, besides tables.
 struct Sample {
-  uint32_t few[kPilot], lowest[kMostRanks], highest[kMostRanks];
+  uint32_t few[kPilot];
+  uint32_t ranks, coarse;  // a bit for each rank; for each of which a part has much of the sample
+  // For each rank: the places in the sorted sample where its interval begins and ends, the parts that these fall in,
+  // and the least or largest element of the sample in that part.
+  uint32_t place[2 * kMostRanks], first[2 * kMostRanks], last[2 * kMostRanks], bound[2 * kMostRanks];
   Parts<uint32_t> parts[kMostRanks];
 };
 
 // Finds the first intervals of a row from a sample. A sort of the sample would take as long as all else, and only the
 // elements at two places of it are wanted for each rank: a step like those of the row itself finds them, from intervals
 // that a few elements of the sample give. The whole block calls this. `counts`: tables of zeros.
-template <int kOfBlock, int kMostBits, class T>
-__device__ __forceinline__ void find_first_tables(int sample_bits, const Select& problem, const T* x,
-                                                  const int32_t* ranks_of_row, Sample& shared, uint32_t* counts,
-                                                  Found<T>& found) {
-  constexpr int kBins = 1 << kLongBinBits, kMostOwn = (1 << kMostBits) / kOfBlock;
-  const int samples = 1 << sample_bits, each = samples / kPilot;
+template <int kOfBlock, int kSampleBits, class T>
+__device__ __forceinline__ void find_first_tables(const Select& problem, const T* x, const int32_t* ranks_of_row,
+                                                  Sample& shared, uint32_t* counts, Found<T>& found) {
+  constexpr int kBins = 1 << kLongBinBits, kSamples = 1 << kSampleBits, kOwn = kSamples / kOfBlock;
+  constexpr int kEach = kSamples / kPilot;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   uint32_t rank = 0;
   const bool has = warp == 0 && own_rank(problem, length, ranks_of_row, rank);
-  uint32_t own[kMostOwn];
-  const auto has_own = [&](int i) { return i * kOfBlock < samples; };
+  uint32_t own[kOwn];
 #pragma unroll
-  for (int i = 0; i < kMostOwn; ++i)
-    if (has_own(i)) own[i] = sampled_word(sample_bits, problem.order, x, length, i * kOfBlock + threadIdx.x);
-  if (threadIdx.x % each == 0) {
+  for (int i = 0; i < kOwn; ++i)
+    own[i] = sampled_word(kSampleBits, problem.order, x, length, i * kOfBlock + threadIdx.x);
+  if (threadIdx.x % kEach == 0) {
 #pragma unroll
-    for (int i = 0; i < kMostOwn; ++i)
-      if (has_own(i)) shared.few[(i * kOfBlock + threadIdx.x) / each] = own[i];
+    for (int i = 0; i < kOwn; ++i) shared.few[(i * kOfBlock + threadIdx.x) / kEach] = own[i];
   }
   __syncthreads();
   int from = 0, to = 0;
@@ -452,48 +506,69 @@ __device__ __forceinline__ void find_first_tables(int sample_bits, const Select&
     for (int i = 0; i < kPilot / 32; ++i) shared.few[lane * (kPilot / 32) + i] = sorted[i];
     __syncwarp();
     if (has) {
-      from = place_in_sample(samples, rank, length, 4, -1), to = place_in_sample(samples, rank, length, 4, 1);
+      from = place_in_sample(kSamples, rank, length, 4, -1), to = place_in_sample(kSamples, rank, length, 4, 1);
       uint32_t low, high;
       const auto sampled = [&](int i) { return shared.few[i]; };
-      find_interval<uint32_t>(kPilot, max(from, 0), min(to, samples - 1), samples, 3, sampled, low, high);
+      find_interval<uint32_t>(kPilot, max(from, 0), min(to, kSamples - 1), kSamples, 4, sampled, low, high);
       shared.parts[lane] = Parts<uint32_t>::template between<uint32_t>(kLongBinBits, low, high);
-      shared.lowest[lane] = max(from, 0), shared.highest[lane] = min(to, samples - 1);
+      shared.place[2 * lane] = max(from, 0), shared.place[2 * lane + 1] = min(to, kSamples - 1);
+      shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
     }
     const uint32_t ranks = __ballot_sync(kEveryLane, has);
-    if (lane == 0) shared.few[0] = ranks;
+    if (lane == 0) shared.ranks = ranks, shared.coarse = 0;
   }
   __syncthreads();
-  const uint32_t ranks = shared.few[0];
-  for_bits(ranks, [&](int r) {
-    const Parts<uint32_t> its = shared.parts[r];
-#pragma unroll
-    for (int i = 0; i < kMostOwn; ++i)
-      if (has_own(i)) increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
-  });
-  __syncthreads();
+  const uint32_t ranks = shared.ranks;
 #pragma unroll 1
-  for (int end = warp; end < 2 * kMostRanks; end += kOfBlock / 32) {
-    const int r = end / 2;
-    if (!(ranks >> r & 1)) continue;
-    uint32_t& place = (end % 2 ? shared.highest : shared.lowest)[r];
-    const PartOfRank at = find_rank(counts + r * kBins, sum_counts(counts + r * kBins), place);
-    uint32_t first, last;
-    shared.parts[r].template bounds<uint32_t>(at.part, first, last);
-    __syncwarp();
-    if (lane == 0) place = end % 2 ? first + last : first;
+  for (bool again = false;; again = true) {
+    for_bits(ranks, [&](int r) {
+      const Parts<uint32_t> its = shared.parts[r];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (int end = warp; end < 2 * kMostRanks; end += kOfBlock / 32) {
+      const int r = end / 2;
+      if (!(ranks >> r & 1)) continue;
+      const PartOfRank at = find_rank(counts + r * kBins, sum_counts(counts + r * kBins), shared.place[end]);
+      if (lane > 0) continue;
+      shared.parts[r].template bounds<uint32_t>(at.part, shared.first[end], shared.last[end]);
+      if (at.size > kSamples / 32 && shared.last[end] > 0) atomicOr(&shared.coarse, 1u << r);
+    }
+    __syncthreads();
+    for_bits(ranks, [&](int r) {
+      const uint32_t low = shared.first[2 * r], high = shared.first[2 * r + 1];
+      const uint32_t low_span = shared.last[2 * r], high_span = shared.last[2 * r + 1];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (own[i] - low <= low_span) atomicMin(shared.bound + 2 * r, own[i]);
+        if (own[i] - high <= high_span) atomicMax(shared.bound + 2 * r + 1, own[i]);
+      }
+    });
+    __syncthreads();
+    if (again || shared.coarse == 0) break;
+
+    // As where the first interval goes through zero, near which floating-point numbers are dense: what is between the
+    // two places is cut once more.
+    if (warp == 0 && (ranks & shared.coarse) >> lane & 1) {
+      shared.parts[lane] =
+          Parts<uint32_t>::template between<uint32_t>(kLongBinBits, shared.bound[2 * lane], shared.bound[2 * lane + 1]);
+      shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
+    }
+#pragma unroll 1
+    for (int b = threadIdx.x; b < static_cast<int>(problem.count) * kBins; b += kOfBlock) counts[b] = 0;
+    __syncthreads();
   }
-  __syncthreads();
   if (warp > 0) return;
   typename Found<T>::Word low = 0, high = 0;
-  if (has) {
-    constexpr uint32_t kAll = sizeof(T) == 8 ? ~0u : static_cast<T>(~T{0});
-    widen_interval<T>(samples, from, to, shared.lowest[lane], min(shared.highest[lane], kAll), low, high);
-  }
-  set_tables<true>(samples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
+  if (has) widen_interval<T>(kSamples, from, to, shared.bound[2 * lane], shared.bound[2 * lane + 1], low, high);
+  set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
 // Finds the first intervals of a row that several blocks share, and clears its counts.
-template <class T>
+template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
   __shared__ Sample shared;
   __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
@@ -503,12 +578,10 @@ __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __g
   const T* const x = a.x + row * a.problem.rows.length;
   const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
   Head<T>& head = a.head(row);
-  for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = 0;
-  for (int b = threadIdx.x; b < a.plan.copies * all_bins; b += kSampleThreads) a.tables(row, 0)[b] = 0;
+  for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = a.tables(row)[b] = 0;
   if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
   if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = 0;
-  const int bits = a.problem.rows.length >= kLargeSampled ? kLargeSampleBits : kSmallSampleBits;
-  find_first_tables<kSampleThreads, kLargeSampleBits>(bits, a.problem, x, ranks, shared, counts, head.found);
+  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
 }
 
 template <class T>
@@ -518,6 +591,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __shared__ Found<T> found;
   __shared__ uint32_t left_of[kMostRanks], sums[kWarps + 1], last_of_largest, lost;
   __shared__ uint32_t sum_of[kMostRanks], place_of[kMostRanks];  // of the counts of a table; in a list
+  __shared__ uint32_t single_count[kMostRanks];  // how many elements of the slice have the only key of an interval
+  __shared__ Word single_key[kMostRanks];
+  __shared__ uint32_t steps_of[kMostRanks][kWarps];  // the steps in which a warp has elements of a list
   __shared__ Choice<Word> choice;
   __shared__ Sample sample;
   // Tables of counts, and what warps keep; in the end, the keys of a list and their indices.
@@ -534,7 +610,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const SortOrder order = one_flip<T>(a.problem.order);
   const int all_bins = wanted << kLongBinBits;
   Head<T>& head = a.head(row);
-  uint32_t* const tables = a.tables(row, static_cast<uint32_t>(slice) % a.plan.copies);
+  uint32_t* const tables = a.tables(row);
   // The sample's kernel leaves the memory nearly idle.
   if (threadIdx.x == 0 && own.whole < own.end_whole)
     prefetch_bulk(own.from + own.whole, min((own.end_whole - own.whole) * 16, kMostAhead));
@@ -554,7 +630,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
     if (threadIdx.x == 0) head.last_of_largest = 0;
     const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
-    find_first_tables<kThreads, kSmallSampleBits>(kSmallSampleBits, a.problem, x, ranks, sample, counts, found);
+    find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
     __syncthreads();
     clear_counts();
     __syncthreads();
@@ -566,11 +642,15 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   uint32_t to_do = ((1u << wanted) - 1) & ~ends;  // a bit for each rank that needs a step
   Word highest = 0;                               // the thread's largest key
   int highest_step = -1;                          // the last step in which it is
-  bool has_all = true;                            // whether the block keeps all keys that it will need
+  // Tables whose first interval is a single key, as where most elements are equal: a thread counts these, and there is
+  // no need to keep them.
+  const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
+  if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
+  bool has_all = true;  // whether the block keeps all keys that it will need
 #pragma unroll 1
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
-    const uint32_t used = found.used;
+    const uint32_t used = found.used, ranges = first ? used & ~singles : used;
     if (warp == 0 && (used >> lane & 1)) {
       const auto uncount = [&](uint32_t copied, uint32_t copies) {
         if (copies == 0) return;
@@ -598,10 +678,12 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         }
         if (count > 0 && most >= highest) highest = most, highest_step = at;
       }
-      if (first && !kept.lost) {
-        uint32_t set = 0;  // the keys that are in an interval, the first of them as the highest bit
+      if (first) {
+        // The keys that are in an interval of more than one key, the first of them as the highest bit.
+        uint32_t set = 0;
         const int others = Own::kElements - count * Own::kPack;
-        for_bits(used, [&](int t) {
+        const uint32_t all = ((1u << Own::kElements) - 1) & ~((1u << others) - 1);
+        for_bits(kept.lost ? singles : used, [&](int t) {
           const Word least = found.low[t], span = found.span[t];
           uint32_t from_least = 0, outside = 0;
 #pragma unroll
@@ -609,15 +691,18 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
 #pragma unroll
             for (int e = 0; e < Own::kPack; ++e)
               append_carry(add_counting(key[i][e], Word{0} - least, from_least), ~span, outside);
-          set |= ~outside;
-          uint32_t below = least ? Own::kElements - from_least - (of_zero < least ? others : 0) : 0;
-          below = sum_of_warp(below);
-          if (lane == 0 && below) atomicAdd(counts + (t << kLongBinBits), below);
+          if (span) set |= ~outside & all;
+          // How many are below the interval, and equal to its only key.
+          uint32_t sums = least ? Own::kElements - from_least - (of_zero < least ? others : 0) : 0;
+          if (span == 0) sums += __popc(~outside & all) << 16;
+          sums = sum_of_warp(sums);
+          if (lane > 0) return;
+          if (sums & 0xffff) atomicAdd(counts + (t << kLongBinBits), sums & 0xffff);
+          if (sums >> 16) atomicAdd(counts + (t << kLongBinBits) + 1, sums >> 16);
         });
-        set &= ((1u << Own::kElements) - 1) & ~((1u << others) - 1);
-        if (kept.keep(key, set, at)) continue;
+        if (!kept.lost && kept.keep(key, set, at)) continue;
       }
-      count_vectors(counts, found, used, key, count, counts_all);
+      count_vectors(counts, found, ranges, key, count, counts_all);
     }
     if (first) {
       if (kept.lost && lane == 0) lost = 1;
@@ -626,8 +711,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         if (lane == 0) atomicMax(&found.largest, of_warp);
       }
     }
-    if (has_all) kept.count(counts, found, used);
+    if (has_all) kept.count(counts, found, ranges);
     __syncthreads();
+    if (first && threadIdx.x < kMostRanks && (singles >> threadIdx.x & 1))
+      single_count[threadIdx.x] = counts[(threadIdx.x << kLongBinBits) + 1];
     for_bits(a.alone() ? 0 : used, [&](int t) {
 #pragma unroll 1
       for (int b = (t << kLongBinBits) + 2 * threadIdx.x; b < (t + 1) << kLongBinBits; b += 2 * kThreads) {
@@ -642,10 +729,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       __syncthreads();
       for_bits(used, [&](int t) {
         const int b = (t << kLongBinBits) + threadIdx.x;
-        uint32_t count = a.alone() ? counts[b] : 0;
-#pragma unroll 4
-        for (uint32_t copy = 0; copy < a.plan.copies && !a.alone(); ++copy) count += __ldcg(a.tables(row, copy) + b);
-        for (uint32_t copy = 0; copy < a.plan.copies && !a.alone(); ++copy) a.tables(row, copy)[b] = 0;
+        uint32_t count = a.alone() ? counts[b] : __ldcg(tables + b);
+        if (!a.alone()) tables[b] = 0;
         if (!first && threadIdx.x == 0) count = 0;  // what is below the interval was counted before
         counts[b] = count;
         const uint32_t sum = sum_of_warp(count);
@@ -706,7 +791,16 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __syncthreads();
   const bool has_list = lane < wanted && !(ends >> lane & 1) && found.table[lane] == lane;
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
-  if (threadIdx.x < kMostRanks && (lists >> threadIdx.x & 1)) {
+  // Lists of elements that are counted already, and all lists that are counts of slices instead.
+  bool is_counted = false;
+  for_bits(has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
+    if (found.first[lane] != single_key[t]) return;
+    is_counted = true;
+    if (warp == 0) left_of[lane] = single_count[t];
+  });
+  const uint32_t open = lists & ~__ballot_sync(kEveryLane, is_counted);
+  const uint32_t by_slice = lists & __ballot_sync(kEveryLane, is_counted || (has_list && found.size[lane] > kLongFew));
+  if (threadIdx.x < kMostRanks && (open >> threadIdx.x & 1)) {
     const Word first = found.first[threadIdx.x], last = found.last[threadIdx.x];
     if (own.before && sort_key(x[0], order) - first <= last) atomicAdd(left_of + threadIdx.x, 0u - own.before);
     if (own.after && sort_key(x[own.length - 1], order) - first <= last)
@@ -714,45 +808,42 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   }
   if (has_all) {
     uint32_t with_any = 0;  // a bit for each list that gets any elements of the warp
-    for_bits(lists, [&](int r) {
+    for_bits(open, [&](int r) {
       const Word first = found.first[r], last = found.last[r];
-      uint32_t left = 0;
-#pragma unroll 4
-      for (uint32_t i = lane; i < kept.size; i += 32) left += kept.keys[i] - first <= last;
-      left = sum_of_warp(left);
+      uint32_t of_steps;
+      const uint32_t left = kept.count_between(own, first, last, of_steps);
       if (left == 0) return;
       with_any |= 1u << r;
-      if (lane == 0) atomicAdd(left_of + r, left);
+      if (lane == 0) atomicAdd(left_of + r, left), steps_of[r][warp] = of_steps;
     });
     __syncthreads();
-    if (threadIdx.x < kMostRanks && (lists >> threadIdx.x & 1) && found.size[threadIdx.x] <= kLongFew &&
-        left_of[threadIdx.x] > 0)
+    if (threadIdx.x < kMostRanks && ((lists & ~by_slice) >> threadIdx.x & 1) && left_of[threadIdx.x] > 0)
       place_of[threadIdx.x] = atomicAdd(head.listed + threadIdx.x, left_of[threadIdx.x]);
     __syncthreads();
-    for_bits(with_any, [&](int r) {
-      if (found.size[r] > kLongFew) return;
+    for_bits(with_any & ~by_slice, [&](int r) {
       const Word first = found.first[r], last = found.last[r];
-      kept.each(own, [&](Word key, uint32_t at) {
+      kept.each(own, steps_of[r][warp], [&](Word key, uint32_t at) {
         if (key - first <= last && at < own.length) a.list(row, r)[atomicAdd(place_of + r, 1u)] = at;
       });
     });
   }
-  // What was read last is still in the L2 cache. If the block has all keys, only a step with a largest one is read
-  // again.
+  // What was read last is still in the L2 cache. If the block needs no elements but those it has, only a step with a
+  // largest one is read again.
+  const bool reads = !has_all && open;
   const bool has_largest = ends && highest == found.largest && highest_step >= 0;
 #pragma unroll 1
-  for (int step = has_all ? highest_step : own.steps() - 1; (!has_all || has_largest) && step >= 0; --step) {
+  for (int step = reads ? own.steps() - 1 : highest_step; (reads || has_largest) && step >= 0; --step) {
     typename Own::Keys key;
     const int count = own.load(order, step, key);
     bool has[Own::kPacks];
 #pragma unroll
     for (int i = 0; i < Own::kPacks; ++i) has[i] = i < count;
     // The last turn finds the last of the largest keys.
-    for_bits((has_largest && step == highest_step ? 1u << kMostRanks : 0) | (has_all ? 0 : lists), [&](int r) {
+    for_bits((has_largest && step == highest_step ? 1u << kMostRanks : 0) | (reads ? open : 0), [&](int r) {
       const bool is_end = r == kMostRanks;
       const Word first = is_end ? highest : found.first[r], last = is_end ? 0 : found.last[r];
       uint32_t is_left = keys_between(key, has, first, last);
-      if (!is_end && found.size[r] > kLongFew) {
+      if (!is_end && (by_slice >> r & 1)) {
         if (is_left) atomicAdd(left_of + r, __popc(is_left));
         return;
       }
@@ -766,12 +857,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
           a.list(row, r)[atomicAdd(head.listed + r, 1u)] = at;
       }
     });
-    if (has_all) break;
+    if (!reads) break;
   }
   __syncthreads();
   if (ends && threadIdx.x == 0) atomicMax(&head.last_of_largest, last_of_largest);
-  if (threadIdx.x < wanted && found.size[threadIdx.x] > kLongFew)
-    a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
+  if (threadIdx.x < wanted && (by_slice >> threadIdx.x & 1)) a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
   // Each rank is chosen by one block.
   wait_for_all(a, head, slice < wanted);
   if (slice >= wanted) return;
@@ -780,23 +870,31 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   auto* const at_of = reinterpret_cast<uint32_t*>(key_of + kLongFew);
   int of_list = -1;
   const auto write = [&](int r, uint32_t at) {
-    if (threadIdx.x > 0) return;
     const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
     a.values[to] = x[at];
     a.indices[to] = static_cast<int32_t>(at);
   };
+  // A warp chooses for a rank of which few elements are left.
+  const auto is_few = [&](int r) { return !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew; };
+#pragma unroll 1
+  for (int r = warp; r < wanted; r += kWarps) {
+    const auto table = found.table[r];
+    if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
+    const uint32_t at = choose_in_warp(x, order, a.list(row, table), found.size[r], found.left[r]);
+    if (lane == 0) write(r, at);
+  }
 #pragma unroll 1
   for (int turn = 0; turn < wanted * wanted; ++turn) {
     // Ranks with the same list come one after the other.
     const int table = turn / wanted, r = turn - table * wanted;
     const bool is_end = ends >> r & 1;
-    if (r % slices != slice || static_cast<int>(is_end ? r : found.table[r]) != table) continue;
+    if (r % slices != slice || static_cast<int>(is_end ? r : found.table[r]) != table || is_few(table)) continue;
     const uint32_t* const list = a.list(row, table);
     const uint32_t size = found.size[r];
     uint32_t left = found.left[r], at = 0;
     if (is_end) {
       at = __ldcg(&head.last_of_largest);
-    } else if (size <= kLongFew) {
+    } else if (!(by_slice >> table & 1)) {
       if (of_list != table) {
         __syncthreads();  // no thread reads the list before any more
 #pragma unroll 1
@@ -832,7 +930,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       const int64_t end = min((slice_of + 1) * a.plan.slice_packs * kPack - own.past, int64_t{own.length});
       at = find_equal(x, order, static_cast<T>(found.first[r]), begin, end, left, sums);
     }
-    write(r, at);
+    if (threadIdx.x == 0) write(r, at);
   }
 }
 
@@ -853,7 +951,9 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     cudaError_t error = cudaSuccess;
     int64_t together = rows;  // rows of a launch
     if (plan.slices > 1) {
-      error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)}, select_sample_kernel<T>, a);
+      const bool large = problem.rows.length >= kLargeSampled && plan.slice_packs * (128 / problem.bits) > kLargePart;
+      error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
+                     large ? select_sample_kernel<T, kLargeSampleBits> : select_sample_kernel<T, kSmallSampleBits>, a);
       if (error != cudaSuccess) return error;
       config.overlap = plan.overlap;
       static Residents residents;
