@@ -962,14 +962,18 @@ def test_plans_of_segments(capability):
     assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
     # One launch orders few rows, if blocks hold the counts of all segments.
     for length, segments, order in [
-        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (98_304, 5000, "ranges"),
-        (98_305, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
+        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (65_536, 5000, "ranges"),
+        (65_537, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
     ]:  # fmt: skip
         found = plan("segment_max", 1, length, 65, segments, "bfloat16", False)
         if order == "ranges" and SHARED_LIMIT[capability] < (200 if segments == 10**5 else 99):
             order = "block" if length <= 1 << 14 else "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
+    # Rows of a batch of ids are sorted unless each has many blocks.
+    batches = [plan("segment_sum", outer, 40_000, 16, 500, "float32", False) for outer in (1, 40)]
+    assert batches[1]["order"] == "sweep" and batches[0]["rows"] == batches[1]["rows"] == 16
+    assert plan("segment_sum", 1, 43_056, 8, 7826, "float64", False)["rows"] == 8  # few rows of a segment: short tiles
     # As many tiles as make whole turns of warps. (type, columns, rows of a tile)
     for dtype, inner, rows in [
         ("float32", 128, 256),

@@ -157,7 +157,7 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // For ordering rows by id in one launch: the most rows, threads of a block, and rows of a block's range that a warp
 // lists.
-constexpr int64_t kMostOrderRows = 96 << 10;
+constexpr int64_t kMostOrderRows = 64 << 10;
 constexpr int kOrderThreads = 1024, kOrderList = 512;
 
 // How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their

@@ -210,7 +210,7 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
   const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
   const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
-  const int64_t least = std::clamp<int64_t>(rows.length >> 14, 8, 64);
+  const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
   int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
   // With one column, a warp has a tile, and takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;

@@ -619,7 +619,7 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     config.overlap = a.overlap;
   } else {
     const int64_t cells = (a.segments - 1) / kGap + 1;
-    a.cells = std::clamp<int64_t>((cells - 1) / 32 + 1, 8, kMostCells);
+    a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, kMostCells);
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }
   const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);

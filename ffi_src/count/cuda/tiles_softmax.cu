@@ -16,47 +16,35 @@ __global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* l
   }
 }
 
-constexpr int kShares = 4;  // vectors that a thread has at a time
+// Rows of a block: as many as give each thread a vector, at least.
+__host__ __device__ constexpr int share_rows(int64_t vectors) {
+  return static_cast<int>(vectors < kThreads / 64 ? kThreads / vectors : 64);
+}
 
-// Computes softmax from the logarithms. Here ids and data are in the order of the rows, not sorted. A block has `rows`
-// neighbouring rows.
+// Computes softmax from the logarithms. Here ids and data are in the order of the rows, not sorted.
 template <int kCount>
-__global__ void __launch_bounds__(kThreads)
-    segment_shares_kernel(const __grid_constant__ Args a, const int32_t* all_ids, float* shares, int64_t rows) {
+__global__ void __launch_bounds__(kThreads) segment_shares_kernel(Args a, const int32_t* all_ids, float* shares) {
+  const int rows = share_rows(a.inner / kCount);
   const int64_t blocks = (a.length + rows - 1) / rows, o = blockIdx.x / blocks;
   const int64_t first = (blockIdx.x - o * blocks) * rows;
-  const int32_t* const ids = all_ids + a.ids_at(o) + first;
-  const float* const data = static_cast<const float*>(a.data) + a.data_at(o) + first * a.inner;
+  const int32_t* const ids = all_ids + a.ids_at(o);
+  const float* const data = static_cast<const float*>(a.data) + a.data_at(o);
   const Pair* const pairs = static_cast<const Pair*>(a.out) + o * a.segments * a.inner;
-  float* const out = shares + (o * a.length + first) * a.inner;
+  float* const out = shares + o * a.length * a.inner;
   const auto vectors = static_cast<uint32_t>(a.inner / kCount);
-  const auto count = static_cast<uint32_t>(min(rows, a.length - first)) * vectors;
-#pragma unroll 1
-  for (uint32_t start = threadIdx.x; start < count; start += kShares * kThreads) {
-    Elements<float, kCount> x[kShares] = {};
-    Elements<Pair, kCount> of[kShares];
-    int32_t id[kShares];
+  const auto count = static_cast<uint32_t>(min(int64_t{rows}, a.length - first)) * vectors;
+  for (uint32_t v = threadIdx.x; v < count; v += kThreads) {
+    const uint32_t row = v / vectors;
+    const int64_t column = static_cast<int64_t>(v - row * vectors) * kCount, at = (first + row) * a.inner + column;
+    const int32_t id = ids[first + row];
+    Elements<float, kCount> y = {};
+    if (a.is_segment(id)) {
+      const auto x = *reinterpret_cast<const Elements<float, kCount>*>(data + at);
+      const auto of = *reinterpret_cast<const Elements<Pair, kCount>*>(pairs + id * a.inner + column);
 #pragma unroll
-    for (int i = 0; i < kShares; ++i) {
-      const uint32_t v = start + i * kThreads;
-      id[i] = v < count ? ids[v / vectors] : -1;
-      if (a.is_segment(id[i])) x[i] = *reinterpret_cast<const Elements<float, kCount>*>(data + int64_t{v} * kCount);
+      for (int i = 0; i < kCount; ++i) y.value[i] = Exponentials::share_of(x.value[i], of.value[i]);
     }
-#pragma unroll
-    for (int i = 0; i < kShares; ++i) {
-      const uint32_t column = (start + i * kThreads) % vectors * kCount;
-      if (a.is_segment(id[i]))
-        of[i] = *reinterpret_cast<const Elements<Pair, kCount>*>(pairs + id[i] * a.inner + column);
-    }
-#pragma unroll
-    for (int i = 0; i < kShares; ++i) {
-      const uint32_t v = start + i * kThreads;
-      if (v >= count) break;
-#pragma unroll
-      for (int e = 0; e < kCount; ++e)
-        if (a.is_segment(id[i])) x[i].value[e] = Exponentials::share_of(x[i].value[e], of[i].value[e]);
-      *reinterpret_cast<Elements<float, kCount>*>(out + int64_t{v} * kCount) = x[i];
-    }
+    *reinterpret_cast<Elements<float, kCount>*>(out + at) = y;
   }
 }
 
@@ -79,12 +67,10 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   }
   const bool vectors =
       (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(out)) % 16 == 0 && a.inner % 4 == 0;
-  // Enough blocks for the GPU first, then enough vectors for each.
-  const int64_t most = std::max<int64_t>(1, kShares * kThreads * (vectors ? 4 : 1) / a.inner);
-  const int64_t rows = std::clamp<int64_t>(a.outer * a.length / 2112, 1, most);
+  const int rows = share_rows(vectors ? a.inner / 4 : a.inner);
   const int64_t blocks = a.outer * ((a.length + rows - 1) / rows);
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
-                vectors ? segment_shares_kernel<4> : segment_shares_kernel<1>, a, buffers.ids, out, rows);
+                vectors ? segment_shares_kernel<4> : segment_shares_kernel<1>, a, buffers.ids, out);
 }
 
 }  // namespace jaxgpuops::count
