@@ -970,10 +970,10 @@ def test_plans_of_segments(capability):
             order = "block" if length <= 1 << 14 else "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
-    # Rows of a batch of ids are sorted unless each has many blocks.
-    batches = [plan("segment_sum", outer, 40_000, 16, 500, "float32", False) for outer in (1, 40)]
-    assert batches[1]["order"] == "sweep" and batches[0]["rows"] == batches[1]["rows"] == 16
-    assert plan("segment_sum", 1, 43_056, 8, 7826, "float64", False)["rows"] == 8  # few rows of a segment: short tiles
+    # Tiles are short where segments have few rows.
+    for length, segments, rows in [(43_056, 7826, 8), (40_000, 5000, 16), (40_000, 5001, 8)]:
+        plans = [plan("segment_sum", outer, length, 16, segments, "float64", False) for outer in (1, 40)]
+        assert plans[0]["rows"] == plans[1]["rows"] == rows
     # As many tiles as make whole turns of warps. (type, columns, rows of a tile)
     for dtype, inner, rows in [
         ("float32", 128, 256),
