@@ -1171,14 +1171,18 @@ def test_plans_of_segments(capability):
     assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
     # One launch orders few rows, if blocks hold the counts of all segments.
     for length, segments, order in [
-        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (98_304, 5000, "ranges"),
-        (98_305, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
+        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (65_536, 5000, "ranges"),
+        (65_537, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
     ]:  # fmt: skip
         found = plan("segment_max", 1, length, 65, segments, "bfloat16", False)
-        if segments == 10**5 and SHARED_LIMIT[capability] < 163:
-            order = "sweep"
+        if order == "ranges" and SHARED_LIMIT[capability] < (200 if segments == 10**5 else 99):
+            order = "block" if length <= 1 << 14 else "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
+    # Tiles are short where segments have few rows.
+    for length, segments, rows in [(43_056, 7826, 8), (40_000, 5000, 16), (40_000, 5001, 8)]:
+        plans = [plan("segment_sum", outer, length, 16, segments, "float64", False) for outer in (1, 40)]
+        assert plans[0]["rows"] == plans[1]["rows"] == rows
     # As many tiles as make whole turns of warps. (type, columns, rows of a tile)
     for dtype, inner, rows in [
         ("float32", 128, 256),

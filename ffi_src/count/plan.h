@@ -170,8 +170,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // For ordering rows by id in one launch: the most rows, threads of a block, and rows of a block's range that a warp
 // lists.
-constexpr int64_t kMostOrderRows = 96 << 10;
-constexpr int kOrderThreads = 1024, kOrderList = 128;
+constexpr int64_t kMostOrderRows = 64 << 10;
+constexpr int kOrderThreads = 1024, kOrderList = 512;
 
 // How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their
 // positions, the workspace of the sort and, after `bytes`, the partial results of segments.
@@ -245,11 +245,17 @@ struct SegmentsPlan {
   int64_t blocks = 0;        // and how many such blocks an outer index has
   bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
   bool overlap = false;      // not for kLanes and kTables: whether a kernel may start before the one before it ends
-  // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one.
-  int64_t tails = 0;
+  // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one. Then
+  // come the counters of segment_join_kernel; `joined_bytes` is the size of all.
+  int64_t tails = 0, counters = 0, joined_bytes = 0;
   int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum
   int64_t workspace_bytes = 0;
 };
+
+// A block of segment_join_kernel has 2^kJoinTeamBits threads. At most 2^3 of them share a row, so that a block adds up
+// many rows at a time.
+constexpr int kJoinTeamBits = 9, kJoinThreads = 1 << kJoinTeamBits;
+constexpr int join_team_bits(int64_t inner) { return inner > 4 ? 3 : inner > 2 ? 2 : inner > 1 ? 1 : 0; }
 
 // The sort of the ids, as a problem of sort/.
 sort::Problem order_of(const Segments& problem);

@@ -175,21 +175,24 @@ namespace {
 
 // Plans the order of rows by id. It is the same whatever the plan, which may so depend on the batch and on the GPU.
 OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
-  constexpr int64_t kRanges = 66;  // all blocks read all ids, so more do not take less time
-  constexpr int64_t kStatic = 18 << 10, kSegmentBytes = 4 * (kOrderThreads / 32 + 1);  // shared memory
+  // All blocks read all ids, so that more than kRanges do not take less time. Few of them have many rows each, and the
+  // sort is faster.
+  constexpr int64_t kLeastRanges = 16, kRanges = 132;
+  // Shared memory: lists, words of each segment, and a few words more.
+  constexpr int64_t kListBytes = kOrderThreads / 32 * 4 * kOrderList, kSegmentBytes = 4 * (kOrderThreads / 32 + 1);
+  const int64_t most_range = (gpu.shared_bytes - kListBytes - 2048) / kSegmentBytes;
   OrderPlan plan;
   const int64_t length = problem.rows.length, keys = problem.segments + 1;
   plan.sort = sort::plan_sort(order_of(problem), gpu);
   plan.positions = aligned(4 * length);
   plan.workspace = 2 * plan.positions;
   plan.bytes = plan.workspace + aligned(plan.sort.workspace_bytes);
-  const int64_t least = ceil_div(keys, (gpu.shared_bytes - kStatic) / kSegmentBytes);
   const int64_t wanted = std::clamp<int64_t>(gpu.multiprocessors / std::max<int64_t>(1, problem.id_rows), 1, kRanges);
-  const int64_t ranges = std::max(least, std::min(wanted, keys));
-  if (length <= kMostOrderRows && problem.id_rows * ranges <= gpu.multiprocessors) {
-    plan.range = ceil_div(keys, ranges);
-    plan.ranges = ceil_div(keys, plan.range);
-    plan.shared_bytes = kSegmentBytes * plan.range;
+  const int64_t range = ceil_div(keys, std::min(wanted, keys));
+  if (length <= kMostOrderRows && wanted >= kLeastRanges && range <= most_range) {
+    plan.range = range;
+    plan.ranges = ceil_div(keys, range);
+    plan.shared_bytes = kSegmentBytes * range + kListBytes;
   }
   return plan;
 }
@@ -207,15 +210,20 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
   const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
   const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
-  const int64_t least = std::clamp<int64_t>(rows.length >> 14, 8, 64);
+  const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
   int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
   // With one column, a warp has a tile, and takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
-  const int64_t part = aligned(plan.tiles * rows.inner * part_bytes);
-  plan.tails = part;
-  plan.workspace_bytes = plan.order.bytes + (plan.tiles > 1 ? 2 * part : 0);
+  if (plan.tiles > 1) {
+    const int bits = join_team_bits(rows.inner);
+    plan.tails = aligned(plan.tiles * rows.inner * part_bytes);
+    plan.counters = 2 * plan.tails;
+    plan.joined_bytes =
+        plan.counters + aligned(4 * ceil_div(plan.tiles, kJoinThreads >> bits) * ceil_div(rows.inner, 1 << bits));
+  }
+  plan.workspace_bytes = plan.order.bytes + plan.joined_bytes;
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Finds the order of up to kMostOrderRows rows by id, in one launch: a stable counting sort. A block has a range of the
 // segments and reads all ids, so that it counts for itself how many rows go before its own, and no block waits for
 // another. Each warp has neighbouring rows, lists those in the block's range, and counts them by segment in a table of
-// its own; sums over the tables say where each of its rows goes.
+// its own; sums over the tables say where each of its rows goes. A segment that has most rows of a warp is not listed.
 //
-// Bytes moved: every block reads all ids, from L2; ids and positions are written once. Of many rows of one segment,
-// whose warps' lists are full, the ids are read twice more.
+// Bytes moved: every block reads all ids, from L2; ids and positions are written once. The ids are read once more if a
+// segment has most rows, and twice more by warps whose lists are too short.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -15,7 +15,9 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kWarps = kOrderThreads / 32;
-constexpr int kIds = 12;  // ids that a lane loads at a time
+constexpr int kIds = 12;   // ids that a lane loads at a time
+constexpr int kBatch = 4;  // and where it has more to do with them
+constexpr uint32_t kNone = ~0u;
 
 struct Args {
   const int32_t* ids;
@@ -24,7 +26,6 @@ struct Args {
 };
 
 __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __grid_constant__ Args a) {
-  __shared__ uint32_t lists[kWarps][kOrderList];  // the segment in the range, then 16 bits of the row
   __shared__ uint32_t lower_of[kWarps], sums[kWarps];
   let_dependents_start();  // segment_tiles_kernel
   const uint32_t o = blockIdx.x / a.ranges, first = (blockIdx.x - o * a.ranges) * a.range;
@@ -34,6 +35,8 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   uint32_t* const table = tables + warp * a.range;
   uint32_t* const starts = tables + kWarps * a.range;  // of each segment of the range
+  // Of a listed row: the segment in the range, then 16 bits of the row.
+  uint32_t* const list = starts + a.range + warp * kOrderList;
   const int32_t* const ids = a.ids + static_cast<int64_t>(o) * a.length;
   const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
   for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
@@ -42,6 +45,16 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   // still.
   const bool is_last = first + own > a.segments;
   const uint32_t most = is_last ? ~first : own - 1;
+  // The segment, if any, that many of the warp's rows belong to, by a sample of them.
+  uint32_t frequent = kNone, frequent_rows = 0;
+  if (begin < end) {
+    const uint32_t sample = static_cast<uint32_t>(ids[begin + (end - begin) * lane / 32]) - first;
+    const unsigned in_range = __ballot_sync(kEveryLane, sample <= most);
+    if (in_range) {
+      const uint32_t one = __shfl_sync(kEveryLane, min(sample, own - 1), __ffs(in_range) - 1);
+      if (__popc(in_range & __ballot_sync(kEveryLane, min(sample, own - 1) == one)) >= 8) frequent = one;
+    }
+  }
   uint32_t lower = 0, size = 0;
   // Lists the rows of the next kIds steps. `whole`: there are so many, so that nothing has to be compared.
   const auto list_rows = [&](uint32_t at, auto whole) {
@@ -53,11 +66,16 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
 #pragma unroll
     for (int i = 0; i < kIds; ++i) {
       lower += segment[i] > ~first && is_there(i);
-      const bool has = segment[i] <= most && is_there(i);
-      const unsigned mask = __ballot_sync(kEveryLane, has);
+      bool has = segment[i] <= most && is_there(i);
+      unsigned mask = __ballot_sync(kEveryLane, has);
       if (mask == 0) continue;
+      segment[i] = min(segment[i], own - 1);
+      has = has && segment[i] != frequent;
+      const unsigned to_list = __ballot_sync(kEveryLane, has);
+      frequent_rows += __popc(mask & ~to_list);
+      mask = to_list;
       const uint32_t to = size + __popc(mask & below);
-      if (has && to < kOrderList) lists[warp][to] = min(segment[i], own - 1) << 16 | (at + 32 * i + lane - begin);
+      if (has && to < kOrderList) list[to] = segment[i] << 16 | (at + 32 * i + lane - begin);
       size += __popc(mask);
     }
   };
@@ -67,39 +85,51 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   if (start < end) list_rows(start, std::false_type{});
   __syncwarp();
 
-  // Calls take(segment, row, place) for the warp's rows in the range, in order, with what the table has for the segment
-  // and how many rows of it the warp has had before.
+  const bool listed = size <= kOrderList;
+  if (!listed) frequent = kNone, frequent_rows = 0;
+  // Loads kBatch segments of rows from `at`; of other ranges, or behind the warp's rows: kNone.
+  const auto load_batch = [&](uint32_t at, uint32_t (&segment)[kBatch]) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      segment[i] = at + 32 * i < end ? static_cast<uint32_t>(ids[at + 32 * i]) - first : kNone;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      segment[i] = segment[i] <= most && at + 32 * i < end ? min(segment[i], own - 1) : kNone;
+  };
+  // Calls take(segment, row, place) for the warp's rows in the range, in order, but for those of the frequent segment,
+  // with what the table has for the segment and how many rows of it the warp has had before.
   const auto each_row = [&](auto take) {
-    const bool listed = size <= kOrderList;
     const uint32_t count = listed ? size : end - begin;
-    const auto segment_of = [&](uint32_t at) {
-      return !listed && at < count ? static_cast<uint32_t>(ids[begin + at]) - first : 0;
-    };
-    uint32_t next = segment_of(lane);
 #pragma unroll 1
-    for (uint32_t at = lane; at - lane < count; at += 32) {
-      uint32_t segment = min(next, own - 1), row = begin + at;
-      const bool has = at < count && next <= most;
-      if (listed) {
-        const uint32_t entry = lists[warp][min(at, count - 1)];
-        segment = entry >> 16, row = begin + (entry & 0xffff);
-      } else {
-        next = segment_of(at + 32);
+    for (uint32_t start = 0; start < count; start += 32 * kBatch) {
+      uint32_t segments[kBatch];
+      if (!listed) load_batch(begin + start + lane, segments);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t at = start + 32 * i + lane;
+        if (at - lane >= count) break;
+        uint32_t segment = segments[i], row = begin + at;
+        if (listed) {
+          const uint32_t entry = list[min(at, count - 1)];
+          segment = at < count ? entry >> 16 : kNone, row = begin + (entry & 0xffff);
+        }
+        const bool has = segment != kNone;
+        const unsigned mask = __ballot_sync(kEveryLane, has);
+        if (mask == 0) continue;
+        // Often all rows are of one segment, or most.
+        const uint32_t most_often = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
+        unsigned same = __ballot_sync(kEveryLane, segment == most_often);
+        if (has && segment != most_often) same = __match_any_sync(mask & ~same, segment);
+        const uint32_t place = has ? table[segment] : 0;
+        __syncwarp();
+        if (has && (same & below) == 0) table[segment] = place + __popc(same);
+        __syncwarp();
+        if (has) take(segment, row, place + __popc(same & below));
       }
-      const unsigned mask = __ballot_sync(kEveryLane, has);
-      if (mask == 0) continue;
-      // Often all rows are of one segment, or most.
-      const uint32_t frequent = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
-      unsigned same = __ballot_sync(kEveryLane, has && segment == frequent);
-      if (has && segment != frequent) same = __match_any_sync(mask & ~same, segment);
-      const uint32_t place = has ? table[segment] : 0;
-      __syncwarp();
-      if (has && (same & below) == 0) table[segment] = place + __popc(same);
-      __syncwarp();
-      if (has) take(segment, row, place + __popc(same & below));
     }
   };
   each_row([](uint32_t, uint32_t, uint32_t) {});
+  if (lane == 0 && frequent_rows > 0) table[frequent] = frequent_rows;
   lower = sum_of_warp(lower);
   if (lane == 0) lower_of[warp] = lower;
   __syncthreads();
@@ -133,10 +163,24 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
 
   int32_t* const sorted = a.sorted + static_cast<int64_t>(o) * a.length;
   int32_t* const positions = a.positions + static_cast<int64_t>(o) * a.length;
-  each_row([&](uint32_t segment, uint32_t row, uint32_t place) {
+  const auto put = [&](uint32_t segment, uint32_t row, uint32_t place) {
     sorted[starts[segment] + place] = static_cast<int32_t>(first + segment);
     positions[starts[segment] + place] = static_cast<int32_t>(row);
-  });
+  };
+  each_row(put);
+  if (frequent_rows == 0) return;
+  place = table[frequent];
+#pragma unroll 1
+  for (uint32_t at = begin + lane; at - lane < end; at += 32 * kBatch) {
+    uint32_t segments[kBatch];
+    load_batch(at, segments);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const unsigned mask = __ballot_sync(kEveryLane, segments[i] == frequent);
+      if (segments[i] == frequent) put(frequent, at + 32 * i, place + __popc(mask & below));
+      place += __popc(mask);
+    }
+  }
 }
 
 }  // namespace

@@ -22,13 +22,11 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kJoinThreads = 512;  // threads of a block of segment_join_kernel
-// At most 2^kJoinBits of these threads share a row, so that a block adds up many rows at a time.
-constexpr int kJoinBits = 3;
 // Tiles fill gaps of up to so many segments. Cells are as long, so that a longer gap has the first segment of a cell.
 constexpr int kGap = 32;
-constexpr int kRows = 8;      // neighbouring rows that a lane has where a row is one element
-constexpr int kTileRows = 4;  // rows that a lane loads before it folds them
+constexpr int kMostCells = kThreads - 32;  // of a block that fills gaps
+constexpr int kRows = 8;                   // neighbouring rows that a lane has where a row is one element
+constexpr int kTileRows = 4;               // rows that a lane loads before it folds them
 // Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
 constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
 
@@ -38,12 +36,13 @@ struct Args : SegmentArgs {
   const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
   int64_t lanes = 0;    // of segment_tiles_kernel: threads that share a row
-  int64_t fillers = 0;  // and its blocks that fill long gaps
+  int64_t fillers = 0;  // and its blocks that fill long gaps, which have `cells` each
+  int64_t cells = 0;
   // The members below are for segment_join_kernel.
+  int64_t counters_at;
   int64_t chunks = 0;  // chunks that the columns are cut into; a team has one of them
-  int team_bits = 0;
-  int64_t shares = 0;  // the partial results of a segment are cut into so many shares; one team of a block folds each
-  bool overlap;        // whether a kernel may start before the one before it ends
+  int team_bits;
+  bool overlap;  // whether a kernel may start before the one before it ends
 
   // Finds the order of the ids first if they do not ascend.
   Args(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers,
@@ -53,6 +52,8 @@ struct Args : SegmentArgs {
         tails_at(plan.tails),
         rows(plan.rows),
         tiles(plan.tiles),
+        counters_at(plan.counters),
+        team_bits(join_team_bits(inner)),
         overlap(plan.overlap) {
     status = cudaSuccess;
     if (plan.algorithm == Segmenting::kOrdered && length > 0) {
@@ -65,7 +66,18 @@ struct Args : SegmentArgs {
       positions = order;
     }
     workspace += outer * plan.order.bytes;
-    workspace_bytes = 2 * plan.tails;
+    workspace_bytes = plan.joined_bytes;
+  }
+
+  // Counts the blocks of segment_join_kernel that have folded their part of a segment; here is the counter of the block
+  // that the segment begins in.
+  __device__ uint32_t* counter(char* workspace, int64_t tile, int64_t column) const {
+    const int64_t block = tile >> (kJoinTeamBits - team_bits), columns = ((inner - 1) >> team_bits) + 1;
+    return reinterpret_cast<uint32_t*>(workspace + counters_at) + block * columns + (column >> team_bits);
+  }
+  // Clears the counters of the block that begins with the tile, if one does.
+  __device__ void clear_counter(char* workspace, int64_t tile, int64_t column) const {
+    if (tiles > 1 && tile % (kJoinThreads >> team_bits) == 0) *counter(workspace, tile, column) = 0;
   }
 
   // Where an id stands among the segments: -1 before all of them, the number of segments behind them.
@@ -130,13 +142,12 @@ struct alignas(std::min<size_t>(16, kCount * sizeof(typename Monoid::Acc))) Part
 // gap at the front of it: a longer one that begins or ends in a cell reaches past it. Then warps fill the cells.
 template <class Result>
 __device__ __noinline__ void fill_gaps(const Args& a) {
-  __shared__ uint8_t behind[kThreads + 1], before[kThreads + 1];  // segments of the gap on both sides of the front
-  const int64_t blocks = (a.segments + kThreads * kGap - 1) / (kThreads * kGap), o = blockIdx.x / blocks;
-  const int64_t first = (blockIdx.x - o * blocks) * kThreads * kGap;
+  __shared__ uint8_t behind[kThreads], before[kThreads];  // segments of the gap on both sides of the front
+  const int64_t blocks = a.fillers / a.outer, o = blockIdx.x / blocks;
+  const int64_t first = (blockIdx.x - o * blocks) * a.cells * kGap;
   const int32_t* const ids = a.ids + offset_of(a.ids_at, o);
-#pragma unroll 1
-  for (int i = threadIdx.x; i <= kThreads; i += kThreads) {
-    const int64_t front = min(first + int64_t{i} * kGap, a.segments);
+  if (threadIdx.x <= a.cells) {
+    const int64_t front = min(first + int64_t{threadIdx.x} * kGap, a.segments);
     int64_t low = 0, high = a.length;
 #pragma unroll 1
     while (low < high) {
@@ -150,8 +161,8 @@ __device__ __noinline__ void fill_gaps(const Args& a) {
     const int64_t last = low > 0 ? a.place_of(ids[low - 1]) : -1;
     const int64_t next = low < a.length ? a.place_of(ids[low]) : a.segments;
     const bool is_long = next - last > kGap + 1;
-    behind[i] = is_long ? static_cast<uint8_t>(min(next - front, int64_t{kGap})) : 0;
-    before[i] = is_long ? static_cast<uint8_t>(min(front - 1 - last, int64_t{kGap})) : 0;
+    behind[threadIdx.x] = is_long ? static_cast<uint8_t>(min(next - front, int64_t{kGap})) : 0;
+    before[threadIdx.x] = is_long ? static_cast<uint8_t>(min(front - 1 - last, int64_t{kGap})) : 0;
   }
   __syncthreads();
   const auto empty = static_cast<Result>(a.keys.empty);
@@ -159,23 +170,29 @@ __device__ __noinline__ void fill_gaps(const Args& a) {
   Pack pack;
 #pragma unroll
   for (int i = 0; i < kPerPack; ++i) set<Result>(pack, i, empty);
-  const int lane = threadIdx.x & 31;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  constexpr int kWarps = kThreads / 32;
+  const int of_lane = lane * kWarps + warp;  // a cell: most have nothing to fill
+  const bool has_cell = of_lane < a.cells && first + int64_t{of_lane} * kGap < a.segments;
+  unsigned cells = __ballot_sync(kEveryLane, has_cell && (behind[of_lane] | before[of_lane + 1]) != 0);
 #pragma unroll 1
-  for (int part = threadIdx.x / 32; part < 2 * kThreads; part += kThreads / 32) {
-    const int cell = part / 2;
+  for (; cells; cells &= cells - 1) {
+    const int cell = (__ffs(cells) - 1) * kWarps + warp;
     const int64_t front = first + int64_t{cell} * kGap, end = min(front + kGap, a.segments);
-    if (front >= a.segments) return;
     const int64_t middle = front + behind[cell], next = max(middle, end - before[cell + 1]);
-    const int64_t from = part % 2 ? next : front, count = ((part % 2 ? end : middle) - from) * a.inner;
-    Result* const to = static_cast<Result*>(a.out) + (o * a.segments + from) * a.inner;
-    const bool packs = count % kPerPack == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
-    const int64_t units = packs ? count / kPerPack : count;
 #pragma unroll 1
-    for (int64_t i = lane; i < units; i += 32) {
-      if (packs) {
-        reinterpret_cast<Pack*>(to)[i] = pack;
-      } else {
-        to[i] = empty;
+    for (int part = 0; part < 2; ++part) {
+      const int64_t from = part ? next : front, count = ((part ? end : middle) - from) * a.inner;
+      Result* const to = static_cast<Result*>(a.out) + (o * a.segments + from) * a.inner;
+      const bool packs = count % kPerPack == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
+      const int64_t units = packs ? count / kPerPack : count;
+#pragma unroll 1
+      for (int64_t i = lane; i < units; i += 32) {
+        if (packs) {
+          reinterpret_cast<Pack*>(to)[i] = pack;
+        } else {
+          to[i] = empty;
+        }
       }
     }
   }
@@ -199,23 +216,40 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
   const int32_t* ids = a.ids + ids_at;
   const int32_t* positions = a.positions ? a.positions + ids_at : nullptr;
   const Bits* data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o) + column;
-  char* workspace = a.workspace + o * a.workspace_bytes;
   const int64_t begin = tile * a.rows;
   const auto length = static_cast<int>(min(a.rows, a.length - begin));
   ids += begin;
   if (positions) positions += begin;
+  Result* const out = static_cast<Result*>(a.out) + o * a.segments * a.inner + column;
+  char* const workspace = a.workspace + o * a.workspace_bytes;
+  char* const head = workspace + (tile * a.inner + column) * sizeof(Acc);
+  a.clear_counter(workspace, tile, column);
 
   int32_t id = ids[0];
   bool begins = begin == 0 || ids[-1] != id;
-  bool gaps = begins;  // whether segments may have no rows
   Partial<Monoid, kCount> sum;
   sum.clear();
   const auto flush = [&](bool ends) {
     if (!a.is_segment(id)) return;
     if (begins && ends) {
-      sum.store_result(a.out, (o * a.segments + id) * a.inner + column, a.keys);
+      sum.store_result(out, id * a.inner, a.keys);
     } else {
-      sum.store(reinterpret_cast<Acc*>(workspace + (begins ? a.tails_at : 0)) + tile * a.inner + column);
+      sum.store(reinterpret_cast<Acc*>(head + (begins ? a.tails_at : 0)));
+    }
+  };
+  // Fills the segments before the rows from `at` to `to`, and behind the last row of all, if they are few.
+  bool gaps = begins;  // whether there are any
+  const auto fill = [&](int at, int to) {
+    Elements<Result, kCount> empty;
+#pragma unroll
+    for (Result& value : empty.value) value = static_cast<Result>(a.keys.empty);
+#pragma unroll 1
+    for (int r = at; r < to; ++r) {
+      const int64_t row = begin + r, from = row == 0 ? 0 : a.place_of(ids[r - 1]) + 1;
+      const int64_t next = row == a.length ? a.segments : a.place_of(ids[r]);
+#pragma unroll 1
+      for (int64_t s = next - from > kGap ? next : from; s < next; ++s)
+        *reinterpret_cast<Elements<Result, kCount>*>(out + s * a.inner) = empty;
     }
   };
   // The ids and positions of the next rows are loaded together with the elements of the current rows.
@@ -243,35 +277,19 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
       if (at + r >= length) break;
       if (own[r] != id) {
         flush(true);
-        gaps |= own[r] - id != 1;
+        gaps |= static_cast<uint32_t>(own[r]) - static_cast<uint32_t>(id) != 1;
         id = own[r];
         begins = true;
         sum.clear();
       }
       if (a.is_segment(id)) sum.fold(elements[r], a.keys);
     }
+    if (gaps) fill(at, min(at + kTileRows, length));
+    gaps = false;
   }
   const bool is_last = begin + length == a.length;
   flush(is_last || ids[length] != id);
-  if (!gaps && !is_last) return;
-  // Fills the segments between those of neighbouring rows, if they are few.
-  Elements<Result, kCount> empty;
-#pragma unroll
-  for (Result& value : empty.value) value = static_cast<Result>(a.keys.empty);
-  int32_t last = begin == 0 ? 0 : ids[-1];
-#pragma unroll 1
-  for (int r = 0; r < length + is_last; ++r) {
-    const bool at_front = begin + r == 0, at_back = r == length;
-    const int32_t next = at_back ? 0 : ids[r];
-    if (at_front || at_back || static_cast<uint32_t>(next) - static_cast<uint32_t>(last) > 1) {
-      const int64_t from = at_front ? 0 : a.place_of(last) + 1, to = at_back ? a.segments : a.place_of(next);
-#pragma unroll 1
-      for (int64_t s = to - from > kGap ? to : from; s < to; ++s)
-        *reinterpret_cast<Elements<Result, kCount>*>(static_cast<Result*>(a.out) + (o * a.segments + s) * a.inner +
-                                                     column) = empty;
-    }
-    last = next;
-  }
+  if (is_last) fill(length, length + 1);
 }
 
 template <class T>
@@ -315,6 +333,7 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(const __grid_
   auto* out = static_cast<typename Monoid::Result*>(a.out) + o * a.segments;
   char* workspace = a.workspace + o * a.workspace_bytes;
   const int64_t begin = tile * a.rows, end = min(a.length, begin + a.rows);
+  if (lane == 0) a.clear_counter(workspace, tile, 0);
 
   const int32_t first_id = ids[begin];
   const bool first_begins = begin == 0 || ids[begin - 1] != first_id;
@@ -398,98 +417,164 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(const __grid_
   if (lane == 0) finish(open_id, open, end == a.length || ids[end] != open_id);
 }
 
-// Folds the partial results of each segment that begins in one tile and ends in another; a team has the segment that
-// begins in its tile. If a segment has many partial results, all teams of the block fold a share of neighbouring ones.
+// Returns how many of the `most` tiles that lie next to `tile` in one direction begin with an id, too. Those are a run,
+// and most often it is short: lanes of a warp probe at growing distances before they divide the interval that is left.
+__device__ __noinline__ int64_t run_beside(const Args& a, const int32_t* ids, int64_t tile, int direction, int64_t most,
+                                           int32_t id) {
+  const int lane = threadIdx.x & 31;
+  const auto lanes_in_run = [&](int64_t distance) {
+    const bool is_in = distance <= most && ids[(tile + direction * distance) * a.rows] == id;
+    return __popc(__ballot_sync(kEveryLane, is_in));
+  };
+  const int doublings = lanes_in_run(int64_t{1} << lane);
+  if (doublings == 0) return 0;
+  int64_t low = int64_t{1} << (doublings - 1), high = min(most, 2 * low - 1);
+#pragma unroll 1
+  while (low < high) {
+    const int64_t step = (high - low + 31) / 32, distance = low + (lane + 1) * step;
+    low += lanes_in_run(distance <= high ? distance : most + 1) * step;
+    high = min(high, low + step - 1);
+  }
+  return low;
+}
+
+// Folds the partial results of each segment that begins in one tile and ends in another. A block has as many tiles as
+// teams of threads. A tile whose first rows belong to a segment that began before has a head; a tile whose last rows
+// belong to a segment that begins in it and goes on has a tail. All runs of heads are folded at once, each as a tree,
+// and the team of the tail adds its own. If a segment has more than kFew tiles behind the block that it begins in, each
+// block leaves the fold of its tiles in the workspace, and the last one to do so folds these, in order.
 template <class Monoid, int kCount>
 __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid_constant__ Args a) {
   using Acc = typename Monoid::Acc;
   constexpr int kFew = 8;
+  constexpr int32_t kNone = -1;
   __shared__ Partial<Monoid, kCount> partials[kJoinThreads];
-  __shared__ int32_t parts_of[kJoinThreads], id_of[kJoinThreads];  // of each tile: partial results in later ones
-  __shared__ int16_t many[kJoinThreads];                           // tiles that have more than kFew of them
-  __shared__ int count;
+  __shared__ int32_t head_of[kJoinThreads], tail_of[kJoinThreads];  // ids, or kNone
+  __shared__ uint32_t starts[kJoinThreads / 32];                    // a bit for each tile whose head is not in a run
+  // The segment that comes from a block before, and the one that goes on in the next: their first and last tiles.
+  __shared__ int64_t in_first, in_last, out_first, out_last;
+  __shared__ bool is_last_block;
   const int lane = threadIdx.x & ((1 << a.team_bits) - 1), team = threadIdx.x >> a.team_bits;
   const int teams = kJoinThreads >> a.team_bits;
   const int64_t block = blockIdx.x / a.chunks, chunk = blockIdx.x - block * a.chunks;
   const int64_t blocks = (a.tiles + teams - 1) / teams, o = block / blocks, first = (block - o * blocks) * teams;
   const int32_t* ids = a.ids + offset_of(a.ids_at, o);
-  if (threadIdx.x == 0) count = 0;
-  __syncthreads();
 
   // The ids do not change while the kernel before this one runs, but its results do.
-  const int64_t own = first + threadIdx.x;
-  int parts = 0;
-  if (threadIdx.x < teams && own + 1 < a.tiles) {
-    const int64_t begin = own * a.rows, end = begin + a.rows;
-    const int32_t id = ids[end - 1], next = ids[end], last = begin == 0 ? ~id : ids[begin - 1];
-    const int32_t after = own + 2 < a.tiles ? ids[end + a.rows] : ~id;
-    id_of[threadIdx.x] = id;
-    if (a.is_segment(id) && last != id && next == id) {
-      // Finds the last tile whose first id is that of the segment: most often the next one, so steps grow before they
-      // shrink.
-      int64_t low = own + 1;
-      if (after == id) {
-        int64_t step = 1;
-#pragma unroll 1
-        for (; low + step < a.tiles && ids[(low + step) * a.rows] == id; step *= 2) low += step;
-        int64_t high = min(a.tiles - 1, low + step - 1);
-#pragma unroll 1
-        while (low < high) {
-          const int64_t middle = (low + high + 1) / 2;
-          if (ids[middle * a.rows] == id) {
-            low = middle;
-          } else {
-            high = middle - 1;
-          }
-        }
-      }
-      parts = static_cast<int>(low - own);
-      if (parts > kFew) many[atomicAdd(&count, 1)] = static_cast<int16_t>(threadIdx.x);
-    }
+  const int64_t behind = first + teams;       // the first tile behind the block's
+  const auto id_across = [&](int64_t tile) {  // of the segment that rows on both sides of the tile's front belong to
+    if (tile == 0 || tile >= a.tiles) return kNone;
+    const int32_t id = ids[tile * a.rows];
+    return a.is_segment(id) && ids[tile * a.rows - 1] == id ? id : kNone;
+  };
+  const int32_t in_id = id_across(first), out_id = id_across(behind);
+  int32_t head = kNone;
+  if (threadIdx.x < teams) {
+    const int64_t tile = first + threadIdx.x;
+    head = id_across(tile);
+    const int32_t tail = id_across(tile + 1);
+    head_of[threadIdx.x] = head;
+    // If both are of one segment, the tile has a head only.
+    tail_of[threadIdx.x] = tail != head ? tail : kNone;
+    if (tail != kNone && tail != head && tail == out_id) out_first = tile;
   }
-  parts_of[threadIdx.x] = parts;
+  if (threadIdx.x / 32 == 0) {
+    int64_t begin = -1, end = -1;
+    if (in_id != kNone) {
+      end = first + run_beside(a, ids, first, 1, a.tiles - 1 - first, in_id);
+      begin = first - run_beside(a, ids, first, -1, first, in_id);
+      if (id_across(begin) != kNone) --begin;
+    }
+    if (threadIdx.x == 0) in_first = begin, in_last = end;
+  } else if (threadIdx.x / 32 == 1) {
+    const int64_t end = out_id != kNone ? behind + run_beside(a, ids, behind, 1, a.tiles - 1 - behind, out_id) : -1;
+    if (threadIdx.x == 32) out_last = end;
+  }
+  __syncthreads();
+  const bool starts_run = head == kNone || threadIdx.x == 0 || head_of[threadIdx.x - 1] != head;
+  if (threadIdx.x < teams) {
+    const uint32_t bits = __ballot_sync(kEveryLane, starts_run);
+    if (threadIdx.x % 32 == 0) starts[threadIdx.x / 32] = bits;
+  }
   wait_for_predecessor();
   __syncthreads();
 
   const int64_t column = ((chunk << a.team_bits) + lane) * kCount;
   const bool live = column < a.inner;
   char* workspace = a.workspace + o * a.workspace_bytes;
-  const Acc* heads = reinterpret_cast<const Acc*>(workspace) + column;
-  const Acc* tails = reinterpret_cast<const Acc*>(workspace + a.tails_at) + column;
-  const auto fold_heads = [&](Partial<Monoid, kCount>& sum, int64_t begin, int64_t end) {
-    Partial<Monoid, kCount> part;
-#pragma unroll 8
-    for (int64_t tile = begin; tile < end; ++tile) {
-      part.load(heads + tile * a.inner);
-      sum.fold(part);
-    }
-  };
-  const auto store = [&](const Partial<Monoid, kCount>& sum, int t) {
-    sum.store_result(a.out, (o * a.segments + id_of[t]) * a.inner + column, a.keys);
+  Acc* const heads = reinterpret_cast<Acc*>(workspace) + column;
+  Acc* const tails = reinterpret_cast<Acc*>(workspace + a.tails_at) + column;
+  const auto store = [&](const Partial<Monoid, kCount>& sum, int32_t id) {
+    sum.store_result(a.out, (o * a.segments + id) * a.inner + column, a.keys);
   };
 
-  parts = parts_of[team];
-  if (live && parts > 0 && parts <= kFew) {
-    Partial<Monoid, kCount> sum;
-    sum.load(tails + (first + team) * a.inner);
-    fold_heads(sum, first + team + 1, first + team + 1 + parts);
-    store(sum, team);
+  Partial<Monoid, kCount> own, tail;
+  own.clear();
+  if (live && head_of[team] != kNone) own.load(heads + (first + team) * a.inner);
+  if (live && tail_of[team] != kNone) tail.load(tails + (first + team) * a.inner);
+  partials[threadIdx.x] = own;
+  // The run that the team's tile is in: its place, and how many tiles of it follow.
+  int word = team / 32;
+  uint32_t bits = starts[word] & (2u << team % 32) - 1;
+  while (bits == 0) bits = starts[--word];
+  const int place = team - (32 * word + 31 - __clz(bits));
+  word = team / 32;
+  bits = starts[word] & ~((2u << team % 32) - 1);
+  while (bits == 0 && 32 * (word + 1) < teams) bits = starts[++word];
+  const int follow = (bits ? 32 * word + __ffs(bits) - 1 : teams) - 1 - team;
+#pragma unroll 1
+  for (int half = 1; __syncthreads_or(half <= follow); half *= 2)
+    if (half <= follow && place % (2 * half) == 0)
+      partials[threadIdx.x].fold(partials[threadIdx.x + (half << a.team_bits)]);
+
+  const bool is_few = out_last - behind < kFew;
+  if (live && tail_of[team] != kNone) {
+    const int32_t id = tail_of[team];
+    if (team + 1 < teams) tail.fold(partials[threadIdx.x + (1 << a.team_bits)]);
+    if (id != out_id) {
+      store(tail, id);
+    } else if (is_few) {
+      for (int64_t tile = behind; tile <= out_last; ++tile) {
+        own.load(heads + tile * a.inner);
+        tail.fold(own);
+      }
+      store(tail, id);
+    } else {
+      tail.store(tails + (first + team) * a.inner);
+    }
   }
-  for (int i = 0; i < count; ++i) {
-    const int t = many[i];
-    const int64_t tile = first + t, all = parts_of[t];
-    const int64_t share = (all + a.shares - 1) / a.shares, begin = min(all, team * share);
+  // Whether the segment is long, seen from the block that it comes to.
+  const bool comes = in_id != kNone && (in_first < first - teams || in_last - first >= kFew);
+  if (comes && live && team == 0) partials[threadIdx.x].store(heads + first * a.inner);
+  const bool goes = out_id != kNone && out_id != in_id && !is_few;
+#pragma unroll 1
+  for (int side = 0; side < 2; ++side) {
+    if (!(side == 0 ? comes : goes)) continue;
+    const int64_t begin = side == 0 ? in_first : out_first, end = side == 0 ? in_last : out_last;
+    const int64_t begin_block = begin / teams, parts = end / teams - begin_block + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      is_last_block = atomicAdd(a.counter(workspace, begin, column), 1u) == parts - 1;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!is_last_block) continue;
+    const int64_t share = (parts + teams - 1) / teams;
     Partial<Monoid, kCount> sum;
     sum.clear();
-    if (live && team == 0) sum.load(tails + tile * a.inner);
-    if (live) fold_heads(sum, tile + 1 + begin, tile + 1 + min(all, begin + share));
+#pragma unroll 4
+    for (int64_t part = team * share; part < min(parts, (team + 1) * share); ++part) {
+      if (!live) break;
+      own.load(part == 0 ? tails + begin * a.inner : heads + (begin_block + part) * teams * a.inner);
+      sum.fold(own);
+    }
     partials[threadIdx.x] = sum;
-    for (auto half = static_cast<int>(a.shares) / 2; half > 0; half /= 2) {
+    for (int half = teams / 2; half > 0; half /= 2) {
       __syncthreads();
       if (team < half) partials[threadIdx.x].fold(partials[threadIdx.x + (half << a.team_bits)]);
     }
-    if (live && team == 0) store(partials[threadIdx.x], t);
-    __syncthreads();
+    if (live && team == 0) store(partials[threadIdx.x], side == 0 ? in_id : out_id);
   }
 }
 
@@ -508,14 +593,8 @@ __global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(const __grid
 
 template <class Monoid, int kCount>
 cudaError_t run_join(cudaStream_t stream, Args a) {
-  const int64_t lanes = (a.inner + kCount - 1) / kCount;
-  while (a.team_bits < kJoinBits && lanes > 1 << a.team_bits) ++a.team_bits;
-  // The number of shares is that of a block's teams if a lane had one element, even if it has more. So the order of
-  // additions does not depend on alignment.
-  for (a.shares = kJoinThreads; a.shares > kJoinThreads >> kJoinBits && a.inner * a.shares > kJoinThreads;)
-    a.shares /= 2;
-  a.chunks = (lanes + (1 << a.team_bits) - 1) >> a.team_bits;
-  const int64_t teams = kJoinThreads >> a.team_bits;
+  const int64_t lanes = (a.inner + kCount - 1) / kCount, teams = kJoinThreads >> a.team_bits;
+  a.chunks = ((lanes - 1) >> a.team_bits) + 1;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(a.outer * ((a.tiles + teams - 1) / teams) * a.chunks));
   config.block = dim3(kJoinThreads);
@@ -539,7 +618,9 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     if (status != cudaSuccess || a.tiles == 0) return status;
     config.overlap = a.overlap;
   } else {
-    a.fillers = a.outer * ((a.segments + kThreads * kGap - 1) / (kThreads * kGap));
+    const int64_t cells = (a.segments - 1) / kGap + 1;
+    a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, kMostCells);
+    a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }
   const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);
   config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));

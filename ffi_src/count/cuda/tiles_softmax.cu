@@ -16,19 +16,23 @@ __global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* l
   }
 }
 
-constexpr int kShareRows = 64;  // rows of a block
+// Rows of a block: as many as give each thread a vector, at least.
+__host__ __device__ constexpr int share_rows(int64_t vectors) {
+  return static_cast<int>(vectors < kThreads / 64 ? kThreads / vectors : 64);
+}
 
 // Computes softmax from the logarithms. Here ids and data are in the order of the rows, not sorted.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads) segment_shares_kernel(Args a, const int32_t* all_ids, float* shares) {
-  const int64_t blocks = (a.length + kShareRows - 1) / kShareRows, o = blockIdx.x / blocks;
-  const int64_t first = blockIdx.x % blocks * kShareRows;
+  const int rows = share_rows(a.inner / kCount);
+  const int64_t blocks = (a.length + rows - 1) / rows, o = blockIdx.x / blocks;
+  const int64_t first = (blockIdx.x - o * blocks) * rows;
   const int32_t* const ids = all_ids + a.ids_at(o);
   const float* const data = static_cast<const float*>(a.data) + a.data_at(o);
   const Pair* const pairs = static_cast<const Pair*>(a.out) + o * a.segments * a.inner;
   float* const out = shares + o * a.length * a.inner;
   const auto vectors = static_cast<uint32_t>(a.inner / kCount);
-  const auto count = static_cast<uint32_t>(min(int64_t{kShareRows}, a.length - first)) * vectors;
+  const auto count = static_cast<uint32_t>(min(int64_t{rows}, a.length - first)) * vectors;
   for (uint32_t v = threadIdx.x; v < count; v += kThreads) {
     const uint32_t row = v / vectors;
     const int64_t column = static_cast<int64_t>(v - row * vectors) * kCount, at = (first + row) * a.inner + column;
@@ -63,7 +67,8 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   }
   const bool vectors =
       (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(out)) % 16 == 0 && a.inner % 4 == 0;
-  const int64_t blocks = a.outer * ((a.length + kShareRows - 1) / kShareRows);
+  const int rows = share_rows(vectors ? a.inner / 4 : a.inner);
+  const int64_t blocks = a.outer * ((a.length + rows - 1) / rows);
   return launch(stream, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
                 vectors ? segment_shares_kernel<4> : segment_shares_kernel<1>, a, buffers.ids, out);
 }
