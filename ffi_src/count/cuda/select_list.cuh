@@ -1,0 +1,139 @@
+// For select_long: the last step, which chooses the wanted element among those that are left for a rank. A block or, of
+// few elements, a warp chooses from a list of indices; a block finds one of equal elements in the row itself.
+#pragma once
+
+#include "count/cuda/select_blocks.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+// What a block needs in shared memory to choose from a list.
+template <class Word>
+struct Choice {
+  Word low, span;
+  uint32_t count, left, listed, chosen;
+  uint32_t list[kSelectFew];
+};
+
+// Returns the index of number `left` of the `count` elements of a list whose keys are from `low` to `low + span`. The
+// whole block calls this. `counts`: room for as many words as the block has threads.
+template <class Word, class T>
+__device__ __forceinline__ uint32_t choose_in_block(const T* keys, const uint32_t* indices, uint32_t size, Word low,
+                                                    Word span, uint32_t count, uint32_t left, uint32_t* counts,
+                                                    Choice<Word>& choice) {
+  using Full = std::conditional_t<sizeof(Word) == 8, uint64_t, uint32_t>;
+  static_assert(kThreads == kChunk && kLongBinBits == 9);
+  bool by_index = false;  // only equal keys are left
+  Word key = 0;
+  const auto number_of = [&](uint32_t i) { return by_index ? Word{indices[i]} : Word{keys[i]}; };
+  const auto is_in = [&](uint32_t i) { return number_of(i) - low <= span && (!by_index || keys[i] == key); };
+#pragma unroll 1
+  while (count > kSelectFew) {
+    if (span == 0) by_index = true, key = low, low = 0, span = 0xffffffff;
+    const auto parts = Parts<Word>::template between<Full>(kLongBinBits, low, low + span);
+    __syncthreads();  // no thread reads the counts any more
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < size; i += kThreads)
+      if (is_in(i)) atomicAdd(counts + parts.between_ends(number_of(i)), 1u);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      const PartOfRank at = find_rank(counts, sum_counts(counts), left);
+      Word first, last;
+      parts.template bounds<Full>(at.part, first, last);
+      if (threadIdx.x == 0) {
+        choice.low = max(first, low), choice.span = min(first + last, low + span) - choice.low;
+        choice.count = at.size, choice.left = at.left;
+      }
+    }
+    __syncthreads();
+    low = choice.low, span = choice.span, count = choice.count, left = choice.left;
+  }
+  if (threadIdx.x == 0) choice.listed = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < size; i += kThreads)
+    if (is_in(i)) choice.list[atomicAdd(&choice.listed, 1u)] = i;
+  __syncthreads();
+  if (threadIdx.x < count) {
+    const uint32_t own = choice.list[threadIdx.x];
+    uint32_t before = 0;
+#pragma unroll 4
+    for (uint32_t j = 0; j < count; ++j) {
+      const uint32_t i = choice.list[j];
+      before += keys[i] < keys[own] || (keys[i] == keys[own] && indices[i] < indices[own]);
+    }
+    if (before == left) choice.chosen = indices[own];
+  }
+  __syncthreads();
+  return choice.chosen;
+}
+
+// Returns the index of number `left` of the elements of a list, which are up to kSelectFew. A warp calls this.
+template <class T>
+__device__ __forceinline__ uint32_t choose_in_warp(const T* __restrict__ x, const SortOrder& order,
+                                                   const uint32_t* list, uint32_t size, uint32_t left) {
+  constexpr int kOwn = kSelectFew / 32;
+  const uint32_t lane = threadIdx.x & 31;
+  typename Found<T>::Word key[kOwn];
+  uint32_t at[kOwn], before[kOwn] = {}, chosen = 0;
+  // Places behind the list get its last element.
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) at[i] = __ldcg(list + min(i * 32 + lane, size - 1));
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) key[i] = sort_key(x[at[i]], order);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll 1
+    for (uint32_t j = i * 32; j < min(size, i * 32 + 32u); ++j) {
+      const auto its = shuffle_from(key[i], j % 32);
+      const uint32_t its_at = shuffle_from(at[i], j % 32);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) before[own] += its < key[own] || (its == key[own] && its_at < at[own]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const unsigned lanes = __ballot_sync(kEveryLane, before[i] == left);
+    if (lanes) chosen = shuffle_from(at[i], __ffs(static_cast<int>(lanes)) - 1);
+  }
+  return chosen;
+}
+
+// Returns the index of number `left` of the elements from `begin` to `end` that have a key. The whole block calls this;
+// there is room for kWarps + 1 words at `sums`.
+template <class T>
+__device__ __forceinline__ uint32_t find_equal(const T* __restrict__ x, const SortOrder& order, T key, int64_t begin,
+                                               int64_t end, uint32_t left, uint32_t* sums) {
+  constexpr int kAhead = sizeof(T) == 8 ? 8 : 16;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  // Each warp counts in its part, and then all share the part that has the element.
+  for (;;) {
+    const int64_t part = (end - begin + kThreads - 1) / kThreads * 32, from = begin + warp * part;
+    const int64_t to = min(from + part, end);
+    uint32_t own = 0;
+#pragma unroll kAhead
+    for (int64_t at = from + lane; at < to; at += 32) own += sort_key(x[at], order) == key;
+    own = sum_of_warp(own);
+    __syncthreads();  // all threads are past their last use of `sums`
+    if (lane == 0) sums[warp] = own;
+    __syncthreads();
+    const uint32_t up_to = sum_up_to_lane(lane < kWarps ? sums[lane] : 0);
+    const int of = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to > left))) - 1;
+    if (of > 0) left -= shuffle_from(up_to, of - 1);
+    begin += of * part;
+    end = min(begin + part, end);
+    if (part > 32) continue;
+    if (warp == 0) {
+      const bool is_equal = begin + lane < end && sort_key(x[begin + lane], order) == key;
+      const unsigned lanes = __ballot_sync(kEveryLane, is_equal);
+      if (is_equal && __popc(lanes & ((1u << lane) - 1)) == left) sums[kWarps] = static_cast<uint32_t>(begin) + lane;
+    }
+    __syncthreads();
+    return sums[kWarps];
+  }
+}
+
+}  // namespace
+}  // namespace jaxgpuops::count

@@ -1,0 +1,137 @@
+// For select_long: the first intervals of a row, from a sample of it.
+#pragma once
+
+#include "common/cuda/intrinsics.cuh"
+#include "count/cuda/select_blocks.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+// A sample of a row has 2^11 elements, or 2^13 if blocks would have no room for what is in wider intervals: of rows of
+// a length, if a block has a larger part. The threads of a block that does nothing else, and the few elements of the
+// sample that are sorted.
+constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13, kSampleThreads = 1024, kPilot = 1 << 7;
+constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
+
+// What a block needs in shared memory for a sample, besides tables.
+struct Sample {
+  uint32_t few[kPilot];
+  uint32_t ranks, coarse;  // a bit for each rank; for each of which a part has much of the sample
+  // For each rank: the places in the sorted sample where its interval begins and ends, the parts that these fall in,
+  // and the least or largest element of the sample in that part.
+  uint32_t place[2 * kMostRanks], first[2 * kMostRanks], last[2 * kMostRanks], bound[2 * kMostRanks];
+  Parts<uint32_t> parts[kMostRanks];
+};
+
+// Finds the first intervals of a row from a sample. A sort of the sample would take as long as all else, and only the
+// elements at two places of it are wanted for each rank: a step like those of the row itself finds them, from intervals
+// that a few elements of the sample give. The whole block calls this. `counts`: tables of zeros.
+template <int kOfBlock, int kSampleBits, class T>
+__device__ __forceinline__ void find_first_tables(const Select& problem, const T* x, const int32_t* ranks_of_row,
+                                                  Sample& shared, uint32_t* counts, Found<T>& found) {
+  constexpr int kBins = 1 << kLongBinBits, kSamples = 1 << kSampleBits, kOwn = kSamples / kOfBlock;
+  constexpr int kEach = kSamples / kPilot;
+  const auto length = static_cast<uint32_t>(problem.rows.length);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  uint32_t rank = 0;
+  const bool has = warp == 0 && own_rank(problem, length, ranks_of_row, rank);
+  uint32_t own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i)
+    own[i] = sampled_word(kSampleBits, problem.order, x, length, i * kOfBlock + threadIdx.x);
+  if (threadIdx.x % kEach == 0) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) shared.few[(i * kOfBlock + threadIdx.x) / kEach] = own[i];
+  }
+  __syncthreads();
+  int from = 0, to = 0;
+  if (warp == 0) {
+    uint32_t sorted[kPilot / 32];
+#pragma unroll
+    for (int i = 0; i < kPilot / 32; ++i) sorted[i] = shared.few[i * 32 + lane];
+    sort_in_warp(sorted);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPilot / 32; ++i) shared.few[lane * (kPilot / 32) + i] = sorted[i];
+    __syncwarp();
+    if (has) {
+      from = place_in_sample(kSamples, rank, length, 4, -1), to = place_in_sample(kSamples, rank, length, 4, 1);
+      uint32_t low, high;
+      const auto sampled = [&](int i) { return shared.few[i]; };
+      find_interval<uint32_t>(kPilot, max(from, 0), min(to, kSamples - 1), kSamples, 4, sampled, low, high);
+      shared.parts[lane] = Parts<uint32_t>::template between<uint32_t>(kLongBinBits, low, high);
+      shared.place[2 * lane] = max(from, 0), shared.place[2 * lane + 1] = min(to, kSamples - 1);
+      shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
+    }
+    const uint32_t ranks = __ballot_sync(kEveryLane, has);
+    if (lane == 0) shared.ranks = ranks, shared.coarse = 0;
+  }
+  __syncthreads();
+  const uint32_t ranks = shared.ranks;
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    for_bits(ranks, [&](int r) {
+      const Parts<uint32_t> its = shared.parts[r];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        increment(counter_of(its, shared_address(counts + r * kBins) - 4 * its.base, own[i]));
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (int end = warp; end < 2 * kMostRanks; end += kOfBlock / 32) {
+      const int r = end / 2;
+      if (!(ranks >> r & 1)) continue;
+      const PartOfRank at = find_rank(counts + r * kBins, sum_counts(counts + r * kBins), shared.place[end]);
+      if (lane > 0) continue;
+      shared.parts[r].template bounds<uint32_t>(at.part, shared.first[end], shared.last[end]);
+      if (at.size > kSamples / 32 && shared.last[end] > 0) atomicOr(&shared.coarse, 1u << r);
+    }
+    __syncthreads();
+    for_bits(ranks, [&](int r) {
+      const uint32_t low = shared.first[2 * r], high = shared.first[2 * r + 1];
+      const uint32_t low_span = shared.last[2 * r], high_span = shared.last[2 * r + 1];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (own[i] - low <= low_span) atomicMin(shared.bound + 2 * r, own[i]);
+        if (own[i] - high <= high_span) atomicMax(shared.bound + 2 * r + 1, own[i]);
+      }
+    });
+    __syncthreads();
+    if (again || shared.coarse == 0) break;
+
+    // As where the first interval goes through zero, near which floating-point numbers are dense: what is between the
+    // two places is cut once more.
+    if (warp == 0 && (ranks & shared.coarse) >> lane & 1) {
+      shared.parts[lane] =
+          Parts<uint32_t>::template between<uint32_t>(kLongBinBits, shared.bound[2 * lane], shared.bound[2 * lane + 1]);
+      shared.bound[2 * lane] = ~0u, shared.bound[2 * lane + 1] = 0;
+    }
+#pragma unroll 1
+    for (int b = threadIdx.x; b < static_cast<int>(problem.count) * kBins; b += kOfBlock) counts[b] = 0;
+    __syncthreads();
+  }
+  if (warp > 0) return;
+  typename Found<T>::Word low = 0, high = 0;
+  if (has) widen_interval<T>(kSamples, from, to, shared.bound[2 * lane], shared.bound[2 * lane + 1], low, high);
+  set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
+}
+
+// Finds the first intervals of a row that several blocks share, and clears its counts.
+template <class T, int kSampleBits>
+__global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
+  __shared__ Sample shared;
+  __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
+  let_dependents_start();
+  const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(a.problem.rows.inner), outer = row / inner;
+  const int all_bins = static_cast<int>(a.problem.count) << kLongBinBits;
+  const T* const x = a.x + row * a.problem.rows.length;
+  const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
+  Head<T>& head = a.head(row);
+  for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = a.tables(row)[b] = 0;
+  if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
+  if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = 0;
+  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
+}
+
+}  // namespace
+}  // namespace jaxgpuops::count

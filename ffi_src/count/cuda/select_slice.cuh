@@ -1,0 +1,215 @@
+// For select_long: a block's slice of a row, how the keys of the slice are counted, and which of them the block keeps.
+#pragma once
+
+#include "count/cuda/select_blocks.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+// A slice of a row, as the aligned vectors of 16 bytes that the row touches. Elements in them that are not of the row
+// are replaced by copies of the row's first element, in the first vector, and of its last one.
+template <class T>
+struct Slice {
+  using Word = typename Found<T>::Word;
+  // A thread reads 16 elements at a time (8 of 64 bits).
+  static constexpr int kPack = 16 / sizeof(T), kPacks = sizeof(T) < 4 ? sizeof(T) : 4, kElements = kPacks * kPack;
+  static constexpr int kStep = kPacks * kThreads;
+  struct alignas(16) Pack {
+    T element[kPack];
+  };
+  using Keys = Word[kPacks][kPack];
+
+  const T* x;  // the row
+  uint32_t length;
+  const Pack* from;  // the first vector
+  uint32_t packs;    // how many there are, of which those from `whole` to `end_whole` have elements of the row only
+  uint32_t whole, end_whole;
+  uint32_t start;          // the number of the first element, modulo 2^32
+  uint32_t past;           // where the row begins in its first vector
+  uint32_t before, after;  // how many copies the slice has
+  Pack* edges;             // the first and the last vector, in shared memory
+
+  __device__ Slice(const T* row, int64_t elements, int64_t slice, int64_t slice_packs, Pack* edges)
+      : x(row), length(static_cast<uint32_t>(elements)), edges(edges) {
+    past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    const int64_t all = (past + elements + kPack - 1) / kPack, begin = slice * slice_packs;
+    const int64_t end = min(begin + slice_packs, all);
+    from = reinterpret_cast<const Pack*>(row - past) + begin;
+    packs = static_cast<uint32_t>(max(end - begin, int64_t{0}));
+    before = begin == 0 ? past : 0;
+    after = packs > 0 && end == all ? static_cast<uint32_t>(all * kPack - past - elements) : 0;
+    whole = before > 0, end_whole = packs - (after > 0);
+    start = static_cast<uint32_t>(begin * kPack) - past;
+    if (threadIdx.x < 2 * kPack) {
+      const uint32_t e = threadIdx.x % kPack, p = threadIdx.x < kPack ? 0 : packs - 1, index = start + p * kPack + e;
+      edges[threadIdx.x / kPack].element[e] = row[index + kPack < kPack ? 0 : min(index, length - 1)];
+    }
+  }
+  __device__ int steps() const { return static_cast<int>((packs + kStep - 1) / kStep); }
+
+  // Vector i of a thread in a step, and the number in the row of element e of it, if it is of the row.
+  __device__ __forceinline__ uint32_t pack_of(int step, int i) const {
+    return step * kStep + i * kThreads + threadIdx.x;
+  }
+  __device__ __forceinline__ uint32_t at(int step, int i, int e) const { return start + pack_of(step, i) * kPack + e; }
+
+  // Loads the keys of a step, and returns how many of the thread's vectors are of the slice: others have zeros.
+  __device__ __forceinline__ int load(const SortOrder& order, int step, Keys& key) const {
+    Pack pack[kPacks];
+    int count = kPacks;
+    if (pack_of(step, 0) >= whole && pack_of(step, kPacks - 1) < end_whole) {
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) pack[i] = from[pack_of(step, i)];
+    } else {
+      count = 0;
+#pragma unroll
+      for (int i = 0; i < kPacks; ++i) {
+        const uint32_t p = pack_of(step, i);
+        count += p < packs;
+        pack[i] = {};
+        if (p < packs) pack[i] = *(p < whole ? edges : p < end_whole ? from + p : edges + 1);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack[i].element[e], order);
+    }
+    return count;
+  }
+};
+
+// Adds one to `count` if key + addend has a carry, and returns the sum: two instructions.
+__device__ __forceinline__ uint32_t add_counting(uint32_t key, uint32_t addend, uint32_t& count) {
+  uint32_t sum;
+  asm("add.cc.u32 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&r"(sum), "+r"(count) : "r"(key), "r"(addend));
+  return sum;
+}
+__device__ __forceinline__ unsigned long long add_counting(unsigned long long key, unsigned long long addend,
+                                                           uint32_t& count) {
+  unsigned long long sum;
+  asm("add.cc.u64 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&l"(sum), "+r"(count) : "l"(key), "l"(addend));
+  return sum;
+}
+
+// Appends a bit to a set: whether distance + addend has a carry.
+__device__ __forceinline__ void append_carry(uint32_t distance, uint32_t addend, uint32_t& set) {
+  asm("{.reg.u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "r"(distance), "r"(addend));
+}
+__device__ __forceinline__ void append_carry(unsigned long long distance, unsigned long long addend, uint32_t& set) {
+  asm("{.reg.u64 sum; add.cc.u64 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "l"(distance), "l"(addend));
+}
+
+// Counts keys in the parts of the tables in use: all, or only those from `low` to `low + span`. `count`: how many
+// vectors have keys.
+template <class T>
+__device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& found, uint32_t used,
+                                              const typename Slice<T>::Keys& key, int count, bool all) {
+  using Word = typename Found<T>::Word;
+  for_bits(used, [&](int t) {
+    const Parts<Word> parts = found.parts[t];
+    const Word low = all ? 0 : found.low[t], span = all ? ~Word{0} : found.span[t];
+    const uint32_t counts = shared_address(tables) + 4 * ((t << kLongBinBits) - static_cast<uint32_t>(parts.base));
+#pragma unroll
+    for (int i = 0; i < Slice<T>::kPacks; ++i) {
+      if (i >= count) continue;
+#pragma unroll
+      for (int e = 0; e < Slice<T>::kPack; ++e)
+        if (key[i][e] - low <= span) increment(counter_of(parts, counts, key[i][e]));
+    }
+  });
+}
+
+// What a warp keeps of its part of a slice, in shared memory: the keys that are in an interval, in the order of steps,
+// lanes and elements, and for each step and lane a set of the elements, of which the first one has the highest bit.
+template <class T>
+struct Kept {
+  using Word = typename Found<T>::Word;
+  static constexpr int kElements = Slice<T>::kElements;
+  static_assert(kElements <= 16);
+
+  T* keys;
+  uint16_t* sets;
+  uint32_t room, size;
+  int steps;  // how many steps there are sets for
+  bool lost;  // whether there was no room for all
+
+  // Keeps the keys of a step that are in a set, or returns false. The whole warp calls this.
+  __device__ __forceinline__ bool keep(const typename Slice<T>::Keys& key, uint32_t set, int step) {
+    const uint32_t own = __popc(set), up_to = sum_up_to_lane(own), total = shuffle_from(up_to, 31);
+    if (lost || size + total > room || step >= steps) {
+      lost = true;
+      return total == 0;
+    }
+    sets[step * 32 + (threadIdx.x & 31)] = static_cast<uint16_t>(set);
+    T* to = keys + size + up_to - own;
+#pragma unroll
+    for (int i = 0; i < Slice<T>::kPacks; ++i) {
+#pragma unroll
+      for (int e = 0; e < Slice<T>::kPack; ++e)
+        if (set >> (kElements - 1 - (i * Slice<T>::kPack + e)) & 1) *to++ = static_cast<T>(key[i][e]);
+    }
+    size += total;
+    return true;
+  }
+
+  // Adds one to the count of each that is between the ends of a table in use.
+  __device__ __forceinline__ void count(uint32_t* tables, const Found<T>& found, uint32_t used) const {
+    __syncwarp();
+    for_bits(used, [&](int t) {
+      const Parts<Word> parts = found.parts[t];
+      const Word low = found.low[t], span = found.span[t];
+      uint32_t* const counts = tables + (t << kLongBinBits);
+#pragma unroll 4
+      for (uint32_t i = threadIdx.x & 31; i < size; i += 32)
+        if (keys[i] - low <= span) atomicAdd(counts + parts.between_ends(keys[i]), 1u);
+    });
+  }
+
+  // Returns how many keys are from `first` to `first + last`; `steps_of` gets a bit for each step that has any. The
+  // whole warp calls this, if none is lost.
+  __device__ __forceinline__ uint32_t count_between(const Slice<T>& slice, Word first, Word last,
+                                                    uint32_t& steps_of) const {
+    const uint32_t lane = threadIdx.x & 31;
+    uint32_t begin = 0, all = 0;
+    steps_of = 0;
+#pragma unroll 1
+    for (int step = 0; step < slice.steps(); ++step) {
+      const uint32_t end = begin + sum_of_warp(__popc(sets[step * 32 + lane]));
+      uint32_t of_step = 0;
+#pragma unroll 1
+      for (uint32_t i = begin + lane; i < end; i += 32) of_step += keys[i] - first <= last;
+      of_step = sum_of_warp(of_step);
+      if (of_step) steps_of |= 1u << step;
+      all += of_step, begin = end;
+    }
+    return all;
+  }
+
+  // Calls `visit(key, at)` for the elements that the lane itself has put there in some steps. The whole warp calls
+  // this.
+  template <class Visit>
+  __device__ __forceinline__ void each(const Slice<T>& slice, uint32_t of_steps, Visit visit) const {
+    const T* from = keys;
+#pragma unroll 1
+    for (int step = 0; of_steps >> step; ++step) {
+      uint32_t set = sets[step * 32 + (threadIdx.x & 31)];
+      const uint32_t own = __popc(set), total = sum_of_warp(own);
+      if (!(of_steps >> step & 1)) {
+        from += total;
+        continue;
+      }
+      const T* key = from + sum_up_to_lane(own) - own;
+      from += total;
+#pragma unroll 1
+      while (set) {
+        const int element = kElements - 32 + __clz(static_cast<int>(set));
+        visit(Word{*key++}, slice.at(step, element / Slice<T>::kPack, element % Slice<T>::kPack));
+        set ^= 1u << (kElements - 1 - element);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace jaxgpuops::count
