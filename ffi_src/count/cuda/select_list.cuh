@@ -15,14 +15,14 @@ struct Choice {
   uint32_t list[kSelectFew];
 };
 
-// Returns the index of number `left` of the `count` elements of a list whose keys are from `low` to `low + span`. The
+// Returns the index of number `left` of the `size` elements of a list, whose keys are from `low` to `low + span`. The
 // whole block calls this. `counts`: room for as many words as the block has threads.
 template <class Word, class T>
 __device__ __forceinline__ uint32_t choose_in_block(const T* keys, const uint32_t* indices, uint32_t size, Word low,
-                                                    Word span, uint32_t count, uint32_t left, uint32_t* counts,
-                                                    Choice<Word>& choice) {
+                                                    Word span, uint32_t left, uint32_t* counts, Choice<Word>& choice) {
   using Full = std::conditional_t<sizeof(Word) == 8, uint64_t, uint32_t>;
   static_assert(kThreads == kChunk && kLongBinBits == 9);
+  uint32_t count = size;  // how many are left
   bool by_index = false;  // only equal keys are left
   Word key = 0;
   const auto number_of = [&](uint32_t i) { return by_index ? Word{indices[i]} : Word{keys[i]}; };
@@ -99,6 +99,29 @@ __device__ __forceinline__ uint32_t choose_in_warp(const T* __restrict__ x, cons
     if (lanes) chosen = shuffle_from(at[i], __ffs(static_cast<int>(lanes)) - 1);
   }
   return chosen;
+}
+
+// `list` says how many of the elements that are left each slice of a row has. Returns the slice that has number `left`
+// of them, which becomes the number among those of the slice. The whole block calls this. `result`: room for two words;
+// `sums`: for kWarps.
+__device__ __forceinline__ int64_t find_slice(const uint32_t* list, int64_t slices, uint32_t& left, uint32_t* result,
+                                              uint32_t* sums) {
+  __syncthreads();  // no thread reads the words there any more
+  int64_t slice = 0;
+#pragma unroll 1
+  for (int64_t start = 0; start < slices; start += kThreads) {
+    const int64_t s = start + threadIdx.x;
+    uint32_t total = 0;
+    const uint32_t own = s < slices ? __ldcg(list + s) : 0, before = sum_before(own, sums, kWarps, total);
+    if (left >= before && left - before < own) result[0] = static_cast<uint32_t>(s), result[1] = left - before;
+    __syncthreads();
+    if (left < total) {
+      slice = result[0], left = result[1];
+      break;
+    }
+    left -= total;
+  }
+  return slice;
 }
 
 // Returns the index of number `left` of the elements from `begin` to `end` that have a key. The whole block calls this;

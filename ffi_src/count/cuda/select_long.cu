@@ -27,6 +27,39 @@ namespace {
 constexpr uint32_t kMostAhead = 96 << 10;
 static_assert(kLongBinBits == 9 && kMostKeptSteps <= 32);
 
+// Finds the part of its interval that each rank in `to_do` falls in, which is the interval of the next step. The whole
+// block calls this. `counts`: the tables, with the counts of the whole row. `first`: whether this is the first step.
+template <class T>
+__device__ __forceinline__ void narrow_intervals(const uint32_t* counts, uint32_t to_do, int wanted, bool first,
+                                                 Found<T>& found) {
+  using Word = typename Found<T>::Word;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int r = warp; r < wanted; r += kWarps) {
+    if (!(to_do >> r & 1)) continue;
+    find_part<kLongFew>(kLongBinBits, counts, nullptr, found, r);
+    __syncwarp();
+    if (lane > 0) continue;
+    found.rank[r] = found.left[r];  // later steps count only what is in the interval
+    const uint32_t t = found.table[r];
+    const Word low = found.low[t], span = found.span[t];
+    if (first) {
+      if (found.first[r] - low > span) found.missed = 1;
+    } else {
+      const Word begin = max(found.first[r], low), end = min(found.first[r] + found.last[r], low + span);
+      found.first[r] = begin, found.last[r] = end - begin;
+    }
+  }
+  __syncthreads();
+  if (warp > 0) return;
+  choose_tables(found);
+  if (found.used >> lane & 1) {
+    const Word low = found.first[lane], span = found.last[lane];
+    found.parts[lane] = Parts<Word>::template between<T>(kLongBinBits, low, low + span);
+    found.low[lane] = low, found.span[lane] = span;
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_constant__ Args<T> a) {
   using Word = typename Found<T>::Word;
@@ -189,32 +222,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         counts[(lane << kLongBinBits) + found.parts[lane].last_part()] += own.length - sum_of[lane];
       }
       __syncthreads();
-#pragma unroll 1
-      for (int r = warp; r < wanted; r += kWarps) {
-        if (!(to_do >> r & 1)) continue;
-        find_part<kLongFew>(kLongBinBits, counts, nullptr, found, r);
-        __syncwarp();
-        if (lane > 0) continue;
-        // Other steps count what is in the interval only.
-        found.rank[r] = found.left[r];
-        const uint32_t t = found.table[r];
-        const Word low = found.low[t], span = found.span[t];
-        if (first) {
-          if (found.first[r] - low > span) found.missed = 1;
-        } else {
-          const Word begin = max(found.first[r], low), end = min(found.first[r] + found.last[r], low + span);
-          found.first[r] = begin, found.last[r] = end - begin;
-        }
-      }
-      __syncthreads();
-      if (warp == 0) {
-        choose_tables(found);
-        if (found.used >> lane & 1) {
-          const Word low = found.first[lane], span = found.last[lane];
-          found.parts[lane] = Parts<Word>::template between<T>(kLongBinBits, low, low + span);
-          found.low[lane] = low, found.span[lane] = span;
-        }
-      }
+      narrow_intervals(counts, to_do, wanted, first, found);
       tell_found(a, head, found, step);
     } else {
       wait_for_found(head, found, step);
@@ -348,26 +356,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         __syncthreads();
         of_list = table;
       }
-      at = choose_in_block<Word>(key_of, at_of, size, found.first[r], found.last[r], size, left, at_of + kLongFew,
-                                 choice);
+      at = choose_in_block<Word>(key_of, at_of, size, found.first[r], found.last[r], left, at_of + kLongFew, choice);
     } else {
-      // Finds the slice that has the wanted element.
       of_list = -1;
-      __syncthreads();
-      int64_t slice_of = 0;
-#pragma unroll 1
-      for (int64_t start = 0; start < a.plan.slices; start += kThreads) {
-        const int64_t s = start + threadIdx.x;
-        uint32_t total = 0;
-        const uint32_t own = s < a.plan.slices ? __ldcg(list + s) : 0, before = sum_before(own, at_of, kWarps, total);
-        if (left >= before && left - before < own) counts[0] = static_cast<uint32_t>(s), counts[1] = left - before;
-        __syncthreads();
-        if (left < total) {
-          slice_of = counts[0], left = counts[1];
-          break;
-        }
-        left -= total;
-      }
+      const int64_t slice_of = find_slice(list, a.plan.slices, left, counts, at_of);
       constexpr int kPack = Own::kPack;
       const int64_t begin = max(slice_of * a.plan.slice_packs * kPack - own.past, int64_t{0});
       const int64_t end = min((slice_of + 1) * a.plan.slice_packs * kPack - own.past, int64_t{own.length});
