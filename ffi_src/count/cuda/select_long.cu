@@ -155,27 +155,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         if (count > 0 && most >= highest) highest = most, highest_step = at;
       }
       if (first) {
-        // The keys that are in an interval of more than one key, the first of them as the highest bit.
-        uint32_t set = 0;
-        const int others = Own::kElements - count * Own::kPack;
-        const uint32_t all = ((1u << Own::kElements) - 1) & ~((1u << others) - 1);
-        for_bits(kept.lost ? singles : used, [&](int t) {
-          const Word least = found.low[t], span = found.span[t];
-          uint32_t from_least = 0, outside = 0;
-#pragma unroll
-          for (int i = 0; i < Own::kPacks; ++i)
-#pragma unroll
-            for (int e = 0; e < Own::kPack; ++e)
-              append_carry(add_counting(key[i][e], Word{0} - least, from_least), ~span, outside);
-          if (span) set |= ~outside & all;
-          // How many are below the interval, and equal to its only key.
-          uint32_t sums = least ? Own::kElements - from_least - (of_zero < least ? others : 0) : 0;
-          if (span == 0) sums += __popc(~outside & all) << 16;
-          sums = sum_of_warp(sums);
-          if (lane > 0) return;
-          if (sums & 0xffff) atomicAdd(counts + (t << kLongBinBits), sums & 0xffff);
-          if (sums >> 16) atomicAdd(counts + (t << kLongBinBits) + 1, sums >> 16);
-        });
+        const uint32_t set = count_outside(counts, found, kept.lost ? singles : used, key, count, of_zero);
         if (!kept.lost && kept.keep(key, set, at)) continue;
       }
       count_vectors(counts, found, ranges, key, count, counts_all);

@@ -120,6 +120,40 @@ __device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& 
   });
 }
 
+// Counts in some tables the keys of a step that are below the interval and, if the interval has a single key, those
+// that are equal to it. Returns which keys are in an interval of more than one key, in the form of the sets below.
+// `count`: how many of the thread's vectors are of the slice; in the others, all keys are `of_zero`. The whole warp
+// calls this.
+template <class T>
+__device__ __forceinline__ uint32_t count_outside(uint32_t* counts, const Found<T>& found, uint32_t tables,
+                                                  const typename Slice<T>::Keys& key, int count,
+                                                  typename Found<T>::Word of_zero) {
+  using Word = typename Found<T>::Word;
+  using Own = Slice<T>;
+  const int lane = threadIdx.x & 31;
+  uint32_t set = 0;
+  const int others = Own::kElements - count * Own::kPack;
+  const uint32_t all = ((1u << Own::kElements) - 1) & ~((1u << others) - 1);
+  for_bits(tables, [&](int t) {
+    const Word least = found.low[t], span = found.span[t];
+    uint32_t from_least = 0, outside = 0;
+#pragma unroll
+    for (int i = 0; i < Own::kPacks; ++i)
+#pragma unroll
+      for (int e = 0; e < Own::kPack; ++e)
+        append_carry(add_counting(key[i][e], Word{0} - least, from_least), ~span, outside);
+    if (span) set |= ~outside & all;
+    // How many are below the interval, and equal to its only key.
+    uint32_t sums = least ? Own::kElements - from_least - (of_zero < least ? others : 0) : 0;
+    if (span == 0) sums += __popc(~outside & all) << 16;
+    sums = sum_of_warp(sums);
+    if (lane > 0) return;
+    if (sums & 0xffff) atomicAdd(counts + (t << kLongBinBits), sums & 0xffff);
+    if (sums >> 16) atomicAdd(counts + (t << kLongBinBits) + 1, sums >> 16);
+  });
+  return set;
+}
+
 // What a warp keeps of its part of a slice, in shared memory: the keys that are in an interval, in the order of steps,
 // lanes and elements, and for each step and lane a set of the elements, of which the first one has the highest bit.
 template <class T>
