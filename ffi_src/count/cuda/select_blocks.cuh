@@ -40,8 +40,8 @@ struct Args {
   }
 };
 
-// Says that the block has finished. What its threads wrote before is seen by blocks that learn that from the number,
-// which one thread of each counts up; so one thread orders memory for all.
+// Counts the calling block as finished, and returns how many blocks of the row are. One thread of the block calls this
+// after a barrier. A block that reads the number and then has a fence sees what all threads of this one wrote before.
 template <class T>
 __device__ __forceinline__ uint32_t count_finished(Head<T>& head) {
   __threadfence();
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_found(const Head<T>& head, Found<T>& found)
   __syncthreads();
 }
 
-// Tells the other blocks of the row what the last one has found in a step.
+// Tells the other blocks of the row what the calling block, the last to finish, has found in a step.
 template <class T>
 __device__ __forceinline__ void tell_found(const Args<T>& a, Head<T>& head, const Found<T>& found, uint32_t step) {
   __syncthreads();
@@ -100,6 +100,7 @@ __device__ __forceinline__ void tell_found(const Args<T>& a, Head<T>& head, cons
   store_relaxed(&head.step, step);
 }
 
+// Waits for what the last block to finish has found in a step, and copies it to shared memory.
 template <class T>
 __device__ __forceinline__ void wait_for_found(Head<T>& head, Found<T>& found, uint32_t step) {
   if (threadIdx.x == 0) {

@@ -1,15 +1,21 @@
-// select for rows that no block holds, by the steps of select.cuh. If several blocks share a row, a first kernel finds
-// intervals from a sample, while they fetch the start of their slices to the L2 cache; they run at the same time. Each
-// reads its slice, counts the keys below each interval, and keeps those in an interval, a few of a hundred, in shared
-// memory. It counts the latter in tables, and adds these to the row's tables in the workspace; the last block to finish
-// finds the next intervals and tells the others. In the end few elements, or only equal ones, are left for each rank.
-// If few are left, the blocks list them. If only equal ones are left, each block counts those of its slice. Then a
-// block for each rank finds the wanted one, in the list or in the slice that has it. Where there are many rows, each
-// has one block, which takes the sample, too, and tells nobody.
+// select for rows that no block holds, by the steps of select.cuh.
 //
-// So the row is read once. Of an interval of one key, as where most elements are equal, blocks only count the elements.
-// Blocks that have no room for what is in the intervals, as where the row is sorted, or of a row of which a rank is not
-// in its first interval, read their slices again for each step and for the lists, from the L2 cache as far as it goes.
+// Few rows: several blocks share a row, a slice for each. First a kernel of one block for each row takes a sample of it
+// and finds the first intervals (select_sample.cuh). Meanwhile the blocks of the second kernel start and fetch the
+// beginning of their slices to the L2 cache. Then, in the second kernel:
+// - Each block reads its slice. It counts the keys below each interval, and keeps the keys in an interval, a few of a
+//   hundred, in shared memory (select_slice.cuh).
+// - In each step, the blocks count the keys that they keep in the parts of the intervals, and add these counts to the
+//   row's tables in the workspace. The last block to finish finds the next intervals and tells the others
+//   (select_blocks.cuh). The steps end when few elements, or only equal ones, are left for each rank.
+// - The blocks list the elements that are left. If they are equal and many, a block says only how many its slice has.
+// - For each rank, one block finds the wanted element, in the list or in the slice that has it (select_list.cuh).
+// Many rows: each row has one block, which also takes the sample and shares nothing.
+//
+// A row is read once, as a rule. If the interval of a rank is a single key, as where most elements are equal, its
+// elements are counted and not kept. Two kinds of blocks read their slices again in each step and for the lists, as far
+// as possible from the L2 cache: those that have no room for the keys in the intervals, as where a row is sorted, and
+// all blocks of a row of which a wanted element is not in its first interval.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -23,7 +29,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-// What blocks fetch to the L2 cache while the sample is taken.
+// How many bytes a block fetches, at most, to the L2 cache while the sample is taken.
 constexpr uint32_t kMostAhead = 96 << 10;
 static_assert(kLongBinBits == 9 && kMostKeptSteps <= 32);
 
@@ -65,8 +71,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   using Word = typename Found<T>::Word;
   using Own = Slice<T>;
   __shared__ Found<T> found;
-  __shared__ uint32_t left_of[kMostRanks], sums[kWarps + 1], last_of_largest, lost;
-  __shared__ uint32_t sum_of[kMostRanks], place_of[kMostRanks];  // of the counts of a table; in a list
+  __shared__ uint32_t left_of[kMostRanks];                      // how many elements of the slice are left for each list
+  __shared__ uint32_t sums[kWarps + 1], last_of_largest, lost;  // `lost`: whether a warp has no room for its keys
+  __shared__ uint32_t sum_of[kMostRanks], place_of[kMostRanks];  // of a table's counts; of the next element in a list
   __shared__ uint32_t single_count[kMostRanks];  // how many elements of the slice have the only key of an interval
   __shared__ Word single_key[kMostRanks];
   __shared__ uint32_t steps_of[kMostRanks][kWarps];  // the steps in which a warp has elements of a list
@@ -87,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const int all_bins = wanted << kLongBinBits;
   Head<T>& head = a.head(row);
   uint32_t* const tables = a.tables(row);
-  // The sample's kernel leaves the memory nearly idle.
+  // The kernel that takes the sample reads little, so memory is nearly idle until it ends.
   if (threadIdx.x == 0 && own.whole < own.end_whole)
     prefetch_bulk(own.from + own.whole, min((own.end_whole - own.whole) * 16, kMostAhead));
   Kept<T> kept;
@@ -118,8 +125,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   uint32_t to_do = ((1u << wanted) - 1) & ~ends;  // a bit for each rank that needs a step
   Word highest = 0;                               // the thread's largest key
   int highest_step = -1;                          // the last step in which it is
-  // Tables whose first interval is a single key, as where most elements are equal: a thread counts these, and there is
-  // no need to keep them.
+  // A bit for each table whose first interval is a single key, as where most elements are equal. The elements that
+  // have this key are counted when they are read, and not kept.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
   if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
   bool has_all = true;  // whether the block keeps all keys that it will need
@@ -127,6 +134,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
     const uint32_t used = found.used, ranges = first ? used & ~singles : used;
+    // The copies at the ends of a row are counted with its elements below, so their number is taken off here.
     if (warp == 0 && (used >> lane & 1)) {
       const auto uncount = [&](uint32_t copied, uint32_t copies) {
         if (copies == 0) return;
@@ -142,7 +150,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     for (int at = 0; (first || !has_all) && at < own.steps(); ++at) {
       typename Own::Keys key;
       const int count = own.load(order, at, key);
-      // If a rank is not in its first interval, the parts may begin below the next one.
+      // Whether keys outside an interval are counted, too, in its first and its last part. In later steps these counts
+      // do not matter. But if a rank was not in its first interval, the parts of the next one may begin below it; then
+      // only the keys in it are counted.
       const bool counts_all = first ? kept.lost : !found.missed;
       if (first && ends) {
         Word most = 0;
@@ -198,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       }
       __syncthreads();
       if (first && warp == 0 && (used >> lane & 1)) {
-        // All other elements are above the interval.
+        // What is not counted is above the interval.
         counts[(lane << kLongBinBits) + found.parts[lane].last_part()] += own.length - sum_of[lane];
       }
       __syncthreads();
@@ -222,7 +232,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __syncthreads();
   const bool has_list = lane < wanted && !(ends >> lane & 1) && found.table[lane] == lane;
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
-  // Lists of elements that are counted already, and all lists that are counts of slices instead.
+  // Two sets of lists: `open`, those of elements that are still to be found, and `by_slice`, those that say only how
+  // many elements each slice has. The latter are of equal elements, which the first step has counted or which are many.
   bool is_counted = false;
   for_bits(has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
     if (found.first[lane] != single_key[t]) return;
@@ -258,8 +269,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       });
     });
   }
-  // What was read last is still in the L2 cache. If the block needs no elements but those it has, only a step with a
-  // largest one is read again.
+  // Steps are read in falling order, since what was read last is still in the L2 cache. If the block keeps all
+  // elements that it needs, it reads only the last step that has a largest key, to find the last of these keys.
   const bool reads = !has_all && open;
   const bool has_largest = ends && highest == found.largest && highest_step >= 0;
 #pragma unroll 1
@@ -269,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     bool has[Own::kPacks];
 #pragma unroll
     for (int i = 0; i < Own::kPacks; ++i) has[i] = i < count;
-    // The last turn finds the last of the largest keys.
+    // Bit kMostRanks stands for the search for the last of the largest keys.
     for_bits((has_largest && step == highest_step ? 1u << kMostRanks : 0) | (reads ? open : 0), [&](int r) {
       const bool is_end = r == kMostRanks;
       const Word first = is_end ? highest : found.first[r], last = is_end ? 0 : found.last[r];

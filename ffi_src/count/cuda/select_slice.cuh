@@ -6,8 +6,9 @@
 namespace jaxgpuops::count {
 namespace {
 
-// A slice of a row, as the aligned vectors of 16 bytes that the row touches. Elements in them that are not of the row
-// are replaced by copies of the row's first element, in the first vector, and of its last one.
+// A slice of a row: some of the aligned vectors of 16 bytes that have elements of the row. The first and the last
+// vector of the row may have other elements, too. These are replaced by copies of the row's first and last element,
+// whose number the kernel takes off its counts.
 template <class T>
 struct Slice {
   using Word = typename Found<T>::Word;
@@ -41,6 +42,7 @@ struct Slice {
     whole = before > 0, end_whole = packs - (after > 0);
     start = static_cast<uint32_t>(begin * kPack) - past;
     if (threadIdx.x < 2 * kPack) {
+      // Numbers of elements in front of the row are negative, modulo 2^32.
       const uint32_t e = threadIdx.x % kPack, p = threadIdx.x < kPack ? 0 : packs - 1, index = start + p * kPack + e;
       edges[threadIdx.x / kPack].element[e] = row[index + kPack < kPack ? 0 : min(index, length - 1)];
     }
@@ -79,7 +81,7 @@ struct Slice {
   }
 };
 
-// Adds one to `count` if key + addend has a carry, and returns the sum: two instructions.
+// Adds one to `count` if key + addend has a carry, and returns the sum (modulo 2^32 or 2^64), by two instructions.
 __device__ __forceinline__ uint32_t add_counting(uint32_t key, uint32_t addend, uint32_t& count) {
   uint32_t sum;
   asm("add.cc.u32 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&r"(sum), "+r"(count) : "r"(key), "r"(addend));
@@ -100,8 +102,8 @@ __device__ __forceinline__ void append_carry(unsigned long long distance, unsign
   asm("{.reg.u64 sum; add.cc.u64 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "l"(distance), "l"(addend));
 }
 
-// Counts keys in the parts of the tables in use: all, or only those from `low` to `low + span`. `count`: how many
-// vectors have keys.
+// Counts the keys of a step in some tables (a bit of `used` for each): `all` keys, or only those from `low` to
+// `low + span`. `count`: how many of the thread's vectors are of the slice.
 template <class T>
 __device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& found, uint32_t used,
                                               const typename Slice<T>::Keys& key, int count, bool all) {
@@ -121,9 +123,9 @@ __device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& 
 }
 
 // Counts in some tables the keys of a step that are below the interval and, if the interval has a single key, those
-// that are equal to it. Returns which keys are in an interval of more than one key, in the form of the sets below.
-// `count`: how many of the thread's vectors are of the slice; in the others, all keys are `of_zero`. The whole warp
-// calls this.
+// that are equal to it. Returns a set of the keys that are in an interval of more than one key; the first has the
+// highest bit. `count`: how many of the thread's vectors are of the slice; in the others, all keys are `of_zero`. The
+// whole warp calls this.
 template <class T>
 __device__ __forceinline__ uint32_t count_outside(uint32_t* counts, const Found<T>& found, uint32_t tables,
                                                   const typename Slice<T>::Keys& key, int count,
