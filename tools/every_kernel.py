@@ -590,7 +590,7 @@ def run_counts(rng):
                 places = np.flatnonzero(row)[:size]
                 np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
     for (n, m), dtype in itertools.product(
-        [(6000, 30), (3, 700), (3, 1025), (2, 9001), (2, 17_001), (2, 240_001)],
+        [(6000, 30), (3, 700), (3, 1025), (2, 9001), (2, 17_001), (2, 240_001), (6, (1 << 22) + 1)],
         ("int8", "bfloat16", "float32", "int64"),
     ):
         with jax.enable_x64(dtype == "int64"):
@@ -599,7 +599,7 @@ def run_counts(rng):
             kernels |= {
                 call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda x: select(x, ranks, 1), x)
             }
-            order = np.argsort(np.asarray(x, np.int64), 1, kind="stable")[:, ranks[0]]
+            order = np.argsort(np.asarray(x, np.int16), 1, kind="stable")[:, ranks[0]]
             values, indices = select(x, ranks, 1)
             np.testing.assert_array_equal(indices, order)
             np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), order, 1))
