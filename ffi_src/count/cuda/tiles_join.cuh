@@ -78,7 +78,6 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
     head_of[threadIdx.x] = head;
     // If both are of one segment, the tile has a head only.
     tail_of[threadIdx.x] = tail != head ? tail : kNone;
-    if (tail != kNone && tail != head && tail == out_id) out_first = tile;
   }
   if (threadIdx.x / 32 == 0) {
     int64_t begin = -1, end = -1;
@@ -90,7 +89,9 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
     if (threadIdx.x == 0) in_first = begin, in_last = end;
   } else if (threadIdx.x / 32 == 1) {
     const int64_t end = out_id != kNone ? behind + run_beside(a, ids, behind, 1, a.tiles - 1 - behind, out_id) : -1;
-    if (threadIdx.x == 32) out_last = end;
+    // No tile has the tail if ids do not ascend although the caller says so. Then results are undefined, but the kernel
+    // must not leave its buffers.
+    if (threadIdx.x == 32) out_first = behind - 1, out_last = end;
   }
   __syncthreads();
   // Tiles without a head are runs of their own, of which nothing is used.
@@ -98,6 +99,7 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
   if (threadIdx.x < teams) {
     const uint32_t bits = __ballot_sync(kEveryLane, starts_run);
     if (threadIdx.x % 32 == 0) starts[threadIdx.x / 32] = bits;
+    if (out_id != kNone && tail_of[threadIdx.x] == out_id) out_first = first + threadIdx.x;
   }
   wait_for_predecessor();
   __syncthreads();
