@@ -123,6 +123,15 @@ def test_segments(length, features, segments, is_sorted, kind):
             np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
 
 
+@pytest.mark.parametrize("features", [(), (16,)], ids=["scalars", "rows"])
+def test_ids_that_do_not_ascend(features):
+    """If the caller says that they do, results are undefined, but kernels stay in their buffers: later calls are right."""
+    ids, data = drawn("hot", (100_001,), 1000, 0), jnp.ones((100_001, *features))
+    jax.block_until_ready(reductions(data, ids, 1000, True))
+    expected = jaxgpuops.segment_sum(data, ids, 1000)
+    np.testing.assert_array_equal(jaxgpuops.segment_sum(data, jnp.sort(ids), 1000, indices_are_sorted=True), expected)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64", "float16", "bfloat16", "float64"])
 def test_segments_of_every_dtype(dtype):
     """The CPU's handlers are the reference; sums of eighths are exact before they are rounded."""

@@ -176,9 +176,9 @@ constexpr int kOrderThreads = 1024, kOrderList = 512;
 // How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their
 // positions, the workspace of the sort and, after `bytes`, the partial results of segments.
 struct OrderPlan {
-  // Not 0: one launch orders the rows; each row of ids has so many blocks, with a range of the segments each.
+  // If `ranges` is not 0, one launch orders the rows: a row of ids has so many blocks, with `range` segments each.
   int64_t ranges = 0, range = 0, shared_bytes = 0;
-  sort::Plan sort;  // else
+  sort::Plan sort;  // otherwise, this sort does
   int64_t positions = 0, workspace = 0, bytes = 0;
 };
 
@@ -245,15 +245,15 @@ struct SegmentsPlan {
   int64_t blocks = 0;        // and how many such blocks an outer index has
   bool looks = false;        // for kAtomics: whether accumulators of extremes are looked at before an atomic
   bool overlap = false;      // not for kLanes and kTables: whether a kernel may start before the one before it ends
-  // Offset of the second half of the partial results: of segments that begin in a tile and end in a later one. Then
-  // come the counters of segment_join_kernel; `joined_bytes` is the size of all.
+  // For kSorted and kOrdered, after the bytes of the order: heads of tiles, then, at these offsets, tails and the
+  // counters of segment_join_kernel (cuda/tiles.cuh). `joined_bytes` is the size of all.
   int64_t tails = 0, counters = 0, joined_bytes = 0;
   int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum
   int64_t workspace_bytes = 0;
 };
 
-// A block of segment_join_kernel has 2^kJoinTeamBits threads. At most 2^3 of them share a row, so that a block adds up
-// many rows at a time.
+// A block of segment_join_kernel has 2^kJoinTeamBits threads. At most 2^3 of them, a team, share a tile, so that a
+// block folds the partial results of many tiles at a time.
 constexpr int kJoinTeamBits = 9, kJoinThreads = 1 << kJoinTeamBits;
 constexpr int join_team_bits(int64_t inner) { return inner > 4 ? 3 : inner > 2 ? 2 : inner > 1 ? 1 : 0; }
 

@@ -173,12 +173,12 @@ sort::Problem order_of(const Segments& problem) {
 
 namespace {
 
-// Plans the order of rows by id. It is the same whatever the plan, which may so depend on the batch and on the GPU.
+// Plans how the order of rows by id is found. All ways find the same, so the plan may depend on the batch and the GPU.
 OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
-  // All blocks read all ids, so that more than kRanges do not take less time. Few of them have many rows each, and the
-  // sort is faster.
+  // All blocks read all ids, so more than kRanges of them would not take less time. If there are fewer than
+  // kLeastRanges, each has many rows, and the sort is faster.
   constexpr int64_t kLeastRanges = 16, kRanges = 132;
-  // Shared memory: lists, words of each segment, and a few words more.
+  // Shared memory: the lists of all warps; of each segment, a count for each warp and a start; 2048 bytes for the rest.
   constexpr int64_t kListBytes = kOrderThreads / 32 * 4 * kOrderList, kSegmentBytes = 4 * (kOrderThreads / 32 + 1);
   const int64_t most_range = (gpu.shared_bytes - kListBytes - 2048) / kSegmentBytes;
   OrderPlan plan;
@@ -204,8 +204,9 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
   plan.overlap = gpu.dependent_launch;
-  // The lanes of all tiles, with a vector of each row, make as many warps as an H200 holds at a time, or several times
-  // as many, so that all of it ends at the same time. Many small tiles would leave much to join.
+  // An H200 holds `warps` warps of the kernel at a time. Tiles of `all` rows would make so many. If those are longer
+  // than kMostTile, tiles are so much shorter that there are whole turns of so many warps. Many short tiles would leave
+  // much to join, so none has fewer than `least` rows.
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
   const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;

@@ -1,10 +1,11 @@
 // Finds the order of up to kMostOrderRows rows by id, in one launch: a stable counting sort. A block has a range of the
 // segments and reads all ids, so that it counts for itself how many rows go before its own, and no block waits for
-// another. Each warp has neighbouring rows, lists those in the block's range, and counts them by segment in a table of
-// its own; sums over the tables say where each of its rows goes. A segment that has most rows of a warp is not listed.
+// another. Each warp has neighbouring rows, lists those whose segment is in the block's range, and counts them by
+// segment in a table of its own; sums over the tables say where each of its rows goes. If a sample shows that a segment
+// has many of a warp's rows, the warp only counts those, so that its list suffices.
 //
-// Bytes moved: every block reads all ids, from L2; ids and positions are written once. The ids are read once more if a
-// segment has most rows, and twice more by warps whose lists are too short.
+// Passes: one. Bytes moved: every block reads all ids, from L2, and writes the ids and positions of its range. A warp
+// reads its ids once more if it has such a frequent segment, and twice more if its list is too short.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -15,8 +16,8 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kWarps = kOrderThreads / 32;
-constexpr int kIds = 12;   // ids that a lane loads at a time
-constexpr int kBatch = 4;  // and where it has more to do with them
+constexpr int kIds = 12;   // ids that a lane loads at a time where it lists them
+constexpr int kBatch = 4;  // and where it reads them again, or reads the list
 constexpr uint32_t kNone = ~0u;
 
 struct Args {
@@ -35,17 +36,20 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   uint32_t* const table = tables + warp * a.range;
   uint32_t* const starts = tables + kWarps * a.range;  // of each segment of the range
-  // Of a listed row: the segment in the range, then 16 bits of the row.
+  // Of a listed row: its segment, counted from the first one of the range, in the high 16 bits, and its place among the
+  // warp's rows in the low ones.
   uint32_t* const list = starts + a.range + warp * kOrderList;
   const int32_t* const ids = a.ids + static_cast<int64_t>(o) * a.length;
   const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
   for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
 
-  // The last range also has all ids that are larger. The differences of smaller ids from its first one are larger
-  // still.
+  // A row is in the range if its id, less that of the range's first segment, is at most `most`, as an unsigned number.
+  // The last range also has all ids that are larger, so `most` is as large as these can give. Ids before the range give
+  // still larger differences.
   const bool is_last = first + own > a.segments;
   const uint32_t most = is_last ? ~first : own - 1;
-  // The segment, if any, that many of the warp's rows belong to, by a sample of them.
+  // The segment, if any, that many of the warp's rows belong to, by a sample of them: the first one of the sample that
+  // is in the range, if a quarter of the sample is of it.
   uint32_t frequent = kNone, frequent_rows = 0;
   if (begin < end) {
     const uint32_t sample = static_cast<uint32_t>(ids[begin + (end - begin) * lane / 32]) - first;
@@ -55,8 +59,9 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
       if (__popc(in_range & __ballot_sync(kEveryLane, min(sample, own - 1) == one)) >= 8) frequent = one;
     }
   }
+  // The lane's ids before the range, and the warp's listed rows, even if the list is too short for them.
   uint32_t lower = 0, size = 0;
-  // Lists the rows of the next kIds steps. `whole`: there are so many, so that nothing has to be compared.
+  // Lists the rows of the next kIds steps of the warp. `whole`: there are so many, so that nothing has to be compared.
   const auto list_rows = [&](uint32_t at, auto whole) {
     const int32_t* const from = ids + at + lane;
     const auto is_there = [&](int i) { return whole || at + 32 * i + lane < end; };
@@ -96,8 +101,9 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
     for (int i = 0; i < kBatch; ++i)
       segment[i] = segment[i] <= most && at + 32 * i < end ? min(segment[i], own - 1) : kNone;
   };
-  // Calls take(segment, row, place) for the warp's rows in the range, in order, but for those of the frequent segment,
-  // with what the table has for the segment and how many rows of it the warp has had before.
+  // Calls take(segment, row, place) for the warp's rows in the range, in order, but not for those of the frequent
+  // segment. `place` is what the table had for the segment at first, plus how many of its rows were taken before.
+  // Afterwards the table has what it had, plus how many rows were taken.
   const auto each_row = [&](auto take) {
     const uint32_t count = listed ? size : end - begin;
 #pragma unroll 1
@@ -116,7 +122,7 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
         const bool has = segment != kNone;
         const unsigned mask = __ballot_sync(kEveryLane, has);
         if (mask == 0) continue;
-        // Often all rows are of one segment, or most.
+        // Lanes of the same segment. Often all are of one, or most, so a ballot finds these before a match the others.
         const uint32_t most_often = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
         unsigned same = __ballot_sync(kEveryLane, segment == most_often);
         if (has && segment != most_often) same = __match_any_sync(mask & ~same, segment);
@@ -128,13 +134,14 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
       }
     }
   };
-  each_row([](uint32_t, uint32_t, uint32_t) {});
+  each_row([](uint32_t, uint32_t, uint32_t) {});  // counts
   if (lane == 0 && frequent_rows > 0) table[frequent] = frequent_rows;
   lower = sum_of_warp(lower);
   if (lane == 0) lower_of[warp] = lower;
   __syncthreads();
 
-  // Counts become places: of a warp's rows among those of their segment, and of segments among those of the range.
+  // Counts become places: those in a table, where the warp's rows begin among the rows of their segment; those in
+  // `starts`, where the segment begins in the result.
   const uint32_t of_thread = (own + kOrderThreads - 1) / kOrderThreads, from = threadIdx.x * of_thread;
   uint32_t total = 0;
   for (uint32_t s = from; s < min(from + of_thread, own); ++s) {

@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* l
   }
 }
 
-// Rows of a block: as many as give each thread a vector, at least.
+// Rows of a block: 64, or as many as give each thread a vector.
 __host__ __device__ constexpr int share_rows(int64_t vectors) {
   return static_cast<int>(vectors < kThreads / 64 ? kThreads / vectors : 64);
 }
 
-// Computes softmax from the logarithms. Here ids and data are in the order of the rows, not sorted.
+// Computes softmax from the pairs. Here ids and data are in the order of the rows, not sorted.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads) segment_shares_kernel(Args a, const int32_t* all_ids, float* shares) {
   const int rows = share_rows(a.inner / kCount);

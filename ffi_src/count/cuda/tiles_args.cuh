@@ -1,0 +1,115 @@
+// What the kernels of tiles (tiles.cuh) share: their arguments, and vectors of neighbouring columns, as elements and as
+// partial results.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "common/cuda/intrinsics.cuh"
+#include "count/cuda/args.cuh"
+#include "sort/cuda/launch.h"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Args : SegmentArgs {
+  const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
+  int64_t tails_at, rows, tiles;
+  int64_t lanes = 0;    // of segment_tiles_kernel: threads that share a row
+  int64_t fillers = 0;  // and how many blocks it has that fill long gaps, which have `cells` each (tiles_gaps.cuh)
+  int64_t cells = 0;
+  // The members below are for segment_join_kernel.
+  int64_t counters_at;  // where its counters are, in the workspace of an outer index
+  int64_t chunks = 0;   // chunks that the columns are cut into; a team of 2^team_bits threads has one of them
+  int team_bits;
+  bool overlap;  // whether a kernel may start before the one before it ends
+
+  // If the ids do not ascend, launches kernels that find their order first; `status` says whether that worked.
+  Args(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers,
+       cudaError_t& status)
+      : SegmentArgs(problem, buffers),
+        positions(nullptr),
+        tails_at(plan.tails),
+        rows(plan.rows),
+        tiles(plan.tiles),
+        counters_at(plan.counters),
+        team_bits(join_team_bits(inner)),
+        overlap(plan.overlap) {
+    status = cudaSuccess;
+    if (plan.algorithm == Segmenting::kOrdered && length > 0) {
+      auto* const sorted = reinterpret_cast<int32_t*>(workspace);
+      auto* const order = reinterpret_cast<int32_t*>(workspace + outer * plan.order.positions);
+      status = plan.order.ranges > 0 ? launch_segment_order(stream, plan, problem, ids, sorted, order)
+                                     : sort::launch_sort(stream, plan.order.sort, order_of(problem), ids, sorted, order,
+                                                         workspace + outer * plan.order.workspace);
+      ids = sorted;
+      positions = order;
+    }
+    workspace += outer * plan.order.bytes;
+    workspace_bytes = plan.joined_bytes;
+  }
+
+  // The counter of a segment that the join kernel has several blocks for: how many of these have folded their part.
+  // It is that of the block that the segment begins in: at most one segment begins there and goes on in the next block.
+  // `tile` is any tile of that block, `column` the first one of a chunk.
+  __device__ uint32_t* counter(char* workspace, int64_t tile, int64_t column) const {
+    const int64_t block = tile >> (kJoinTeamBits - team_bits), columns = ((inner - 1) >> team_bits) + 1;
+    return reinterpret_cast<uint32_t*>(workspace + counters_at) + block * columns + (column >> team_bits);
+  }
+  // If a block of the join kernel begins with the tile, clears its counter. The kernels of tiles call this for all of
+  // their vectors, before the join kernel passes its wait: the workspace keeps nothing from one call to the next.
+  __device__ void clear_counter(char* workspace, int64_t tile, int64_t column) const {
+    if (tiles > 1 && tile % (kJoinThreads >> team_bits) == 0) *counter(workspace, tile, column) = 0;
+  }
+
+  // Where an id stands among the segments: -1 if it is before all of them, `segments` if it is behind them. Ids that
+  // were ordered here ascend as unsigned numbers, so that negative ones are behind.
+  __device__ int64_t place_of(int32_t id) const {
+    const int64_t place = positions ? static_cast<int64_t>(static_cast<uint32_t>(id)) : id;
+    return max(int64_t{-1}, min(place, segments));
+  }
+};
+
+// Where an outer index has its ids or its data. Not inlined, since the divisions are many instructions.
+__device__ __noinline__ int64_t offset_of(const IndexMap& map, int64_t o) { return map(o); }
+
+// kCount neighbouring elements, which are loaded and stored as one vector.
+template <class Bits, int kCount>
+struct alignas(kCount * sizeof(Bits)) Elements {
+  Bits value[kCount];
+};
+
+// A partial result of kCount columns, aligned for the widest load that it fills. It has no padding, so partial results
+// of neighbouring columns lie beside each other.
+template <class Monoid, int kCount>
+struct alignas(std::min<size_t>(16, kCount * sizeof(typename Monoid::Acc))) Partial {
+  typename Monoid::Acc value[kCount];
+
+  __device__ void clear() {
+#pragma unroll
+    for (auto& v : value) v = Monoid::identity();
+  }
+  __device__ void fold(const Partial& other) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) value[i] = Monoid::fold(value[i], other.value[i]);
+  }
+  __device__ void fold(const Elements<typename Monoid::Bits, kCount>& elements, const Keys& keys) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) value[i] = Monoid::fold(value[i], Monoid::load(elements.value[i], keys));
+  }
+  __device__ void store_result(void* out, int64_t at, const Keys& keys) const {
+    using Result = typename Monoid::Result;
+    Elements<Result, kCount> elements;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) elements.value[i] = Monoid::store(value[i], keys);
+    *reinterpret_cast<Elements<Result, kCount>*>(static_cast<Result*>(out) + at) = elements;
+  }
+  __device__ void store(typename Monoid::Acc* to) const { *reinterpret_cast<Partial*>(to) = *this; }
+  __device__ void load(const typename Monoid::Acc* from) { *this = *reinterpret_cast<const Partial*>(from); }
+};
+
+}  // namespace
+}  // namespace jaxgpuops::count
