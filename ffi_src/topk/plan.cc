@@ -307,8 +307,10 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
 
 Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
-  const BucketsShape shape = buckets_shape(rows.length, k, key_bytes);
-  if (workspace_bytes >= 0 && rows.inner * shape.bytes > workspace_bytes) return plan;
+  // Where a part of a GPU cannot run these kernels, those of kRadix take their place, and their workspace.
+  const int64_t bytes = std::max(buckets_shape(rows.length, k, key_bytes).bytes,
+                                 rows.inner > 1 ? radix_shape(rows.length, k, key_bytes, true).bytes : 0);
+  if (workspace_bytes >= 0 && rows.inner * bytes > workspace_bytes) return plan;
   plan.algorithm = Algorithm::kBuckets;
   plan.threads = kBucketsThreads;
   const int64_t blocks = gpu.multiprocessors;
@@ -317,7 +319,7 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
   plan.slices = static_cast<int>(std::max<int64_t>({one, two, 1}));
   plan.blocks = rows.count() * plan.slices;
   plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * shape.bytes;
+  plan.workspace_bytes = rows.inner * bytes;
   plan.shared_limit = gpu.shared_bytes;
   const size_t composite = composite_bytes(key_bytes);
   plan.shared_bytes = static_cast<int64_t>(std::max(buckets_shared(composite), buckets_sort_shared(composite)));
