@@ -18,9 +18,9 @@ int operands_of(Kind kind) {
 }
 
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// Blocks that read spans twice win for longer the more there is to compute for a byte. One block of kAcross has several
-// tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are enough, as it takes some time to
-// begin to share an axis.
+// To share an axis of spans, blocks read them twice, which pays for more strips where there is more to compute for a
+// byte. One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer
+// blocks are enough, as it takes some time to begin to share an axis.
 int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_out, int64_t tiles, const Gpu& gpu) {
   const int64_t all = gpu.multiprocessors;
   const int operands = operands_of(problem.kind), bytes = bytes_of(problem.dtype);
@@ -41,7 +41,7 @@ int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_ou
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
-constexpr int64_t kOddTiles = 8;     // tiles of a row that is not a whole number of packs
+constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
 
 constexpr int64_t kManyTiles = 256;        // kSpans of two operands: tiles are larger if there are more
 constexpr int64_t kExactBlocks = 132;      // kSpans of exact operations: tiles are smaller if there are fewer
@@ -370,7 +370,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
-    // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size.
+    // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size. (The
+    // kernels that read tiles twice have no such blocks.)
     const int64_t least = shared_out == Algorithm::kColumnTwice && !enough ? INT64_MAX
                           : enough                                         ? 2 * gpu.multiprocessors * 9 / 10
                                                                            : 2 * kManyStrips;
