@@ -436,6 +436,9 @@ def test_scans_in_pieces():
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
+    # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
+    plans = [plan_scan("cumprod", 5, 16_384, 1, "int32", False, 1, capability) for capability in (75, 80)]
+    assert [plan["algorithm"] for plan in plans] == ["span_twice", "pieces"]
 
 
 def test_scans_of_few_columns():
@@ -497,6 +500,8 @@ def test_scans_whose_blocks_share_the_axis():
         ("cumsum", "bfloat16", (1, 220_000, 128), "column_twice"),
         ("cumlogsumexp", "float32", (1, 65_536, 128), "column_look_ahead"),
         ("linear_scan", "float32", (1, 65_536, 128), "column_twice"),
+        ("cumsum", "float64", (1, 65_536, 128), "column_look_ahead"),
+        ("cumprod", "float64", (1, 65_536, 128), "column_twice"),
         # Rows of three operands.
         ("linear_scan_vjp", "float32", (190, 40_000, 1), "chunk_look_ahead"),
         ("linear_scan_vjp", "bfloat16", (190, 40_000, 1), "chunk_twice"),
@@ -529,6 +534,7 @@ def test_rare_scans():
         ("cumprod", "int32", False),
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
+        ("cumsum", "float16", True),
         ("cumlogsumexp", "float64", False),
         ("cumprod_jvp", "complex64", False),
         ("cummax_jvp", "float64", False),
@@ -538,6 +544,7 @@ def test_rare_scans():
     }
     others = {
         ("cumsum", "int32", False),
+        ("cumsum", "bfloat16", True),
         ("cummax", "float64", True),
         ("cumprod", "complex64", False),
         ("cumlogsumexp", "float32", False),
@@ -737,6 +744,25 @@ def test_long_rows_of_float64():
         assert planner(outer, 32_768, 1, 90)["algorithm"] == "rows", (op, outer)
         assert planner(outer, 32_769, 1, 90)["algorithm"] == "rows_split", (op, outer)
     assert softmax_planner("cross_entropy_grad", "float32", False)(10, 32_769, 1, 90)["algorithm"] == "rows"
+
+
+def test_the_order_of_sums_does_not_depend_on_the_batch():
+    """Rows are divided among lanes, and columns take the kernels of one order, however many there are."""
+    rng = np.random.default_rng(0)
+    shapes = [(length, inner) for length in range(1, 140, 3) for inner in (1, 3, 4, 8, 16, 48, 63, 256)]
+    shapes += [(int(np.exp(rng.uniform(0, 14))), int(np.exp(rng.uniform(0, 7)))) for _ in range(200)]
+    ops = ("softmax", "logsumexp", "cross_entropy_grad", "softmax_jvp", "sum", "max", "dot")
+    for op, dtype in itertools.product(ops, ("bfloat16", "float32", "float64")):
+        planner = (softmax_planner if op in ops[:4] else reduce_planner)(op, dtype, False)
+        for length, inner in shapes:
+            orders = set()
+            for outer in (1, 2, 40, 300, 5000, 1 << 20):
+                plan = planner(outer, length, inner, 90)
+                if inner == 1:
+                    orders.add((plan["vectors"], plan["lanes"]))
+                elif plan["algorithm"] != "small":  # adds up in the order of the kernel that it replaces
+                    orders.add((plan["algorithm"].removesuffix("_stream"), plan["blocks"]))
+            assert len(orders) <= 1, (op, dtype, length, inner, orders)
 
 
 def scan_planner(op, dtype, segmented):

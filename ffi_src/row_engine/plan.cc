@@ -197,11 +197,12 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     return;
   }
   // Many warps whose lanes have one vector each are slower than fewer whose lanes have several, unless one lane would
-  // have the whole row, or rows are not aligned.
+  // have the whole row, or rows are not aligned. (Rows of up to two vectors have no other kernel if there are two
+  // arrays.)
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   const bool full = traits.fast && traits.operands == 1 && row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
   if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
-      (plan.lane_bits == 0 || row_bytes % 16 != 0 ||
+      (plan.lane_bits == 0 || row_bytes % 16 != 0 || (traits.operands == 2 && plan.vectors == 1) ||
        spread_warps <= (full ? kFullResident : kSpreadResident) * gpu.multiprocessors)) {
     plan.spread = true;
     plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;
@@ -542,8 +543,8 @@ RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
     small.block_warps = std::min(kSmallFlatWarps, plan.block_warps * 16 / plan.traits.item_bytes);
     return small;
   }
-  // A warp of kColumns adds up eight positions in a lane, and then three lanes, one after the other, as small_kernel
-  // adds up batches; only its peak is that of all lanes at once.
+  // In kColumns, a lane adds up eight positions, and a warp then adds up to three of its lanes. small_kernel adds up
+  // batches of eight positions in the same order. (But there all batches share one peak: RowPlan::vector.)
   const bool held = plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along &&
                     rows.length >= held_positions(1) && rows.length <= 3 * held_positions(1);
   const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);

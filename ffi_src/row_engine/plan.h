@@ -87,9 +87,10 @@ constexpr int walk_columns(int item_bytes, bool label) {
 constexpr int kStripColumns = 8;
 // The longest axis that a thread of a walking kernel holds in registers.
 constexpr int held_positions(int operands) { return 8 / operands; }
-constexpr int kHeldWalk = 24;   // the most positions of a column that a thread of walk_once_kernel holds
-constexpr int kOnceWarps = 24;  // for the __launch_bounds__ of walk_once_kernel, whose blocks have 16 warps at most
-constexpr int kFewPacks = 4;    // a kernel of its own for as many packs of columns
+constexpr int kHeldWalk = 24;  // the most positions of a column that a thread of walk_once_kernel holds
+// For the __launch_bounds__ of walk_once_kernel. Its blocks have at most 16 warps; a larger number limits registers.
+constexpr int kOnceWarps = 24;
+constexpr int kFewPacks = 4;  // a kernel of its own for as many packs of columns
 // Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
 // Blocks per multiprocessor for the __launch_bounds__ of along_kernel.
@@ -112,7 +113,8 @@ struct RowPlan {
   int64_t ahead = 0;
   int64_t room = 0;  // kRows: a block takes at least these bytes of shared memory, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
-  // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other.
+  // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other. kSmall: the
+  // order is that of such a kernel, in which all positions share a peak.
   bool vector = false;
   int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis
   int column_warp_bits = 0;  // warps of a block that are along inner

@@ -18,9 +18,9 @@ int operands_of(Kind kind) {
 }
 
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// Blocks that read spans twice win for longer the more there is to compute for a byte. One block of kAcross has several
-// tiles in flight and fills a multiprocessor; where it has few tiles, fewer blocks are enough, as it takes some time to
-// begin to share an axis.
+// To share an axis of spans, blocks read them twice, which pays for more strips where there is more to compute for a
+// byte. One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer
+// blocks are enough, as it takes some time to begin to share an axis.
 int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_out, int64_t tiles, const Gpu& gpu) {
   const int64_t all = gpu.multiprocessors;
   const int operands = operands_of(problem.kind), bytes = bytes_of(problem.dtype);
@@ -41,7 +41,7 @@ int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_ou
 // full tiles, and a sum is one word (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
-constexpr int64_t kOddTiles = 8;     // tiles of a row that is not a whole number of packs
+constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
 
 constexpr int64_t kManyTiles = 256;        // kSpans of two operands: tiles are larger if there are more
 constexpr int64_t kExactBlocks = 132;      // kSpans of exact operations: tiles are smaller if there are fewer
@@ -57,8 +57,8 @@ constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact 
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 
 // kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
-// order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most shared
-// memory of a block. kPieceLoads: about the elements that a thread loads.
+// order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most bytes
+// of a block's columns. kPieceLoads: about the elements that a thread loads.
 constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 64 << 10, kPieceLoads = 4;
 // A block takes more columns only while at least kPieceBlocks blocks are left (kPieceWideBlocks if inner is above
 // kPieceWide). A block reads whole lines of memory; the lines that hold its columns have at most kPieceLines bytes.
@@ -142,7 +142,7 @@ Plan plan_small(const Problem& problem, Plan plan) {
 // Plans kPieces for few elements along an axis that is not short. Whoever else took the problem would fold it in the
 // order of `plan`, and so does kPieces, unless the order does not matter. Returns `plan` where there are too many
 // elements.
-Plan plan_pieces(const Problem& problem, const Plan& plan) {
+Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const auto [outer, length, inner] = problem.rows;
   if (problem.kind != Kind::kCumulative || problem.op == Op::kLogSumExp || problem.segmented) return plan;
   const int bytes = std::max(4, bytes_of(problem.dtype));
@@ -163,8 +163,12 @@ Plan plan_pieces(const Problem& problem, const Plan& plan) {
     pieces.per_lane = run_shape(plan.layout, 1, bytes_of(problem.dtype)).run;
   }
   const int64_t groups = ceil_div(length, pieces.runs * pieces.per_lane), slots = 32 / pieces.runs;  // slots of a warp
-  // Nothing below changes results.
-  const int64_t most = std::min(kPieceBytes / (length * bytes), kPieceThreads / 32 * slots / groups);
+  // Nothing below changes results. Shared memory of a column: its elements, which launch_pieces() spreads over the
+  // banks, and the folds of groups and tiles.
+  const int64_t held = groups * pieces.runs * pieces.per_lane, folds = groups + ceil_div(groups, pieces.axis_warps);
+  const int64_t column_bytes = (held + held / 32 + 1) * bytes + folds * 4 * state_words(problem, bytes);
+  const int64_t most =
+      std::min({kPieceBytes / (length * bytes), gpu.shared_bytes / column_bytes, kPieceThreads / 32 * slots / groups});
   if (most == 0) return plan;
   const int64_t blocks = inner > kPieceWide ? kPieceWideBlocks : kPieceBlocks;
   int64_t columns = 1;
@@ -314,7 +318,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (is_small(problem)) return plan_small(problem, plan);
   if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
-    const Plan pieces = plan_pieces(problem, plan);
+    const Plan pieces = plan_pieces(problem, gpu, plan);
     if (pieces.algorithm == Algorithm::kPieces) return pieces;
   }
 
@@ -332,7 +336,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
   const int stayers =
       plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
-  const bool once = reads_once(plan.layout, problem.kind, cut, problem.dtype);
+  const bool once = reads_once(plan.layout, problem.kind, problem.op, cut, problem.dtype);
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
   if (plan.layout == Layout::kAlong) {
@@ -366,7 +370,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (forced >= 0) enough = forced == static_cast<int>(alone);
   if (plan.layout == Layout::kAcross) {
     // Two blocks share a multiprocessor if there is room for two tiles of each. If it leaves no multiprocessor idle,
-    // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size.
+    // one block of twice the width replaces them, which also reads memory in contiguous pieces of twice the size. (The
+    // kernels that read tiles twice have no such blocks.)
     const int64_t least = shared_out == Algorithm::kColumnTwice && !enough ? INT64_MAX
                           : enough                                         ? 2 * gpu.multiprocessors * 9 / 10
                                                                            : 2 * kManyStrips;

@@ -251,10 +251,15 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
     share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
-    const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
-                                           static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
+    const auto shape_of = [&](int threads) {
+      return stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length), static_cast<uint32_t>(k), plan.slices,
+                          gpu.shared_bytes);
+    };
+    const StreamShape shape = shape_of(threads);
     plan.blocks = rows.count() * plan.slices;
-    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
+    plan.shared_bytes = static_cast<int64_t>(shape.shared_bytes);
+    if (plan.algorithm == Algorithm::kGrid)
+      plan.shared_bytes = std::max(plan.shared_bytes, static_cast<int64_t>(shape_of(kMergeThreads).merge_bytes));
     return fits(plan);
   };
   const bool few = has_few(rows, k, gpu);
@@ -307,8 +312,10 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
 
 Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
-  const BucketsShape shape = buckets_shape(rows.length, k, key_bytes);
-  if (workspace_bytes >= 0 && rows.inner * shape.bytes > workspace_bytes) return plan;
+  // Where a part of a GPU cannot run these kernels, those of kRadix take their place, and their workspace.
+  const int64_t bytes = std::max(buckets_shape(rows.length, k, key_bytes).bytes,
+                                 rows.inner > 1 ? radix_shape(rows.length, k, key_bytes, true).bytes : 0);
+  if (workspace_bytes >= 0 && rows.inner * bytes > workspace_bytes) return plan;
   plan.algorithm = Algorithm::kBuckets;
   plan.threads = kBucketsThreads;
   const int64_t blocks = gpu.multiprocessors;
@@ -317,7 +324,7 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
   plan.slices = static_cast<int>(std::max<int64_t>({one, two, 1}));
   plan.blocks = rows.count() * plan.slices;
   plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * shape.bytes;
+  plan.workspace_bytes = rows.inner * bytes;
   plan.shared_limit = gpu.shared_bytes;
   const size_t composite = composite_bytes(key_bytes);
   plan.shared_bytes = static_cast<int64_t>(std::max(buckets_shared(composite), buckets_sort_shared(composite)));
@@ -449,8 +456,9 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
-  const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
-                    rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);
+  const bool held = rows.inner == 1 && k <= kMaxHeldK && (key_bytes == 2 || key_bytes == 4) &&
+                    rows.length <= kMaxHeldLength && rows.length >= kLeastHeld * k && has_clusters(gpu) &&
+                    may(Algorithm::kHeld);
   const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
   const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
   if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength &&

@@ -230,39 +230,58 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
   }
 }
 
-// Merges the statistics of the warps that share columns, and writes what a row has of them. `column_of_block` is the
-// first of this lane's columns, which are 32 apart.
+// The kColumns columns of a lane, 32 apart, of which its warp has positions axis_warp, axis_warp + p.axis_warps, ..
 template <class P, int kColumns>
-__device__ __forceinline__ void finish_walks(const Parameters<P>& p, int64_t strip, int column_of_block,
-                                             int block_columns, int axis_warp, const typename P::Row (&row)[kColumns],
-                                             const Stat<P> (&stat)[kColumns], typename P::Final (&final)[kColumns]) {
-  if (p.axis_warps == 1) {
+struct WalkColumns {
+  const Parameters<P>& p;
+  const int warp = threadIdx.x / 32, axis_warp = warp >> p.column_warp_bits;
+  const int block_columns = 32 * kColumns << p.column_warp_bits;
+  const int column_of_block = (warp & ((1 << p.column_warp_bits) - 1)) * 32 * kColumns + threadIdx.x % 32;
+  const int64_t strip = int64_t{blockIdx.x} * block_columns;  // the block's first column
+  const int length = static_cast<int>(p.length);
+  bool exists[kColumns];
+  int64_t at[kColumns];  // indices of the elements of this warp's first position
+  typename P::Row row[kColumns];
+
+  __device__ __forceinline__ explicit WalkColumns(const Parameters<P>& p) : p(p) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      final[c] = P::finish(p.args, row[c], stat[c]);
       const int64_t column = strip + column_of_block + 32 * c;
-      if (column < p.columns) P::write_row(p.args, column, row[c], final[c]);
+      exists[c] = column < p.columns;
+      const WalkPlace place(p, min(column, p.columns - 1));  // a lane without a column has the place of the last one
+      at[c] = (place.outer * length + axis_warp) * p.inner + place.i;
+      row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
     }
-    return;
   }
-  const int length = static_cast<int>(p.length);
-  auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
-  auto* const of_columns = reinterpret_cast<typename P::Final*>(
-      dynamic_shared_memory() + (p.axis_warps * block_columns * sizeof(Stat<P>) + 15) / 16 * 16);
+
+  // Merges the statistics of the warps that share columns, and writes what a row has of them.
+  __device__ __forceinline__ void finish(const Stat<P> (&stat)[kColumns], typename P::Final (&final)[kColumns]) const {
+    if (p.axis_warps == 1) {
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) of_warps[axis_warp * block_columns + column_of_block + 32 * c] = stat[c];
-  __syncthreads();
-  for (int c = threadIdx.x; c < block_columns && strip + c < p.columns; c += blockDim.x) {
-    const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, p.axis_warps);
-    const WalkPlace place(p, strip + c);
-    const auto its_row = P::row(p.args, place.outer, place.i, length, p.inner);
-    of_columns[c] = P::finish(p.args, its_row, all);
-    P::write_row(p.args, strip + c, its_row, of_columns[c]);
+      for (int c = 0; c < kColumns; ++c) {
+        final[c] = P::finish(p.args, row[c], stat[c]);
+        if (exists[c]) P::write_row(p.args, strip + column_of_block + 32 * c, row[c], final[c]);
+      }
+      return;
+    }
+    auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
+    auto* const of_columns = reinterpret_cast<typename P::Final*>(
+        dynamic_shared_memory() + (p.axis_warps * block_columns * sizeof(Stat<P>) + 15) / 16 * 16);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) of_warps[axis_warp * block_columns + column_of_block + 32 * c] = stat[c];
+    __syncthreads();
+    for (int c = threadIdx.x; c < block_columns && strip + c < p.columns; c += blockDim.x) {
+      const auto all = merge_serially<P>([&](int w) { return of_warps[w * block_columns + c]; }, 0, 1, p.axis_warps);
+      const WalkPlace place(p, strip + c);
+      const auto its_row = P::row(p.args, place.outer, place.i, length, p.inner);
+      of_columns[c] = P::finish(p.args, its_row, all);
+      P::write_row(p.args, strip + c, its_row, of_columns[c]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) final[c] = of_columns[column_of_block + 32 * c];
   }
-  __syncthreads();
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) final[c] = of_columns[column_of_block + 32 * c];
-}
+};
 
 template <class P>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __grid_constant__ Parameters<P> p) {
@@ -272,22 +291,11 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   constexpr int kColumns = Walk<P>::kColumns, kCount = Walk<P>::kCount;
   using Lane = Held<P, kCount, false>;
 
-  const int warp = threadIdx.x / 32, axis_warp = warp >> p.column_warp_bits;
-  const int block_columns = 32 * kColumns << p.column_warp_bits;
-  const int column_of_block = (warp & ((1 << p.column_warp_bits) - 1)) * 32 * kColumns + threadIdx.x % 32;
-  const int64_t strip = int64_t{blockIdx.x} * block_columns;
-  const int length = static_cast<int>(p.length), last_batch = (length - 1) / (p.axis_warps * kCount);
-  bool exists[kColumns];
-  int64_t at[kColumns];  // indices of the elements of this warp's first position
-  typename P::Row row[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const int64_t column = strip + column_of_block + 32 * c;
-    exists[c] = column < p.columns;
-    const WalkPlace place(p, min(column, p.columns - 1));
-    at[c] = (place.outer * length + axis_warp) * p.inner + place.i;
-    row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
-  }
+  const WalkColumns<P, kColumns> own(p);
+  const auto& exists = own.exists;
+  const auto& at = own.at;
+  const auto& row = own.row;
+  const int length = own.length, axis_warp = own.axis_warp, last_batch = (length - 1) / (p.axis_warps * kCount);
   // Position j of a batch of this warp; beyond the end of the axis it is padding.
   const auto position = [&](int batch, int j) { return (batch * kCount + j) * p.axis_warps + axis_warp; };
   const auto load = [&](int batch, Lane(&lane)[kColumns]) {
@@ -338,7 +346,7 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
   });
 
   typename P::Final final[kColumns];
-  finish_walks<P>(p, strip, column_of_block, block_columns, axis_warp, row, stat, final);
+  own.finish(stat, final);
 
   if constexpr (P::kOutput) {
     if (p.out == nullptr) return;
@@ -382,23 +390,11 @@ __global__ void __launch_bounds__(32 * kOnceWarps, 1) walk_once_kernel(const __g
   using Acc = typename Element::Acc;
   constexpr int kColumns = kColumnsOnce<P>, kCount = Walk<P>::kCount;
   using Lane = Held<P, kCount, false>;
-  const int warp = threadIdx.x / 32, axis_warp = warp >> p.column_warp_bits;
-  const int block_columns = 32 * kColumns << p.column_warp_bits;
-  const int column_of_block = (warp & ((1 << p.column_warp_bits) - 1)) * 32 * kColumns + threadIdx.x % 32;
-  const int64_t strip = int64_t{blockIdx.x} * block_columns, apart = p.axis_warps * p.inner;
-  const int length = static_cast<int>(p.length);
-  const int mine = (length - axis_warp + p.axis_warps - 1) / p.axis_warps;  // positions of this warp
-  bool exists[kColumns];
-  int64_t at[kColumns];  // indices of the elements of this warp's first position
-  typename P::Row row[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const int64_t column = strip + column_of_block + 32 * c;
-    exists[c] = column < p.columns;
-    const WalkPlace place(p, min(column, p.columns - 1));  // a lane without a column reads the last one
-    at[c] = (place.outer * length + axis_warp) * p.inner + place.i;
-    row[c] = P::row(p.args, place.outer, place.i, length, p.inner);
-  }
+  const WalkColumns<P, kColumns> own(p);
+  const auto& exists = own.exists;
+  const auto& at = own.at;
+  const int mine = (own.length - own.axis_warp + p.axis_warps - 1) / p.axis_warps;  // positions of this warp
+  const int64_t apart = p.axis_warps * p.inner;
 
   Lane held[kHeldWalk / kCount][kColumns];
 #pragma unroll
@@ -431,7 +427,7 @@ __global__ void __launch_bounds__(32 * kOnceWarps, 1) walk_once_kernel(const __g
     }
   });
   typename P::Final final[kColumns];
-  finish_walks<P>(p, strip, column_of_block, block_columns, axis_warp, row, stat, final);
+  own.finish(stat, final);
 
   P::with_args(p.args, [&](const auto& args) {
     Bits* to[kColumns];
@@ -443,7 +439,7 @@ __global__ void __launch_bounds__(32 * kOnceWarps, 1) walk_once_kernel(const __g
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const Lane& lane = held[n / kCount][c];
-        const Acc value = P::output(args, row[c], final[c], lane.x(args, n % kCount, 0), lane.y(n % kCount, 0));
+        const Acc value = P::output(args, own.row[c], final[c], lane.x(args, n % kCount, 0), lane.y(n % kCount, 0));
         if (exists[c]) *to[c] = Element::store(value);
         to[c] += apart;
       }

@@ -5,10 +5,10 @@
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
-//   .._twice             blocks share the axis: the sums of all tiles, then the results (twice.cuh)
+//   .._twice             blocks share the axis: first the sums of all tiles, then the results (twice.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
-// Operands are read once, results written once.
+// Operands are read once (by .._twice twice), results written once.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ inline cudaError_t most_blocks(size_t bytes, int of_multiprocessor, unsigned& bl
 }
 
 template <class Policy, Layout layout>
-constexpr bool kReadsOnce = reads_once(layout, Policy::kKind, Policy::kCut, Policy::Element::kDType);
+constexpr bool kReadsOnce = reads_once(layout, Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
 
 template <class Policy, class Work>
 cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {

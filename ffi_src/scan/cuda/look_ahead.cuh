@@ -1,8 +1,8 @@
-// look_ahead for columns, and for rows of three operands, of 32 and 64 bits. Blocks share the axis, and each takes the
-// next free tile from a counter. A tile goes through three steps: it is loaded into shared memory; its sum is folded
-// and published; its results are written, once other warps of the block (the lookers) have folded all that comes before
-// it. The steps of a block's tiles overlap. Operands are read once, results written once: that pays where there is
-// little to compute and an array is larger than the level 2 cache; twice.cuh has the other calls.
+// look_ahead for columns of 32 bits, sums of columns of 64 bits, and rows of three operands of 32 bits. Blocks share
+// the axis, and each takes the next free tile from a counter. A tile goes through three steps: it is loaded into shared
+// memory; its sum is folded and published; its results are written, once other warps of the block (the lookers) have
+// folded all that comes before it. The steps of a block's tiles overlap. Operands are read once, results written once.
+// That pays where there is little to compute and an array is larger than the L2 cache; twice.cuh has the other calls.
 //
 // If there are many strips, a block stays with one strip and takes its next tile. It remembers the fold up to its last
 // tile, so it needs only the sums of later tiles. Otherwise a block takes the next tile of any strip.

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
     State earlier = none;  // groups of the tile
 #pragma unroll 1
     for (; w < g; ++w) earlier = Policy::combine(earlier, totals[c * p.groups + w], p.options);
-    state = Policy::combine(Policy::combine(state, earlier, p.options), before, p.options);
+    state = Policy::combine(state, Policy::combine(earlier, before, p.options), p.options);
     each([&](Acc& x) { x = Policy::step(state, input(x), p.options).first; });
   }
   __syncthreads();

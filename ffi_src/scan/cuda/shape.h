@@ -61,7 +61,7 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   if (bytes == 1 || bytes == 16) return true;
   const bool cumulative = kind == Kind::kCumulative, exponentials = cumulative && op == Op::kLogSumExp;
   if (dtype == DType::kFloat64) return exponentials || kind == Kind::kTangent || kind == Kind::kLinearVjp;
-  if (is_float(dtype)) return exponentials && segmented;
+  if (is_float(dtype)) return segmented && (exponentials || (cumulative && dtype == DType::kFloat16));
   if (is_complex(dtype)) return cumulative ? segmented : kind != Kind::kLinear;
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
 }
@@ -83,12 +83,13 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-// Whether kernels that look ahead, and so read operands once, are compiled for a call other than row_look_ahead: for
-// those with little to compute. `cut`: segments of cumulative calls.
-constexpr bool reads_once(Layout layout, Kind kind, bool cut, DType dtype) {
+// Whether there is a kernel that looks ahead, and so reads operands once, besides row_look_ahead: for calls with little
+// to compute. `cut`: segments of cumulative calls.
+constexpr bool reads_once(Layout layout, Kind kind, Op op, bool cut, DType dtype) {
+  const int bytes = bytes_of(dtype);
   if (cut || is_complex(dtype)) return false;
-  if (layout == Layout::kAcross) return kind == Kind::kCumulative && bytes_of(dtype) >= 4;
-  return layout == Layout::kAlong && (kind == Kind::kTangent || kind == Kind::kLinearVjp) && bytes_of(dtype) == 4;
+  if (layout == Layout::kAcross) return kind == Kind::kCumulative && (bytes == 4 || (bytes == 8 && op == Op::kSum));
+  return layout == Layout::kAlong && (kind == Kind::kTangent || kind == Kind::kLinearVjp) && bytes == 4;
 }
 
 constexpr int kMostRowLanes = 4;  // kPacks: the most lanes of a row
