@@ -251,15 +251,10 @@ Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wo
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
     share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
-    const auto shape_of = [&](int threads) {
-      return stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length), static_cast<uint32_t>(k), plan.slices,
-                          gpu.shared_bytes);
-    };
-    const StreamShape shape = shape_of(threads);
+    const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
+                                           static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
     plan.blocks = rows.count() * plan.slices;
-    plan.shared_bytes = static_cast<int64_t>(shape.shared_bytes);
-    if (plan.algorithm == Algorithm::kGrid)
-      plan.shared_bytes = std::max(plan.shared_bytes, static_cast<int64_t>(shape_of(kMergeThreads).merge_bytes));
+    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
     return fits(plan);
   };
   const bool few = has_few(rows, k, gpu);
@@ -456,9 +451,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
-  const bool held = rows.inner == 1 && k <= kMaxHeldK && (key_bytes == 2 || key_bytes == 4) &&
-                    rows.length <= kMaxHeldLength && rows.length >= kLeastHeld * k && has_clusters(gpu) &&
-                    may(Algorithm::kHeld);
+  const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
+                    rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);
   const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
   const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
   if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength &&

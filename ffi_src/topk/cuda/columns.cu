@@ -309,9 +309,8 @@ __global__ void __launch_bounds__(32 * kColumnWarps) columns_kernel(const Args a
 
 template <class Key, int kLanes>
 cudaError_t run(cudaStream_t stream, const Launch& config, const Args& a) {
-  if constexpr (sizeof(Key) > 1)  // vectors of bytes, which are rare, have no kernels
-    if (a.length * sizeof(Key) % 16 == 0) return launch(stream, config, columns_kernel<Key, kLanes, true>, a);
-  return launch(stream, config, columns_kernel<Key, kLanes, false>, a);
+  const bool vectors = a.length * sizeof(Key) % 16 == 0;
+  return launch(stream, config, vectors ? columns_kernel<Key, kLanes, true> : columns_kernel<Key, kLanes, false>, a);
 }
 
 }  // namespace

@@ -577,8 +577,8 @@ cudaError_t launch_held(cudaStream_t stream, const Plan& plan, const Problem& pr
   config.cluster = static_cast<int>(a.blocks);
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
-    if constexpr (sizeof(Key) == 8 || sizeof(Key) == 1) {
-      return cudaErrorInvalidValue;  // plans choose other kernels for such keys
+    if constexpr (sizeof(Key) == 8) {
+      return cudaErrorInvalidValue;  // plans choose other kernels for 64-bit keys
     } else {
       return run<Key>(stream, config, a);
     }

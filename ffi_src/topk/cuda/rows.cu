@@ -354,9 +354,7 @@ cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Arg
     case 4:  // for narrow elements, networks take k up to 8, and larger k more lanes
       if constexpr (sizeof(Key) == 4) return run<Key, 4, kFew, kFloat, false>(stream, a);
       return cudaErrorInvalidValue;
-    case 8:
-      if constexpr (sizeof(Key) > 1) return run<Key, 8, kFew, kFloat, false>(stream, a);
-      return cudaErrorInvalidValue;
+    case 8: return run<Key, 8, kFew, kFloat, false>(stream, a);
     case 16: return run<Key, 16, kFew, kFloat, false>(stream, a);
     case 32:
       return shape.elements == kFew ? run<Key, 32, kFew, kFloat, false>(stream, a)

@@ -21,7 +21,7 @@ struct RowsShape {
 
 // Chooses few threads for a row, so that one step of a warp serves several rows; but a thread must have registers for
 // its elements, and a row needs two delegates for each of k. Teams smaller than a warp are faster if threads have few
-// elements. (Bytes have no kernel for teams of 8 lanes without networks.)
+// elements.
 constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   shape.elements = few_elements(key_bytes);
@@ -30,7 +30,7 @@ constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
     shape.team = key_bytes == 4 ? 8 : 4;
     while (key_bytes < 4 && 32 * shape.team < length) shape.team *= 2;
   } else if (length <= 32 * shape.elements) {
-    shape.team = key_bytes == 1 ? 16 : 4;
+    shape.team = 4;
     while (shape.elements * shape.team < length || 2 * shape.team < k) shape.team *= 2;
   } else {
     shape.elements = kManyElements;

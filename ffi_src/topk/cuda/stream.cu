@@ -493,12 +493,12 @@ __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const 
   }
 }
 
-template <class Key>
-__global__ void __launch_bounds__(kMergeThreads, 1) merge_kernel(const Stream a) {
+template <class Key, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
   using C = Composite<Key>;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto& s = *reinterpret_cast<Shared<kMergeThreads, C>*>(shared_bytes);
-  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kMergeThreads));
+  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
+  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
   const uint32_t tid = threadIdx.x;
   const int64_t row = blockIdx.x;
   const Packing<Key> packing = Packing<Key>::make(a.length);
@@ -508,13 +508,13 @@ __global__ void __launch_bounds__(kMergeThreads, 1) merge_kernel(const Stream a)
   __syncthreads();
   wait_for_predecessor();
   const uint32_t held = tid < a.slices ? static_cast<uint32_t>(exchange.counts[tid]) : 0;
-  const C threshold = a.reach ? packing.lowest(exchange.template bound<kMergeThreads>(a)) : C{0};
+  const C threshold = a.reach ? packing.lowest(exchange.template bound<kThreads>(a)) : C{0};
   if (tid < a.slices) atomicMax(&s.kept, counts[tid] = held);
   __syncthreads();
   const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
-  collect<kMergeThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
-                              [&](uint32_t from, uint32_t i) { return exchange.candidates[from * most + i]; });
-  write_result<kMergeThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
+  collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
+                         [&](uint32_t from, uint32_t i) { return exchange.candidates[from * most + i]; });
+  write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
 }
 
 template <class Key, int kThreads>
@@ -536,13 +536,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
   cudaError_t status = a.shares ? launch(stream, {rows, dim3(128)}, clear_kernel, a) : cudaSuccess;
   config.overlap = plan.overlap && a.shares;
   if (status == cudaSuccess) status = launch(stream, config, kernel, a);
-  if (status != cudaSuccess) return status;
-  const StreamShape merge = stream_shape(sizeof(Key), kMergeThreads, a.length, a.k, a.slices, plan.shared_limit);
-  a.keep = merge.keep;
-  a.room = merge.room;
-  Launch last{rows, dim3(kMergeThreads), merge.merge_bytes};
-  last.overlap = plan.overlap;
-  return launch(stream, last, merge_kernel<Key>, a);
+  config.overlap = plan.overlap;
+  config.grid = rows;
+  config.shared_bytes = shape.merge_bytes;
+  if (status == cudaSuccess) status = launch(stream, config, merge_kernel<Key, kThreads>, a);
+  return status;
 }
 
 }  // namespace

@@ -40,12 +40,11 @@ inline uint32_t whole_row_elements(int key_bytes, size_t shared_limit) {
 }
 
 constexpr uint32_t kMaxStages = 5;
-constexpr int kMergeThreads = 512;  // threads of the blocks that merge the candidates of a grid's blocks
 
 struct StreamShape {
   uint32_t keep = 0, room = 0, stages = 0;
   size_t shared_bytes = 0;
-  size_t merge_bytes = 0;  // if the block merges the candidates of a grid's blocks
+  size_t merge_bytes = 0;  // shared memory of the kernel that merges the candidates of a grid's blocks
 };
 
 // Shared memory that is kept free for the kernels' own variables; no kernel has more of them.
