@@ -180,8 +180,14 @@ def _other(x, axis):
 
 
 def _row_sum(x, axis):
-    """Returns sums of rows, in a shape that broadcasts; those of pairs in the shape of x, elementwise."""
-    return x + _other(x, axis) if _length(x, axis) == PAIR else jnp.sum(x, axis, keepdims=True)
+    """Returns sums of rows, in a shape that broadcasts; those of pairs along other axes elementwise, in the shape of x.
+
+    For pairs along the last axis, the results before are reductions, too (see ``_pairs``). XLA compiles a chain of
+    reductions of rows to one kernel, but not if some of its steps are elementwise sums.
+    """
+    if _length(x, axis) == PAIR and axis != x.ndim - 1:
+        return x + _other(x, axis)
+    return jnp.sum(x, axis, keepdims=True)
 
 
 def _nan_if_infinite(z, axis):
@@ -303,7 +309,12 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     mask = _mask(where, t.shape, axis, query_axis)
     t, p = _where(mask, t, 0), _where(mask, jnp.exp(y), 0)
     zero = np.zeros((), t.dtype)
-    if transpose:
+    if transpose and _length(t, axis) == PAIR:
+        # The sum of a row's result is 0. So that of the likely entry is the negative of the other one.
+        likely = _is_likely(p)
+        others = jnp.where(likely, zero, t - p * _row_sum(t, axis))
+        out = jnp.where(likely, -_row_sum(others, axis), others)
+    elif transpose:
         likely = _is_likely(p)
         total, others, q = (_row_sum(a, axis) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p)))
         out = jnp.where(likely, q * total - others, t - p * total)
