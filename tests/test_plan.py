@@ -902,6 +902,12 @@ def test_plans_of_counts(capability):
         assert found["algorithm"] == "rows"
         assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
     assert plan(510, 2, 1, 296)["algorithm"] == "tables"  # whose counts some blocks write
+    for rows, bins, words in (((178_930, 291), 8, 256), ((8613, 512), 141, 141), ((2048, 256), 1, 32)):
+        found = plan(*rows, 1, bins)
+        assert found["algorithm"] == "warps"
+        assert found["shared_bytes"] == 4 * words * found["threads"] // 32 <= 48 << 10
+    for rows, bins in (((100, 291), 8), ((178_930, 60_000), 8), ((9000, 300), 40_000)):
+        assert plan(*rows, 1, bins)["algorithm"] != "warps"
     for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
         found = plan(outer, length, 1, bins)
         if found["algorithm"] == "tables":

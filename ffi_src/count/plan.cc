@@ -74,6 +74,16 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
     plan.shared_bytes = 4 * words * plan.threads;
     return plan;
   }
+  // For a warp, too, a row of many bins takes long: it clears and writes all counters by itself.
+  if (rows.inner == 1 && rows.outer >= kLeastWarpRows && rows.length <= kMostWarpIds &&
+      problem.bins <= std::min<int64_t>(kMostWarpBins, std::max<int64_t>(2 * rows.length, 64))) {
+    plan.algorithm = Counting::kWarps;
+    plan.threads = 32 * kMostCountWarps;
+    plan.tables = problem.bins <= kApartBins ? 32 : 1;
+    plan.range = problem.bins * plan.tables;
+    plan.shared_bytes = 4 * plan.range * kMostCountWarps;
+    return plan;
+  }
   // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`), atomics on the result cost
   // less: they rarely meet in a bin.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
