@@ -58,6 +58,10 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   return true;
 }
 
+// For kWarps: the fewest rows, the most ids of a row and the most bins; and the most bins of which each lane has
+// counters.
+constexpr int64_t kLeastWarpRows = 2048, kMostWarpIds = 4096, kMostWarpBins = 1024, kApartBins = 32;
+
 }  // namespace
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {

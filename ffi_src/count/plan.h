@@ -24,8 +24,6 @@ enum class Counting {
 constexpr const char* kCountingNames[] = {"empty", "rows", "warps", "tables", "parts", "global", "none"};
 
 constexpr int kMostRowWarps = 4, kMostCountWarps = 8;  // the most warps of a block of kRows, and of kWarps
-// For kWarps: the fewest rows, the most ids of a row and the most bins; and the most bins of which each lane has counters.
-constexpr int64_t kLeastWarpRows = 2048, kMostWarpIds = 4096, kMostWarpBins = 1024, kApartBins = 32;
 // Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
 constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
 // For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the
@@ -36,7 +34,7 @@ constexpr int kPartPitch = kPartTile + 8 * kMostParts;
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
-  int tables = 0;      // tables that a block has of its range of bins
+  int tables = 0;  // tables that a block has of its range of bins
   // Bins in a table; for kRows and kWarps: the words that a lane's table takes, or those of a warp; for kGlobal: ids of
   // a block.
   int64_t range = 0;

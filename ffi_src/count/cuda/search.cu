@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads)
     const bool ascend = __all_sync(kEveryLane, key <= next), descend = __all_sync(kEveryLane, key >= next);
     const bool together = __all_sync(kEveryLane, offset == shuffle_from(offset, 0));
     if (together && (ascend || descend)) {
-      const T begin = static_cast<T>(shuffle_from(Wide<T>{key}, 0)), end = static_cast<T>(shuffle_from(Wide<T>{key}, 31));
+      const T begin = static_cast<T>(shuffle_from(Wide<T>{key}, 0)),
+              end = static_cast<T>(shuffle_from(Wide<T>{key}, 31));
       narrow(problem, sorted + offset, ascend ? begin : end, ascend ? end : begin, first, left);
     }
   }
