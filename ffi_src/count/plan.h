@@ -23,7 +23,7 @@ enum class Counting {
 };
 constexpr const char* kCountingNames[] = {"empty", "rows", "warps", "tables", "parts", "global", "none"};
 
-constexpr int kMostRowWarps = 4, kMostCountWarps = 8;  // the most warps of a block of kRows, and of kWarps
+constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows, and as many as a block of kWarps has
 // Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
 constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
 // For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the

@@ -46,7 +46,7 @@ __device__ __forceinline__ void narrow(const Search& problem, const T* row, T lo
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     search_kernel(const __grid_constant__ Search problem, const T* __restrict__ queries, const T* __restrict__ sorted,
                   int32_t* __restrict__ places) {
   // Whole warps search; queries past the end are the last one.

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(32 * kMostRowWarps) bincount_rows_kernel(Args 
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * kMostCountWarps) bincount_warps_kernel(Args a, bool apart) {
+__global__ void __launch_bounds__(32 * kMostRowWarps) bincount_warps_kernel(Args a, bool apart) {
   constexpr int kBatch = sizeof(T) == 8 ? 8 : 16;  // ids that a lane loads at a time
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp;
