@@ -923,11 +923,21 @@ def test_plans_of_counts(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
     assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
     assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
-    for rows, bins in (((32 * 700, 255), 700), ((64, 1), 1), ((70_000, 100), 256)):
+    for rows, bins in (((32 * 700, 30), 700), ((64, 1), 1), ((70_000, 40), 256)):
         found = plan(*rows, 1, bins)
         assert found["algorithm"] == "rows"
         assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
     assert plan(510, 2, 1, 296)["algorithm"] == "tables"  # whose counts some blocks write
+    for rows, bins, words in (
+        ((178_930, 291), 8, 8), ((16_000, 1000), 8, 256), ((8613, 512), 141, 141), ((2048, 4096), 33, 33),
+        ((200_000, 100), 100, 100), ((70_000, 255), 8, 8), ((200, 300), 8, 8),
+    ):  # fmt: skip
+        found = plan(*rows, 1, bins)
+        assert found["algorithm"] == "warps"
+        assert found["shared_bytes"] == 4 * words * found["threads"] // 32 <= 48 << 10
+    for rows, bins in (((100, 291), 8), ((178_930, 60_000), 8), ((9000, 300), 40_000), ((1000, 1000), 8)):
+        assert plan(*rows, 1, bins)["algorithm"] == "tables"
+    assert plan(524_288, 32, 1, 64)["algorithm"] == plan(167_772, 100, 1, 48)["algorithm"] == "rows"
     for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
         found = plan(outer, length, 1, bins)
         if found["algorithm"] == "tables":

@@ -58,20 +58,49 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   return true;
 }
 
+// For kWarps: the most ids of a row and the most bins; and the most bins of which each lane has counters.
+constexpr int64_t kMostWarpIds = 4096, kMostWarpBins = 1536, kApartBins = 32;
+
+// Whether warps, with a row each, take less time than blocks would. A warp takes long for a long row, so there must be
+// many of these. Rows of more than 2048 ids need fewer, since then blocks of kTables have more threads, which wait.
+bool takes_warps(const Bincount& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t least = rows.length <= 2048 ? std::max<int64_t>(128, 4 * (rows.length - 256)) : 2048;
+  return rows.inner == 1 && rows.length <= kMostWarpIds && rows.outer >= least &&
+         problem.bins <= std::clamp<int64_t>(8 * rows.length, 64, kMostWarpBins);
+}
+
+// Whether warps take less time than kRows, where a multiprocessor has less room for lanes if there are more bins, and
+// L1 keeps less of the lines that they read if rows are longer.
+bool suits_warps(const Bincount& problem) {
+  if (problem.bytes < 4) return false;
+  const int64_t length = problem.rows.length;
+  return problem.bins > 64 ? length > 40 : length > 208 || problem.bins * length > 6400;
+}
+
 }  // namespace
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   BincountPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
-  // Counts of at most 255 ids fit in bytes. If there are few rows, a block for each row is faster.
+  // Counts of at most 255 ids fit in bytes. If there are few rows, a warp or block for each row is faster.
   const int64_t words = ceil_div(problem.bins, 4) | 1, row_warps = (48 << 10) / (128 * words);
+  const bool by_warp = takes_warps(problem);
   if (rows.inner == 1 && rows.length <= 255 && rows.outer >= std::max(64 * rows.length, 32 * problem.bins) &&
-      128 * words <= 24 << 10) {
+      128 * words <= 24 << 10 && !(by_warp && suits_warps(problem))) {
     plan.algorithm = Counting::kRows;
     plan.threads = 32 * static_cast<int>(std::min<int64_t>(row_warps, kMostRowWarps));
     plan.range = words;
     plan.shared_bytes = 4 * words * plan.threads;
+    return plan;
+  }
+  if (by_warp) {
+    plan.algorithm = Counting::kWarps;
+    plan.threads = 32 * kMostRowWarps;
+    plan.tables = rows.length >= 768 && problem.bins <= kApartBins ? 32 : 1;  // they take a while to add up
+    plan.range = problem.bins * plan.tables;
+    plan.shared_bytes = 4 * plan.range * kMostRowWarps;
     return plan;
   }
   // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`), atomics on the result cost

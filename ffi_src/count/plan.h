@@ -15,14 +15,15 @@ namespace jaxgpuops::count {
 enum class Counting {
   kEmpty,   // there are no counts
   kRows,    // many short rows: a lane has a row
+  kWarps,   // many rows of some more ids: a warp has a row
   kTables,  // tables in shared memory
   kParts,   // more bins in long rows: ids are cut by their high bits before a part is counted in a table
   kGlobal,  // atomics on the result, if there are too many bins, or few ids, or the axis is not the last
   kNone,    // histograms only: there is no kernel, so JAX computes the bin of each element, and bincount counts them
 };
-constexpr const char* kCountingNames[] = {"empty", "rows", "tables", "parts", "global", "none"};
+constexpr const char* kCountingNames[] = {"empty", "rows", "warps", "tables", "parts", "global", "none"};
 
-constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows
+constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows, and as many as a block of kWarps has
 // Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
 constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
 // For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the
@@ -33,8 +34,10 @@ constexpr int kPartPitch = kPartTile + 8 * kMostParts;
 struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
-  int tables = 0;      // tables that a block has of its range of bins
-  int64_t range = 0;   // bins in a table; for kRows: words in a lane's table; for kGlobal: ids of a block
+  int tables = 0;  // tables that a block has of its range of bins
+  // Bins in a table; for kRows and kWarps: the words that a lane's table takes, or those of a warp; for kGlobal: ids of
+  // a block.
+  int64_t range = 0;
   int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids, but for kParts
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
   int64_t shared_bytes = 0;

@@ -248,7 +248,8 @@ cudaError_t clear(cudaStream_t stream, const BincountPlan& plan, const Args& a) 
 cudaError_t launch_bincount(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
                             int32_t* counts, char* workspace, int64_t workspace_bytes) {
   if (plan.algorithm == Counting::kEmpty) return cudaSuccess;
-  if (plan.algorithm == Counting::kRows) return launch_bincount_rows(stream, plan, problem, x, counts);
+  if (plan.algorithm == Counting::kRows || plan.algorithm == Counting::kWarps)
+    return launch_bincount_rows(stream, plan, problem, x, counts);
   Args a = args_of(plan, problem.rows, problem.bins, x, counts);
   a.limit = problem.limit();
   const cudaError_t status = clear(stream, plan, a);

@@ -39,17 +39,18 @@ __device__ __forceinline__ void make_bounds(const T (&queries)[kCount], const Se
   }
 }
 
-// Returns how many elements of a row come before a query of this key. A search takes the same steps whatever it finds.
+// Returns how many elements of a row come before a query of this key, if the first `first` do and not more than `left`
+// of those behind them. A search takes the same steps whatever it finds.
 template <class T>
-__device__ __forceinline__ int64_t search_row(const Search& problem, const T* row, T key) {
+__device__ __forceinline__ uint32_t search_row(const Search& problem, const T* row, T key, uint32_t first,
+                                               uint32_t left) {
   const int64_t stride = problem.sorted.axis_stride;
-  int64_t first = 0, left = problem.length;  // the result is in [first, first + left]
-  while (left > 1) {
-    const int64_t half = left / 2;
+  while (left > 0) {  // the result is in [first, first + left]
+    const uint32_t half = (left + 1) / 2;
     if (problem.before(row[(first + half - 1) * stride], key)) first += half;
     left -= half;
   }
-  return first + (left == 1 && problem.before(row[first * stride], key));
+  return first;
 }
 
 // Finds the places of queries that stand one after another, by all threads of a block. find(queries, at, places) does

@@ -1,13 +1,20 @@
-// bincount of many short rows: each lane has a row of its own, and counts it in a table of bytes in shared memory,
+// bincount of many short rows.
+//
+// Few ids: each lane has a row of its own, and counts it in a table of bytes in shared memory,
 // which no other lane touches. Tables are an odd number of words apart, so that equal ids of all lanes are in different
 // banks. In the end the warp writes the counts of its rows, which are neighbours in memory.
 //
 // Moves each id and each count once. The lanes of a warp load from addresses that are a row apart; the lines that one
 // load brings serve the next ones from L1.
+//
+// More ids: each warp has a row, and counts it in a table in shared memory. If there are few bins, each lane has
+// counters of its own for all bins, in a bank of its own, so that lanes never meet; else the lanes share one table.
+// Loads of a warp are neighbours, and one batch of them has most rows whole.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "count/cuda/counter.cuh"
 #include "count/cuda/launch.h"
 
 namespace jaxgpuops::count {
@@ -19,7 +26,7 @@ struct Args {
   const void* x;
   int32_t* counts;
   int64_t rows;
-  int length, bins, words;  // `words`: the size of a lane's table in words
+  int length, bins, words;  // `words`: the size of a lane's table in words, or of a warp's tables
   uint32_t limit;
   uint32_t reciprocal;  // n / bins is n * reciprocal >> 32
 };
@@ -67,6 +74,55 @@ __global__ void __launch_bounds__(32 * kMostRowWarps) bincount_rows_kernel(Args 
   }
 }
 
+template <class T>
+__global__ void __launch_bounds__(32 * kMostRowWarps) bincount_warps_kernel(Args a, bool apart) {
+  constexpr int kBatch = sizeof(T) == 8 ? 8 : 16;  // ids that a lane loads at a time
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp;
+  if (row >= a.rows) return;
+  auto* const table = reinterpret_cast<uint32_t*>(dynamic_shared_memory()) + warp * a.words;
+  const T* const x = static_cast<const T*>(a.x) + row * a.length + lane;
+  const int own = a.length - lane;  // as many as there are from the lane's first id on
+  T id[kBatch];
+  const auto load = [&](int start) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) id[i] = start + 32 * i < own ? x[start + 32 * i] : static_cast<T>(~T{0});
+  };
+  load(0);
+  for (int w = lane; w < a.words; w += 32) table[w] = 0;
+  __syncwarp();
+
+  Counter<uint32_t> counter;
+  counter.table = table;
+  counter.size = a.limit;
+  for (int start = 0; start < a.length; start += 32 * kBatch) {
+    if (start > 0) load(start);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (start + 32 * i >= a.length) break;
+      const bool counts = start + 32 * i < own && id[i] < a.limit;
+      const uint32_t bin = counts ? static_cast<uint32_t>(id[i]) : counter.kNone;
+      if (!apart) {
+        counter.add(bin, i % 4 == 0);
+      } else if (counts) {
+        atomicAdd(table + bin * 32 + lane, 1u);
+      }
+    }
+  }
+  counter.flush();
+  __syncwarp();
+
+  int32_t* const to = a.counts + row * a.bins;
+  for (int bin = lane; bin < a.bins; bin += 32) {
+    uint32_t count = apart ? 0 : table[bin];
+    if (apart) {
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) count += table[bin * 32 + (lane + i) % 32];
+    }
+    to[bin] = static_cast<int32_t>(count);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, const Bincount& problem, const void* x,
@@ -80,10 +136,17 @@ cudaError_t launch_bincount_rows(cudaStream_t stream, const BincountPlan& plan, 
   a.words = static_cast<int>(plan.range);
   a.limit = static_cast<uint32_t>(problem.limit());
   a.reciprocal = static_cast<uint32_t>(((uint64_t{1} << 32) + a.bins - 1) / a.bins);
+  const bool by_warp = plan.algorithm == Counting::kWarps;
+  const int64_t block_rows = by_warp ? plan.threads / 32 : plan.threads;
   Launch config;
   config.block = dim3(plan.threads);
-  config.grid = dim3(static_cast<unsigned>((a.rows + plan.threads - 1) / plan.threads));
+  config.grid = dim3(static_cast<unsigned>((a.rows + block_rows - 1) / block_rows));
   config.shared_bytes = plan.shared_bytes;
+  if (by_warp) {
+    return dispatch_key(8 * problem.bytes, [&](auto width) {
+      return launch(stream, config, bincount_warps_kernel<decltype(width)>, a, plan.tables > 1);
+    });
+  }
   return dispatch_key(8 * problem.bytes,
                       [&](auto width) { return launch(stream, config, bincount_rows_kernel<decltype(width)>, a); });
 }
