@@ -663,6 +663,21 @@ def test_few_rows_of_statistics():
         assert found == [most > 0, False], (op, length, dtype, found)
 
 
+def test_few_rows_of_float32_not_aligned():
+    """Blocks of a row, whose lanes have two vectors, up to as many warps as are faster than lanes with all vectors."""
+    for length, warps, most in (
+        (301, 2, 16),
+        (915, 4, 24),
+        (1201, 5, 64),
+        (1401, 6, 32),
+        (1775, 7, 24),
+        (2501, 10, 10),
+    ):
+        rows = most * 132 // warps
+        found = [softmax_planner("softmax", "float32", False)(n, length, 1, 90)["threads"] for n in (rows, rows + 1)]
+        assert (found[0] == 32 * warps) and (found[1] != 32 * warps), (length, found)
+
+
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_columns_of_short_axes(dtype):
     """Threads walk along short axes, wherever columns begin, where lanes with vectors would be padding in part. Other axes
@@ -708,9 +723,8 @@ def test_tiles_of_short_rows():
         ("softmax", "bfloat16", 24, 8),
         ("softmax", "bfloat16", 49, 3),
         ("softmax", "bfloat16", 329, 6),
-        ("softmax", "float32", 237, 96),
+        ("softmax", "float32", 237, 16),
         ("softmax", "bfloat16", 577, 3),
-        ("log_softmax", "float32", 333, 6),
         ("softmax", "bfloat16", 721, 12),
         ("softmax", "float64", 6, 8),
         ("softmax_jvp", "float32", 33, 3),
@@ -726,6 +740,9 @@ def test_tiles_of_short_rows():
     for op, dtype, length in (
         ("softmax", "float32", 20),
         ("softmax", "float32", 124),
+        ("log_softmax", "float32", 154),
+        ("softmax", "float32", 221),
+        ("log_softmax", "float32", 333),
         ("softmax", "float32", 389),
         ("softmax_jvp", "float32", 12),
         ("logsumexp", "float32", 12),

@@ -248,7 +248,10 @@ ROWS = [  # along axis 1
     (37, 250),
     (9, 1001),  # few rows, each with a block
     (5, 4093),
-    (4300, 1001),  # many rows
+    (2701, 165),  # many rows, loaded by elements
+    (801, 1001),
+    (600, 1775),
+    (4300, 1001),  # more of them
     (1100, 4093),
     (3, 16_001),
     (3, 16_384),  # aligned

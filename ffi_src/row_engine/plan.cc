@@ -37,6 +37,12 @@ constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a 
 // lanes of longer rows mostly store whole vectors anyway.
 constexpr int kMaxTileLaneBits = 4, kMaxLongTileLaneBits = 5, kMostTiledVectors = 96;
 constexpr int kMaxOddLaneBits = 2;  // the same for rows that are whole vectors
+// Rows of float32 of which 16 or 32 lanes load one element after the other are faster than tiles, but for the longest
+// rows of 16 lanes, of more than so many vectors, in arrays from kLeastSingleBytes on.
+constexpr int kMostSingleVectors = 56;
+constexpr int64_t kLeastSingleBytes = 16 << 20;
+// Longer rows of float32 and float64 are loaded so up to so many bytes.
+constexpr int64_t kLongestSingle = 16 << 10, kLongestWideSingle = 24 << 10;
 // For arrays smaller than this, tiles take longer than other kernels of rows.
 constexpr int64_t kLeastTiledBytes = 1 << 20;
 constexpr int64_t kLeastTeamBytes = 3 << 20;     // the same where several lanes share a row
@@ -150,8 +156,20 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
   if (traits.operands == 2) return 32;
   if (traits.label) return warps <= 20 ? 14 : 0;
   if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
-  if (elements) return warps <= 8 ? 32 : warps <= 16 ? 10 : 0;
+  if (elements) return warps > 16 ? 0 : warps > 8 ? 10 : warps == 5 ? 64 : warps == 6 ? 32 : warps > 2 ? 24 : 16;
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
+}
+
+// See RowPlan::single. With eight vectors, only of arrays that are not so large that memory limits them.
+bool loads_elements(const RowPlan& plan, const Rows& rows) {
+  const RowTraits& traits = plan.traits;
+  const int64_t bytes = rows.length * traits.item_bytes;
+  if (plan.algorithm != RowAlgorithm::kRows || plan.spread || plan.wide || plan.blocks > 1 || bytes % 16 == 0 ||
+      !traits.tiled || traits.operands != 1)
+    return false;
+  if (traits.item_bytes == 8) return (plan.lane_bits == 5 || plan.spans > 1) && bytes <= kLongestWideSingle;
+  return traits.item_bytes == 4 && plan.lane_bits >= kMaxTileLaneBits && bytes <= kLongestSingle &&
+         (plan.vectors == kOnlyVectors || rows.outer * bytes <= kLeastSingleBytes);
 }
 
 void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
@@ -183,14 +201,18 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   const int64_t half = int64_t{2} << plan.lane_bits;
   const bool odd = whole && traits.operands == 1 && vectors > 2 && plan.lane_bits <= kMaxOddLaneBits &&
                    vectors == (int64_t{plan.vectors} << plan.lane_bits) - 1;
+  const bool single =
+      !whole && traits.tiled && traits.operands == 1 && traits.item_bytes == 4 && plan.lane_bits >= kMaxTileLaneBits;
   const int64_t least = odd              ? kLeastOddBytes << plan.lane_bits
+                        : single         ? kLeastSingleBytes
                         : traits.staged  ? kLeastStagedBytes
                         : longer         ? kLeastTeamBytes << std::max<int64_t>(0, 6 * (vectors - half) / half)
                         : plan.lane_bits ? kLeastTeamBytes
                                          : kLeastTiledBytes;
-  const bool tiles =
-      ((odd && traits.tiled) || (!whole && (traits.tiled || traits.staged))) && plan.vectors <= kOnlyVectors &&
-      plan.lane_bits <= (longer ? kMaxLongTileLaneBits : kMaxTileLaneBits) && rows.outer * row_bytes >= least;
+  const bool tiles = ((odd && traits.tiled) || (!whole && (traits.tiled || traits.staged))) &&
+                     plan.vectors <= kOnlyVectors &&
+                     plan.lane_bits <= (longer && !single ? kMaxLongTileLaneBits : kMaxTileLaneBits) &&
+                     !(single && vectors <= kMostSingleVectors) && rows.outer * row_bytes >= least;
   if (plan.spans == 1 && (tiles || traits.swept)) {
     plan.algorithm = RowAlgorithm::kRowsTiles;
     plan.block_warps = kTileThreads / 32;
@@ -573,6 +595,7 @@ RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gp
   plan.overlap = gpu.dependent_launch;
   if (rows.inner == 1) {
     plan_rows(plan, rows, gpu, tuning);
+    plan.single = loads_elements(plan, rows);
   } else {
     plan_columns(plan, rows, gpu, tuning);
   }

@@ -108,6 +108,9 @@ struct RowPlan {
   // kRows: a lane has one vector instead of `vectors`, and `vectors` times as many lanes share a row.
   bool spread = false;
   bool wide = false;  // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
+  // kRows: lanes load and store the elements of rows that are not aligned one by one, instead of aligned windows that
+  // neighbouring lanes put together.
+  bool single = false;
   // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
   // split: `ahead` bytes of the block's part.
   int64_t ahead = 0;

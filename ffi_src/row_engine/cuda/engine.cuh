@@ -90,6 +90,8 @@ struct Call {
   Kernel rows() const {
     if constexpr (P::kAlignedRows)
       if (p.aligned) return rows_kernel<P, kVectors, kSharing, true>;
+    if constexpr (kSingle<P> && kVectors > 1)
+      if (plan.single && p.out) return rows_kernel<P, kVectors, kSharing, false, true>;
     return rows_kernel<P, kVectors, kSharing, false>;
   }
 

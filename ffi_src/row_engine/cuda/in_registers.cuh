@@ -12,11 +12,17 @@ namespace jaxgpuops::row_engine {
 template <class P>
 constexpr bool kAnyOrder = P::kSums == 0 && !P::kMasked && !P::kDecoded && !P::kHole && !P::kOutput;
 
+// Whether there are kernels for RowPlan::single.
+template <class P>
+constexpr bool kSingle = sizeof(typename P::Element::Bits) >= 4 && P::kOutput && P::kOperands == 1 && !P::kHole &&
+                         !P::kMasked && !P::kDecoded;
+
 // The part of a span that a lane has. Unit j holds kWidth elements, from element(j) on. With kAsked, the lane first
 // checks whether the span is whole; if it is, no unit needs a check of its own. (Long rows with results do without that
 // check, since ptxas then moved all stores to the end, which took up to 7 % longer.) With kRagged, the last vector of
-// an aligned row may have fewer elements.
-template <class P, int kVectors, bool kAligned, bool kAsked, bool kRagged = false>
+// an aligned row may have fewer elements. With kElements, those of rows that are not aligned are loaded and stored one
+// by one.
+template <class P, int kVectors, bool kAligned, bool kAsked, bool kRagged = false, bool kElements = false>
 class Span {
  public:
   using Bits = typename P::Element::Bits;
@@ -58,6 +64,9 @@ class Span {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j)
         units[j] = element(j) < whole ? load_pack(mine + static_cast<unsigned>(j * lanes)) : padding;
+    } else if constexpr (kElements) {
+      load_elements(from, left, pad, units);
+      return;
     } else {
       // Lanes load aligned windows of 16 bytes, each the one after its neighbour's. Then each lane puts its elements
       // together from its own window and the next one.
@@ -124,9 +133,29 @@ class Span {
     if constexpr (kAligned) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) store_aligned(to, left, j, units[j]);
+    } else if constexpr (kElements) {
+      store_elements(to, left, units);
     } else {
       store_shifted(to, left, units);
     }
+  }
+
+  __device__ __forceinline__ void load_elements(const Bits* from, int left, Bits pad, Pack (&units)[kVectors]) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const int e = element(j) + i;
+        set<Bits>(units[j], i, e < left ? from[e] : pad);
+      }
+  }
+
+  __device__ __forceinline__ void store_elements(Bits* to, int left, Pack (&units)[kVectors]) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (const int e = element(j) + i; e < left) to[e] = get<Bits>(units[j], i);
   }
 
   // Stores unit j of an aligned span.
@@ -227,7 +256,7 @@ constexpr int kRowsResident = kSharing == Sharing::kStatistics               ? s
 
 // The state of a thread in rows_kernel. The functions are the phases of the kernel, in the order in which they run.
 // kAligned: every row begins at a multiple of 16 bytes. Results have the same bits either way.
-template <class P, int kVectors, Sharing kSharing, bool kAligned>
+template <class P, int kVectors, Sharing kSharing, bool kAligned, bool kElements>
 struct RowsThread {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
@@ -286,7 +315,9 @@ struct RowsThread {
   }
 
   // (This is a function, because as a member it made ptxas keep more numbers in registers, and some kernels spilled.)
-  __device__ __forceinline__ auto span() const { return Span<P, kVectors, kAligned, kAsked, kRagged>(lane_bits); }
+  __device__ __forceinline__ auto span() const {
+    return Span<P, kVectors, kAligned, kAsked, kRagged, kElements>(lane_bits);
+  }
 
   __device__ __forceinline__ bool writes() const {
     return P::kOutput && kSharing != Sharing::kStatistics && p.out != nullptr;
@@ -536,11 +567,11 @@ struct RowsThread {
   }
 };
 
-template <class P, int kVectors, Sharing kSharing, bool kAligned>
+template <class P, int kVectors, Sharing kSharing, bool kAligned, bool kElements = false>
 __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAligned> ? kPartWarps : kMaxBlockWarps),
                                   kRowsResident<P, kVectors, kSharing, kAligned>)
     rows_kernel(const __grid_constant__ Parameters<P> p) {
-  RowsThread<P, kVectors, kSharing, kAligned> thread(p);
+  RowsThread<P, kVectors, kSharing, kAligned, kElements> thread(p);
   thread.load();
   if (thread.cluster) thread.open_exchange();
   thread.prefetch_later_row();

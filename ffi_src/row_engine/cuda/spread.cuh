@@ -104,13 +104,7 @@ struct WideSpan {
     if (is_aligned) {
       aligned.load(from, left, false, pad, packs);
     } else if constexpr (kElements) {
-#pragma unroll
-      for (int j = 0; j < kWideVectors; ++j)
-#pragma unroll
-        for (int i = 0; i < aligned.kWidth; ++i) {
-          const int e = aligned.element(j) + i;
-          set<Bits>(packs[j], i, e < left ? from[e] : pad);
-        }
+      aligned.load_elements(from, left, pad, packs);
     } else {
       shifted.load(from, left, last, pad, packs);
     }
@@ -120,11 +114,7 @@ struct WideSpan {
     if (is_aligned) {
       aligned.store(to, left, packs);
     } else if constexpr (kElements) {
-#pragma unroll
-      for (int j = 0; j < kWideVectors; ++j)
-#pragma unroll
-        for (int i = 0; i < aligned.kWidth; ++i)
-          if (const int e = aligned.element(j) + i; e < left) to[e] = get<Bits>(packs[j], i);
+      aligned.store_elements(to, left, packs);
     } else {
       shifted.store(to, left, packs);
     }
