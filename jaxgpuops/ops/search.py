@@ -341,24 +341,21 @@ def _unique(x, fill, size, wanted):
         fill = np.zeros((), x.dtype)
     index, inverse, counts = wanted
     [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
-    different = min(size, length)  # there are no more
-    place = _lax.choose(values, different + 1, starts=True)
-    first, found = place[:different], place[:different] < np.int32(length)
-
-    def padded(x, value):  # in the end, so that nothing reads what is written beyond them
-        if size == different:
-            return x
-        whole = lax.pad(x, np.zeros((), x.dtype), [(0, size - different, 0)])
-        return jnp.where(lax.iota(np.int32, size) < np.int32(different), whole, value)
-
-    value = values[0] if fill is None else fill.astype(x.dtype)
-    outs = [padded(jnp.where(found, take_rows(values, first, 0, True), value), value)]
+    place = _lax.choose(values, min(size, length) + 1, starts=True)
+    if size > length:  # there are no more; what follows is written without being read
+        place = lax.pad(place, np.int32(length), [(0, size - length, 0)])
+    first, found = place[:size], place[:size] < np.int32(length)
+    at = jnp.where(found, first, np.int32(0))
+    outs = [take_rows(values, first, 0, True)]
+    if fill is not None:
+        outs[0] = jnp.where(found, outs[0], fill.astype(x.dtype))
+    elif length:
+        outs[0] = jnp.where(found, outs[0], values[0])
     if order is not None and index:  # it is there if one of the two is wanted
-        at = jnp.where(found, first, np.int32(0))
-        outs.append(padded(order[at], order[0]) if length else padded(at, np.int32(0)))
+        outs.append(order[at] if length else at)
     if order is not None and inverse:
         rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:
-        outs.append(padded(place[1:] - first, np.int32(0)))
+        outs.append(place[1:] - first)
     return tuple(outs)
