@@ -347,7 +347,8 @@ def run(
     rows, kept = {}, {}
     if path.exists():
         before = json.loads(path.read_text())
-        if keep and before["device"] == result["device"]:
+        # Times of another kind would not be comparable.
+        if keep and all(before[key] == result[key] for key in ("device", "timing")):
             kept = {
                 row["name"]: {name: row["us"][name] for name in keep if name in row["us"]} for row in before["rows"]
             }

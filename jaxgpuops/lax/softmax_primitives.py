@@ -313,7 +313,7 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
         # The sum of a row's result is 0. So that of the likely entry is the negative of the other one.
         likely = _is_likely(p)
         others = jnp.where(likely, zero, t - p * _row_sum(t, axis))
-        out = jnp.where(likely, -_row_sum(others, axis), others)
+        out = others - jnp.where(likely, _row_sum(others, axis), zero)
     elif transpose:
         likely = _is_likely(p)
         total, others, q = (_row_sum(a, axis) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p)))
