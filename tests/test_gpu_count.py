@@ -125,7 +125,7 @@ def test_segments(length, features, segments, is_sorted, kind):
 
 @pytest.mark.parametrize("features", [(), (16,)], ids=["scalars", "rows"])
 def test_ids_that_do_not_ascend(features):
-    """If the caller says that they do, results are undefined, but kernels stay in their buffers: later calls are right."""
+    """If the caller wrongly says that ids ascend, results are undefined, but kernels do not leave their buffers."""
     ids, data = drawn("hot", (100_001,), 1000, 0), jnp.ones((100_001, *features))
     jax.block_until_ready(reductions(data, ids, 1000, True))
     expected = jaxgpuops.segment_sum(data, ids, 1000)
@@ -473,7 +473,7 @@ def test_searchsorted(queries, rows, side, dtype):
         places = np.asarray(jaxgpuops.searchsorted(rows, queries, side, axis=1))
         in_order = np.asarray(jaxgpuops.searchsorted(rows, jnp.sort(queries, 1), side, axis=1))
         np.testing.assert_array_equal(in_order, np.sort(places, 1))
-        # Blocks whose first queries are in order must find others, too.
+        # A block whose first queries are in order must also find queries that are not.
         mostly = jnp.sort(queries, 1)[:, ::-1].at[:, 5000::7001].set(queries[:, 5000::7001])
         found = np.asarray(jaxgpuops.searchsorted(rows, mostly, side, axis=1))
         expected = np.sort(places, 1)[:, ::-1].copy()

@@ -237,7 +237,7 @@ def command_buffers():
 
 @pytest.mark.parametrize("rows, length", ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391)))
 def test_odd_rows_of_16_bits_are_those_of_the_row_alone(rows, length):
-    """In a batch each row begins elsewhere between two vectors; a row alone, scanned forward, is aligned."""
+    """In a batch, rows begin at any place between two vectors; a row alone, scanned forward, is aligned."""
     keys = jax.random.split(jax.random.key(0), 2)
     x, factors = (jax.random.normal(key, (rows, length), jnp.bfloat16) for key in keys)
     factors = factors / (1 + abs(factors))

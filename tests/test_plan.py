@@ -442,7 +442,7 @@ def test_scans_in_pieces():
 
 
 def test_scans_of_few_columns():
-    """Blocks share few columns, from two tiles on; the tiles are those of larger batches."""
+    """Blocks share the axis of few columns if it has two tiles or more; the tiles are those of larger batches."""
     for call, dtype, rows in (
         ("linear_scan", "float32", (14_608, 5)),
         ("linear_scan", "bfloat16", (65_536, 2)),
@@ -452,7 +452,7 @@ def test_scans_of_few_columns():
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "spans"]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
-    # The order of folding does not change exact results: few rows have more tiles, if the workspace has room for that.
+    # Exact results do not depend on the order of folding: few rows have more tiles, if the workspace has room for them.
     for call, dtype, rows, tiles in (
         ("cummax", "float16", (12_165, 3), (17, 5, 3)),
         ("cumprod", "int32", (8192, 20), (114, 32, 32)),
@@ -480,7 +480,7 @@ def test_scans_of_few_columns():
         (200, 20_000, 3, "spans"),
     ):
         assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm
-    # To read spans twice pays for longer where there is more to compute for a byte.
+    # The more there is to compute for a byte, the longer it pays to read spans twice.
     for call, dtype, outer in (
         ("cumsum", "float32", 264),
         ("cumsum", "bfloat16", 396),
@@ -563,7 +563,7 @@ def test_rare_scans():
 
 
 def test_short_rows_of_few_elements():
-    """Where the axis would go through shared memory, exact operations take the kernel for few elements for longer."""
+    """Exact operations along an axis that would go through shared memory take the small kernel for more elements."""
     for call, dtype, length, most in (
         ("cumprod", "int64", 4, 1 << 18),
         ("cumprod", "int64", 2, 3 << 15),
@@ -634,7 +634,7 @@ def test_columns():
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_narrow_columns(dtype):
-    """Few columns beside each other, along axes that are long enough, are flat rows, however many there are."""
+    """Few columns side by side, along a long enough axis, are read as flat rows, however large the batch is."""
     item = np.dtype(jnp.dtype(dtype)).itemsize
     for op, longest in (("softmax", {16: 199, 32: 8192}), ("softmax_jvp", {16: 1499, 32: 8192})):
         for outer, beside in itertools.product((1, 70, 5000), (16, 32)):
@@ -646,7 +646,7 @@ def test_narrow_columns(dtype):
 
 
 def test_few_rows_of_statistics():
-    """Few rows of statistics have a block each, whose lanes have two vectors."""
+    """If there are few rows, each has a block for its statistics, whose lanes have two vectors."""
     for op, length, dtype, warps, most in (
         ("logsumexp", 2982, "bfloat16", 6, 20),
         ("logsumexp", 2080, "float32", 9, 8),
@@ -664,7 +664,7 @@ def test_few_rows_of_statistics():
 
 
 def test_few_rows_of_float32_not_aligned():
-    """Blocks of a row, whose lanes have two vectors, up to as many warps as are faster than lanes with all vectors."""
+    """Few rows have a block each, whose lanes have two vectors, as long as fewer, fuller lanes are not faster."""
     for length, warps, most in (
         (301, 2, 16),
         (915, 4, 24),
@@ -680,7 +680,7 @@ def test_few_rows_of_float32_not_aligned():
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_columns_of_short_axes(dtype):
-    """Threads walk along short axes, wherever columns begin, where lanes with vectors would be padding in part. Other axes
+    """Threads walk along short axes, wherever columns begin, if lanes with vectors would hold padding. Other axes
     are read in vectors."""
     half = dtype == "bfloat16"
     for op, walked in (
@@ -831,7 +831,7 @@ def test_few_elements():
         walked = few if inner < 16 or dtype == "float64" else none
         for op in ("softmax", "log_softmax", "logsumexp"):
             takes = walked if op == "logsumexp" else few
-            # Of results along axes that several warps walk, or that are long for one warp, other arrays are small.
+            # Results have another limit along axes that several warps walk, and along axes that are long for one warp.
             most = 1 << (16 if op != "logsumexp" and dtype == "bfloat16" and length == 64 else 17)
             assert small(softmax_planner(op, dtype, False), length, inner, most) == takes, (op, dtype, length, inner)
             assert small(softmax_planner(op, dtype, True), length, inner) == none

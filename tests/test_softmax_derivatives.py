@@ -324,7 +324,7 @@ def test_gradients_make_the_result_again(cuda_build):
                 assert from_x(jax.vmap(fn), shaped(2, 7, n, dtype=dtype))
             for n in (2, (32 << 10) // size + 1, (1 << 20) // size):
                 assert not from_x(fn, shaped(7, n, dtype=dtype))
-            # If a multiprocessor has one row at a time, it takes one, or two that are shorter.
+            # If a multiprocessor runs one block at a time, it may have one row, or two rows that are shorter.
             for rows, warps in ((132, 32), (264, 29), (1000, 16)):
                 assert from_x(fn, shaped(rows, (warps << 10) // size, dtype=dtype))
             for rows, warps in ((133, 32), (265, 29), (265, 17)):

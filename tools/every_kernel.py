@@ -582,7 +582,7 @@ def run_counts(rng):
             np.testing.assert_array_equal(found, [np.searchsorted(t, q) for t, q in zip(table, queries, strict=True)])
             shared = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries.T, dtype))
             np.testing.assert_array_equal(shared, np.searchsorted(table[0], queries.T))
-            queries.sort()  # blocks need no tree then
+            queries.sort()  # for queries in order, blocks need no tree
             in_order = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries, dtype))
             np.testing.assert_array_equal(in_order, np.searchsorted(table[0], queries))
     for (rows, n), size in itertools.product([(3, 1025), (2, 70_001), (1, 3), (2, 0)], (0, 2, 9001)):

@@ -58,11 +58,12 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   return true;
 }
 
-// For kWarps: the most ids of a row and the most bins; and the most bins of which each lane has counters.
+// For kWarps: the most ids of a row, the most bins, and the most bins for which each lane has its own counters.
 constexpr int64_t kMostWarpIds = 4096, kMostWarpBins = 1536, kApartBins = 32;
 
-// Whether warps, with a row each, take less time than blocks would. A warp takes long for a long row, so there must be
-// many of these. Rows of more than 2048 ids need fewer, since then blocks of kTables have more threads, which wait.
+// Whether warps, with a row each, take less time than blocks. A warp takes long for a long row, so there must be many
+// of these. Of rows of more than 2048 ids, fewer are enough, since the blocks of kTables then have more threads, which
+// wait.
 bool takes_warps(const Bincount& problem) {
   const Rows& rows = problem.rows;
   const int64_t least = rows.length <= 2048 ? std::max<int64_t>(128, 4 * (rows.length - 256)) : 2048;
@@ -70,8 +71,8 @@ bool takes_warps(const Bincount& problem) {
          problem.bins <= std::clamp<int64_t>(8 * rows.length, 64, kMostWarpBins);
 }
 
-// Whether warps take less time than kRows, where a multiprocessor has less room for lanes if there are more bins, and
-// L1 keeps less of the lines that they read if rows are longer.
+// Whether warps take less time than kRows. With more bins, a multiprocessor has room for fewer lanes of kRows; with
+// longer rows, L1 keeps less of the lines that these lanes read.
 bool suits_warps(const Bincount& problem) {
   if (problem.bytes < 4) return false;
   const int64_t length = problem.rows.length;
@@ -98,7 +99,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   if (by_warp) {
     plan.algorithm = Counting::kWarps;
     plan.threads = 32 * kMostRowWarps;
-    plan.tables = rows.length >= 768 && problem.bins <= kApartBins ? 32 : 1;  // they take a while to add up
+    plan.tables = rows.length >= 768 && problem.bins <= kApartBins ? 32 : 1;  // 32 tables take some time to add up
     plan.range = problem.bins * plan.tables;
     plan.shared_bytes = 4 * plan.range * kMostRowWarps;
     return plan;
@@ -272,11 +273,11 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
   const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
   const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
-  // Searches read most of a row if it is not much longer than its queries. Where these are fewer than 8, blocks must
-  // have many rows, and still shorter ones.
+  // If a row does not have many more elements than queries, searches read most of it. If a row has fewer than 8
+  // queries, blocks need many rows, and rows must be still shorter.
   const int64_t all = plan.rows * plan.queries;
   const bool some = plan.queries >= 8, few_queries = plan.queries >= 4 && all >= 1000000;
-  const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements for two queries
+  const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements of a row for two of its queries
   const bool is_short =
       whole && bytes <= kMostSearchRow && (some || few_queries) && 2 * problem.length <= most_for_two * plan.queries;
   if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
@@ -318,8 +319,9 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
   plan.shared_bytes = tree + near * plan.threads / kMostThreads;
   cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
-  // A block looks whether its queries are in order if the elements between those of a turn fit, and if all blocks have
-  // room, since that takes registers. Groups of 32 bits take as many anyway. Warps of few queries gain too little.
+  // Blocks check whether their queries are in order if the elements between the queries of a turn fit in shared memory,
+  // and if there is room for all blocks in spite of the registers that the check takes. (Groups of 32 bits take as many
+  // registers anyway.) Warps with few queries gain too little.
   const int64_t warps = plan.threads / 32;
   const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
   if (plan.chunk < kOrderTurn * warps || !(fit || (problem.bits == 32 && plan.group_bits > 0))) return plan;
@@ -334,11 +336,11 @@ constexpr int64_t kMostRecount = 64 << 10, kMostRecountStarts = 16 << 10;
 
 namespace {
 
-// Cuts rows of `units` into tiles for kLookBack: such that blocks have few turns, with little left over in the last
-// one.
+// Cuts rows of `units` into tiles for kLookBack, so that blocks have few turns, and the last turn leaves few of them
+// idle.
 void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, ChoosePlan& plan) {
   constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2, kUnitBytes = 4 * 32 + 4;
-  constexpr int64_t kTurn = 3;  // a turn waits about as long as for three units of each warp
+  constexpr int64_t kTurn = 3;  // the waits of a turn take about as long as three units of each warp
   const int64_t each = starts ? kStartsBlocks : kMaskBlocks;
   const int64_t shared = std::min(gpu.shared_bytes, gpu.multiprocessor_shared / each) - 2048;
   const int64_t most = std::min<int64_t>((shared - kListBytes) / kUnitBytes, kMostChooseThreads);
@@ -354,8 +356,8 @@ void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, Choose
     plan.units = own;
   }
   plan.tiles = ceil_div(units, plan.units);
-  // Warps of several units list places while they read, so that fewer have to be found when other blocks have told
-  // their counts. A third of the memory is left to L1, through which all elements go.
+  // Warps with several units list places while they read, so that less work is left when other blocks have told their
+  // counts. A third of the memory is left to L1, through which all elements pass.
   const int64_t bytes = plan.units * kUnitBytes, own = gpu.multiprocessor_shared * 7 / 10 / each - 1024;
   const int64_t room = std::max<int64_t>(kChooseList, (own - bytes) / (2 * kWarps));
   const int64_t useful = ceil_div(plan.units, kWarps);

@@ -15,7 +15,7 @@ namespace jaxgpuops::count {
 enum class Counting {
   kEmpty,   // there are no counts
   kRows,    // many short rows: a lane has a row
-  kWarps,   // many rows of some more ids: a warp has a row
+  kWarps,   // many rows that are somewhat longer: a warp has a row
   kTables,  // tables in shared memory
   kParts,   // more bins in long rows: ids are cut by their high bits before a part is counted in a table
   kGlobal,  // atomics on the result, if there are too many bins, or few ids, or the axis is not the last
@@ -23,7 +23,7 @@ enum class Counting {
 };
 constexpr const char* kCountingNames[] = {"empty", "rows", "warps", "tables", "parts", "global", "none"};
 
-constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows, and as many as a block of kWarps has
+constexpr int kMostRowWarps = 4;  // the most warps of a block of kRows; a block of kWarps has as many
 // Of so few ids in so many bins, tables in few blocks would take longer than atomics by many.
 constexpr int64_t kFewIds = 256 << 10, kFewBins = 2048;
 // For kParts: the most parts, threads and warps that share a tile, the ids of a tile, and their places in the
@@ -35,8 +35,8 @@ struct BincountPlan {
   Counting algorithm = Counting::kEmpty;
   int threads = 0;
   int tables = 0;  // tables that a block has of its range of bins
-  // Bins in a table; for kRows and kWarps: the words that a lane's table takes, or those of a warp; for kGlobal: ids of
-  // a block.
+  // Bins in a table. For kRows: the words of a lane's table. For kWarps: the words of a warp's tables. For kGlobal: the
+  // ids of a block.
   int64_t range = 0;
   int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids, but for kParts
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
@@ -63,9 +63,9 @@ constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the ro
 // warp select from.
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
-// The numbers for rows that no block holds: threads of a block, the most elements that are listed in the end, bits of
-// the number of a table's parts, the most steps of a warp of which it keeps elements, and the bytes at the start of a
-// row's workspace.
+// For rows that no block holds: the threads of a block, the most elements that are listed in the end, the bits of a
+// part's number in a table, the most steps from which a warp keeps elements, and the bytes of the head of a row's
+// workspace.
 constexpr int kLongThreads = 512, kLongFew = 2048, kLongBinBits = 9, kMostKeptSteps = 32;
 constexpr int64_t kLongHeadBytes = 1024;
 
@@ -90,7 +90,7 @@ struct SelectPlan {
   // The members below are for kLong.
   int64_t slices = 1;       // blocks that share a row
   int64_t slice_packs = 0;  // vectors of 16 bytes in a slice
-  // The most elements that a warp keeps in shared memory, and of how many of its steps.
+  // The most elements that a warp keeps in shared memory, and the most of its steps that they come from.
   int kept = 0, kept_steps = 0;
   int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
   // In bytes of a row's workspace: where its lists would begin, which stand after the heads and tables of all rows; and
@@ -113,8 +113,8 @@ enum class Searching {
 constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
 
 constexpr int kTreeTurn = 128;                 // queries that a warp of kTree takes at a time
-constexpr int kOrderTurn = 256;                // or if all are in order
-constexpr int kNearBits = 8;                   // if the 128 lie among 2^8 elements, it copies those to shared memory
+constexpr int kOrderTurn = 256;                // the same if all queries are in order
+constexpr int kNearBits = 8;                   // up to 2^8 elements between the 128 go to shared memory
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
 
@@ -125,10 +125,10 @@ struct SearchPlan {
   int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
   int64_t blocks = 0, chunk = 0;  // of a row; the queries of a block
   int64_t shared_bytes = 0;
-  int near_bits = 0;  // for kTree: if queries are in order, a warp copies up to 2^near_bits elements; 0: not looked for
-  // For kRows: rows of a block, which has all their queries if it has several. Query q of a block belongs to row
-  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31. If rows of an even length are to
-  // stand apart, element i of them belongs to row i * length_reciprocal >> 32.
+  int near_bits = 0;  // for kTree: if queries are in order, a warp copies 2^near_bits elements at most; 0: no check
+  // For kRows: rows of a block; a block with several rows has all their queries. Query q of a block belongs to row
+  // 2 q * reciprocal >> 32, since q times the queries of a row is less than 2^31. In shared memory, rows of an even
+  // length may have a gap between them; then element i belongs to row i * length_reciprocal >> 32.
   int group_rows = 1;
   uint32_t reciprocal = 0, length_reciprocal = 0;
 };
@@ -137,9 +137,9 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // ---- Chosen places --------------------------------------------------------------------------------------------------
 
-// Threads of a block at most, and blocks of a multiprocessor.
+// The most threads of a block, and the blocks of a multiprocessor.
 constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
-constexpr uint32_t kChooseFill = 16384;  // results of a part that is filled by itself
+constexpr uint32_t kChooseFill = 16384;  // results of a part, which one block fills
 // The most places of a unit that a warp lists before it writes them: of kLookBack, and of kRecount.
 constexpr uint32_t kChooseList = 512, kRecountList = 256;
 
@@ -151,16 +151,17 @@ enum class Choosing {
 };
 constexpr const char* kChoosingNames[] = {"empty", "recount", "look_back", "none"};
 
-// A row is cut into tiles, and its results into parts. A tile has units of 1024 elements, as bits of a word for each
-// lane of a warp; for kRecount a unit for each warp. In the workspace of an outer index stands what tiles publish.
+// A row is cut into tiles, and its results into parts. A tile has units of 1024 elements, whose bits are a word for
+// each lane of a warp; for kRecount, a tile has a unit for each warp. The workspace of an outer index has what tiles
+// publish.
 struct ChoosePlan {
   Choosing algorithm = Choosing::kEmpty;
   int threads = 0;
   int64_t units = 0;   // of a tile
-  int64_t list = 0;    // places that a warp of kLookBack has room for
-  bool early = false;  // whether it lists places while it reads
+  int64_t list = 0;    // places that a warp of kLookBack has room to list
+  bool early = false;  // whether the warp lists places while it reads
   int64_t tiles = 0;   // of a row
-  int64_t parts = 0;   // of the results of a row: the first of them are filled by blocks that have tiles
+  int64_t parts = 0;   // of a row's results; each but the first has a block without a tile
   int64_t blocks = 0;
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;
@@ -171,17 +172,17 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // ---- Segments -------------------------------------------------------------------------------------------------------
 
-// For ordering rows by id in one launch: the most rows, threads of a block, and rows of a block's range that a warp
-// lists.
+// For ordering rows by id in one launch: the most rows, the threads of a block, and the most rows in a block's range
+// that a warp lists.
 constexpr int64_t kMostOrderRows = 64 << 10;
 constexpr int kOrderThreads = 1024, kOrderList = 512;
 
 // How rows of ids are sorted, as offsets in the workspace of an outer index. The sorted ids are at 0; then come their
 // positions, the workspace of the sort and, after `bytes`, the partial results of segments.
 struct OrderPlan {
-  // If `ranges` is not 0, one launch orders the rows: a row of ids has so many blocks, with `range` segments each.
+  // If `ranges` is not 0, one launch orders the rows: each row of ids has `ranges` blocks, with `range` segments each.
   int64_t ranges = 0, range = 0, shared_bytes = 0;
-  sort::Plan sort;  // otherwise, this sort does
+  sort::Plan sort;  // orders the rows if `ranges` is 0
   int64_t positions = 0, workspace = 0, bytes = 0;
 };
 

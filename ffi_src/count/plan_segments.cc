@@ -175,8 +175,8 @@ namespace {
 
 // Plans how the order of rows by id is found. All ways find the same, so the plan may depend on the batch and the GPU.
 OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
-  // All blocks read all ids, so more than kRanges of them would not take less time. If there are fewer than
-  // kLeastRanges, each has many rows, and the sort is faster.
+  // All blocks read all ids, so more than kRanges blocks would not be faster. With fewer than kLeastRanges blocks, each
+  // has many rows, and the sort is faster.
   constexpr int64_t kLeastRanges = 16, kRanges = 132;
   // Shared memory: the lists of all warps; of each segment, a count for each warp and a start; 2048 bytes for the rest.
   constexpr int64_t kListBytes = kOrderThreads / 32 * 4 * kOrderList, kSegmentBytes = 4 * (kOrderThreads / 32 + 1);
@@ -204,9 +204,9 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
   plan.overlap = gpu.dependent_launch;
-  // An H200 holds `warps` warps of the kernel at a time. Tiles of `all` rows would make so many. If those are longer
-  // than kMostTile, tiles are so much shorter that there are whole turns of so many warps. Many short tiles would leave
-  // much to join, so none has fewer than `least` rows.
+  // An H200 runs `warps` warps of the kernel at a time, which is how many warps tiles of `all` rows would need. If such
+  // tiles are longer than kMostTile, tiles are made shorter, so that warps take a whole number of turns. Many short
+  // tiles would leave much to join, so no tile has fewer than `least` rows.
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
   const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
@@ -258,8 +258,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
-  // A block has one table of extremes, or of integers' sums. Where these are large, atomics are faster for fewer rows,
-  // and for extremes of very many.
+  // A block has one table for extremes or for sums of integers. If this table is large, atomics are faster for fewer
+  // rows; for extremes, they are also faster for very many rows.
   const bool extremes = problem.op != Op::kSum;
   const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
                             : sums_ints && rows.length >= 256 * problem.segments;
@@ -276,7 +276,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     const int64_t usual = slices(sums_ints && rows.inner == 1 ? 4 : 8), most = extremes ? slices(2) : usual;
     plan.warps = kTableThreads / 32;
     plan.tiles = usual;
-    // Extremes are the same however rows are cut, so blocks may be larger and slices shorter where rows are few.
+    // Extremes do not depend on how rows are cut. So where rows are few, blocks may be larger and slices shorter.
     if (extremes && rows.count() <= 4) {
       plan.warps = kExtremeThreads / 32;
       plan.tiles = std::min<int64_t>(132 / rows.count(), most);

@@ -21,9 +21,9 @@ constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
 constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
-// Columns of 16 bytes beside each other are flat rows from so many positions on (kNarrowPair: of two arrays), since
-// lanes of column kernels have parts of the axis, and would read pieces of 16 bytes. Columns of 32 bytes are if an
-// outer index has more than kNarrowBytes.
+// Columns that are 16 bytes side by side are read as flat rows if they have at least kNarrow positions (kNarrowPair: if
+// there are two arrays), since lanes of column kernels have parts of the axis, and would read pieces of 16 bytes.
+// Columns that are 32 bytes side by side are read as flat rows if an outer index has more than kNarrowBytes.
 constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
@@ -33,15 +33,15 @@ constexpr int64_t kSmallFlatRows = 132;  // the most such rows; twice as many wi
 
 constexpr int kTeamWarps = 4;        // warps of a block if each warp has its own rows
 constexpr int kPreferredWarps = 16;  // warps of a block that holds a row, or a part of one
-// Tiles with results: at most 2^4 lanes share a row, or 2^5 rows of one array that have no more than kMostTiledVectors;
-// lanes of longer rows mostly store whole vectors anyway.
+// Tiles with results: at most 2^4 lanes share a row. Up to 2^5 lanes share a row of one array that has at most
+// kMostTiledVectors vectors; lanes of longer rows mostly store whole vectors anyway.
 constexpr int kMaxTileLaneBits = 4, kMaxLongTileLaneBits = 5, kMostTiledVectors = 96;
 constexpr int kMaxOddLaneBits = 2;  // the same for rows that are whole vectors
-// Rows of float32 of which 16 or 32 lanes load one element after the other are faster than tiles, but for the longest
-// rows of 16 lanes, of more than so many vectors, in arrays from kLeastSingleBytes on.
+// Rows of float32 that 16 or 32 lanes load one element after the other are faster than tiles. Tiles are faster only for
+// rows of 16 lanes with more than kMostSingleVectors vectors, in arrays of at least kLeastSingleBytes.
 constexpr int kMostSingleVectors = 56;
 constexpr int64_t kLeastSingleBytes = 16 << 20;
-// Longer rows of float32 and float64 are loaded so up to so many bytes.
+// Longer rows of float32 and float64 are also loaded one element after the other, up to this many bytes.
 constexpr int64_t kLongestSingle = 16 << 10, kLongestWideSingle = 24 << 10;
 // For arrays smaller than this, tiles take longer than other kernels of rows.
 constexpr int64_t kLeastTiledBytes = 1 << 20;
@@ -160,7 +160,7 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
 }
 
-// See RowPlan::single. With eight vectors, only of arrays that are not so large that memory limits them.
+// See RowPlan::single. With eight vectors in a lane, only for arrays so small that memory does not limit them.
 bool loads_elements(const RowPlan& plan, const Rows& rows) {
   const RowTraits& traits = plan.traits;
   const int64_t bytes = rows.length * traits.item_bytes;
@@ -195,7 +195,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // Tiles are for rows that are not whole vectors. They are also for large arrays of rows of 3 vectors, which one lane
   // would have, or 7 or 15, which two or four lanes would have.
   const bool whole = row_bytes % 16 == 0;
-  // Longer rows fill more of a team's vectors, so tiles are worth it for larger arrays only.
+  // Longer rows fill more of the vectors of a team, so tiles pay only for larger arrays.
   const bool longer = traits.tiled && traits.fast && traits.operands == 1 && plan.lane_bits >= kMaxTileLaneBits &&
                       vectors <= kMostTiledVectors;
   const int64_t half = int64_t{2} << plan.lane_bits;
@@ -218,9 +218,9 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     plan.block_warps = kTileThreads / 32;
     return;
   }
-  // Many warps whose lanes have one vector each are slower than fewer whose lanes have several, unless one lane would
-  // have the whole row, or rows are not aligned. (Rows of up to two vectors have no other kernel if there are two
-  // arrays.)
+  // Many warps whose lanes have one vector each are slower than fewer warps whose lanes have several, unless one lane
+  // would have the whole row, or rows are not aligned. (Rows of two arrays with up to two vectors have no other
+  // kernel.)
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   const bool full = traits.fast && traits.operands == 1 && row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
   if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
@@ -350,8 +350,8 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan_split(plan, rows);
 }
 
-// Whether a walking kernel takes the columns, or they are read as flat rows. With results, long axes are walked twice,
-// which is slow.
+// Whether a walking kernel takes the columns; otherwise they are read as flat rows. If there are results, long axes are
+// walked twice, which is slow.
 bool walks(const RowTraits& traits, const Rows& rows) {
   if (!traits.output)
     return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= 16) ||
@@ -367,9 +367,9 @@ bool walks(const RowTraits& traits, const Rows& rows) {
          (rows.length <= longest && rows.inner >= kManyColumns) || (rows.length <= kMostWalked && traits.label);
 }
 
-// Whether results of aligned columns are walked. Lanes of other kernels hold eight positions (four of two arrays), and
-// one or more warps have a power of two of such lanes, so that on some axes much of what they hold is padding. A walk
-// of so few positions reads the array once, too. (Limits as measured on an H200.)
+// Whether results of aligned columns are walked. In other kernels, a lane holds eight positions (four of two arrays),
+// and a column has a power of two of such lanes, so that on some axes much of what the lanes hold is padding. A walk of
+// so few positions also reads the array once. (Limits as measured on an H200.)
 bool walks_aligned(const RowTraits& traits, const Rows& rows) {
   if (!traits.output || traits.masked) return false;
   const bool two = traits.operands == 2, half = traits.item_bytes == 2;
@@ -378,7 +378,7 @@ bool walks_aligned(const RowTraits& traits, const Rows& rows) {
   return (half && rows.length <= kHeldWalk) || (rows.length > 32 && rows.length <= (half ? 80 : 64));
 }
 
-// Whether results of aligned columns are made of flat rows.
+// Whether the kernels of flat rows make the results of aligned columns.
 bool is_narrow(const RowTraits& traits, const Rows& rows) {
   if (!traits.output || traits.masked) return false;
   const int64_t beside = rows.inner * traits.item_bytes;

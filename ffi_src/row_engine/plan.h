@@ -40,7 +40,7 @@ struct RowTraits {
   bool lean = false;    // this call has only statistics, and there are kernels of few registers for that
   bool tiled = false;   // there are full results, and the kernels of short rows: tile_kernel and spread_kernel
   bool wide = false;    // there is the kernel of few longer rows: wide_kernel
-  int wide_statistics = 0;  // statistics only: wide_kernel is faster up to so many of its warps per multiprocessor
+  int wide_statistics = 0;  // statistics only: the most warps per multiprocessor for which wide_kernel is faster
   bool staged = false;  // there are only statistics; of rows that are not whole vectors, tile_kernel makes them faster
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns
@@ -117,7 +117,7 @@ struct RowPlan {
   int64_t room = 0;  // kRows: a block takes at least these bytes of shared memory, so that fewer share a multiprocessor
   int unit_warps = 1;  // kRowsSplit: spans whose statistics are merged before they are stored
   // Columns: a lane holds consecutive positions of one column, or of 16 bytes of columns beside each other. kSmall: the
-  // order is that of such a kernel, in which all positions share a peak.
+  // order of additions is that of a kernel with such lanes in which all positions share a peak.
   bool vector = false;
   int column_lane_bits = 0;  // lanes of a warp (`along`: of a block) along inner; the others are along the axis
   int column_warp_bits = 0;  // warps of a block that are along inner

@@ -18,8 +18,8 @@ int operands_of(Kind kind) {
 }
 
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
-// To share an axis of spans, blocks read them twice, which pays for more strips where there is more to compute for a
-// byte. One block of kAcross has several tiles in flight and fills a multiprocessor; where it has few tiles, fewer
+// Blocks that share an axis of spans read it twice; the more there is to compute for a byte, the more strips this pays
+// for. One block of kAcross has several tiles in flight and fills a multiprocessor; if there are few tiles, fewer
 // blocks are enough, as it takes some time to begin to share an axis.
 int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_out, int64_t tiles, const Gpu& gpu) {
   const int64_t all = gpu.multiprocessors;
@@ -392,7 +392,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   plan.stage_bytes = stage * plan.width();
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
-  // Long rows of 16 bits that are not whole packs: the kernels in which blocks share rows load them faster.
+  // The kernels in which blocks share rows load long rows of 16 bits faster if these are not whole packs.
   const bool odd =
       plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
   // Whether all tiles may be on the GPU at the same time.

@@ -8,9 +8,9 @@
 namespace jaxgpuops::softmax {
 namespace {
 
-// Larger arrays do not take the small kernel. The others are for results of up to 32 bits: along axes that several
-// warps walk, of float32 and of 16 bits, and along those of more than kSmallLength positions that one warp has, of 16
-// bits and of float32 in vectors.
+// The small kernel takes arrays of up to kSmallElements. Results of up to 32 bits have other limits along axes that
+// several warps walk (kSmallShared for float32, kSmallSharedHalf for 16 bits), and along axes of more than kSmallLength
+// positions that one warp has (kSmallLongHalf for 16 bits, kSmallLongVectors for float32 in vectors).
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
@@ -20,8 +20,8 @@ constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
 // multiprocessor.
 constexpr int64_t kFewWarps = 16;
-// Gradients of longer rows, whose blocks have a row each: if a multiprocessor has one of these blocks at a time, it
-// takes two rows, one after the other, where they have no more than so many warps.
+// Gradients of longer rows, with a block for each row: if a multiprocessor runs one of these blocks at a time, it may
+// run two of them one after the other, provided that rows have at most this many warps.
 constexpr int64_t kTwiceWide = 29;
 constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;

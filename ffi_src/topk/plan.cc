@@ -31,7 +31,7 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// At most so many rows all run at once, as long as one row, for which the rows kernel has the shortest time.
+// The most rows that all run at once, in the time of one row. For so few rows, the rows kernel takes the least time.
 constexpr int64_t kFewRows = 4096;
 
 // Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
@@ -99,7 +99,7 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
-  const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // short to sort
+  const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // quick to sort
   if (places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17)) return false;
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
@@ -307,7 +307,7 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
 
 Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
-  // Where a part of a GPU cannot run these kernels, those of kRadix take their place, and their workspace.
+  // On a part of a GPU that cannot run these kernels, the kernels of kRadix run instead, in the same workspace.
   const int64_t bytes = std::max(buckets_shape(rows.length, k, key_bytes).bytes,
                                  rows.inner > 1 ? radix_shape(rows.length, k, key_bytes, true).bytes : 0);
   if (workspace_bytes >= 0 && rows.inner * bytes > workspace_bytes) return plan;
@@ -357,8 +357,8 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return plan;
 }
 
-// Whether the sieve, in one block for each row, takes less time than the streaming kernel for smaller k than other rows
-// have there. Blocks that share a row would have to meet too often.
+// Whether the sieve, with one block for each row, is faster than the streaming kernel for a smaller k than usual. If
+// blocks shared a row, they would have to meet too often.
 bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu) {
   if (k <= kMaxHeldK || slices > 1 || rows.length > kMaxWholeLength) return false;
   return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
@@ -375,8 +375,8 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  // For the order of indices, candidates that several blocks sort are divided and sorted twice. Small arrays can be
-  // read several times instead.
+  // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. It is faster
+  // to read small arrays several times.
   if (!sorted && k > kMaxStreamK &&
       (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 1 && rows.count() > 2 * gpu.multiprocessors)))
     return false;
@@ -386,9 +386,9 @@ bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& 
          rows.length * rows.inner < int64_t{1} << 32;
 }
 
-// Whether the buckets kernels read columns in less time than the streaming kernels, which read them one by one. They do
-// if there is enough to read: of a few columns side by side more than of many, and more of keys of 64 bits. The limits
-// are where both took as long on an H200.
+// Whether the buckets kernels read columns in less time than the streaming kernels, which read columns one by one. They
+// do if there is enough to read; few columns side by side need more than many, and keys of 64 bits need more than
+// others. At the limits, both took equally long on an H200.
 bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
   const int64_t length = rows.length, elements = rows.elements();
   const bool wide = rows.inner >= 8, few = rows.count() <= 64;
@@ -399,8 +399,9 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
   return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
 }
 
-// Whether the buckets kernels are faster than the streaming kernels. Those cut their candidates to k again and again,
-// and if a grid of blocks shares a row (kGrid), merge k of each. That takes long if k is large.
+// Whether the buckets kernels are faster than the streaming kernels. The streaming kernels cut their candidates to k
+// again and again and, if a grid of blocks shares a row (kGrid), merge k candidates of each block. That takes long if k
+// is large.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
   const bool grid = slices > 1 && !shares_in_cluster(slices, k, gpu), large = k > (rows.inner > 1 ? 64 : 96);

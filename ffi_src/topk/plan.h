@@ -25,7 +25,7 @@ enum class Algorithm {
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
   kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
-  kSieve,    // k from 257 to 4096, or 65 for a block a row: keeps what reaches a threshold, and ranks it by bins
+  kSieve,    // k from 257 to 4096, or from 65 with a block a row: keeps what reaches a threshold, and ranks it by bins
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
   kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements

@@ -1,4 +1,4 @@
-// Vectors that do not begin at a multiple of 16 bytes are put together from two of memory that do.
+// Builds a vector that does not begin at a multiple of 16 bytes from the two aligned vectors that contain it.
 #pragma once
 
 #include <cstdint>

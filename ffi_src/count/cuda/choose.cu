@@ -1,13 +1,14 @@
 // choose: the places of what a mask chooses, or of elements that differ from the one before, in order.
 //
-// A block makes bits of a tile of a row, in units: one word for each lane of a warp. It counts them, learns how many
-// come before the tile, and writes the places of its own, a unit by each warp. The results behind them are divided into
-// parts; the first are filled by the block that has the last tile of the row, others by blocks that have no tile.
+// A block turns a tile of a row into bits, in units of one word for each lane of a warp. It counts the set bits, finds
+// out how many are set before its tile, and writes the places of its own, one unit by each warp at a time. The results
+// of a row are cut into parts, and those behind the last place get the fill value: the block of the row's last tile
+// fills the part in which the places end, and each block without a tile fills one other part.
 //
-// If there is little to read, tiles have a unit for each warp, and each block counts for itself what comes before. Else
-// they are so large that all blocks have one at a time, whose bits, or lists of their places, stay in shared memory
-// until the blocks before have told how many theirs are: so blocks wait for each other once, not for each of many small
-// tiles.
+// If there is little to read (kRecount), a tile has one unit for each warp, and each block itself counts what is chosen
+// before its tile. Otherwise (kLookBack), tiles are so large that blocks take few turns. The bits of a tile, or lists
+// of its places, stay in shared memory until the blocks before have published their counts. So blocks wait for each
+// other once, not once for each of many small tiles.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include <cuda_runtime.h>
@@ -30,8 +31,8 @@ struct ChooseArgs {
   int64_t workspace_bytes;  // of a row
   int64_t length, size;
   uint32_t outer, tiles, units, parts;  // `units`: of a tile
-  uint32_t list;                        // places that a warp of kLookBack has room for
-  bool early;                           // whether it lists places while it reads
+  uint32_t list;                        // places that a warp of kLookBack has room to list
+  bool early;                           // whether that warp lists places while it reads
   IndexMap fill_at;
   uint32_t bytes;            // of an element
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
@@ -54,8 +55,8 @@ class Mask {
 
   __device__ int past() const { return static_cast<int>(past_); }
 
-  // Returns word number `at`. For all threads of a warp, `at` minus the thread's number must be the same.
-  // What a thread loads for its word: neighbouring lanes load neighbouring vectors.
+  // For all threads of a warp, the argument `at` of load() and of word(), minus the thread's number, must be the same.
+  // Loaded: what a thread loads for its word; neighbouring lanes load neighbouring vectors.
   struct Loaded {
     uint4 half[2];
   };
@@ -136,7 +137,7 @@ class Starts {
   static constexpr bool kCounts = false;
   __device__ uint32_t count(uint32_t) const { return 0; }
 
-  struct Loaded {};  // word() has many loads of its own
+  struct Loaded {};  // empty, since word() itself loads what it needs
   __device__ __forceinline__ Loaded load(uint32_t) const { return {}; }
   __device__ __forceinline__ uint32_t word(uint32_t at, const Loaded&) const {
     const uint32_t lane = threadIdx.x % 32, first = (at - lane) * 32 + lane;
@@ -201,8 +202,8 @@ class Starts {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-// Lists the places of a unit's bits, a word of which each lane has; `up_to` bits are in the lane's word and before it.
-// The last place of a word is found soonest, so that comes first.
+// Lists the places of the set bits of a unit, of which each lane has a word. `up_to`: how many bits are set in the
+// words of all lanes up to this one. A lane lists its last place first, since the highest set bit is found fastest.
 __device__ __forceinline__ void list_places(uint32_t word, uint32_t up_to, uint16_t* list) {
   for (uint16_t* end = list + up_to; word;) {
     const int bit = 31 - __clz(static_cast<int>(word));
@@ -211,8 +212,8 @@ __device__ __forceinline__ void list_places(uint32_t word, uint32_t up_to, uint1
   }
 }
 
-// Writes the `count` places of a unit, by all lanes of a warp. `first` is that of its first bit, and `before` are
-// chosen before it.
+// Writes the `count` listed places of a unit; all lanes of a warp call this. `first`: the place of the unit's first
+// bit. `before`: how many elements of the row are chosen before the unit.
 __device__ __forceinline__ void copy_places(const ChooseArgs& a, uint32_t row, const uint16_t* list, uint32_t count,
                                             int32_t first, uint32_t before) {
   if (before >= a.size) return;
@@ -221,8 +222,8 @@ __device__ __forceinline__ void copy_places(const ChooseArgs& a, uint32_t row, c
   for (uint32_t i = threadIdx.x % 32; i < wanted; i += 32) to[i] = first + list[i];
 }
 
-// Does both. If more than kMost are chosen, a list would take long, so the lanes write the places of one word after the
-// other.
+// Lists the places of a unit and writes them; all lanes of a warp call this. To list more than kMost places would take
+// long, so the lanes then write the places without a list, one word after the other.
 template <uint32_t kMost>
 __device__ __forceinline__ void write_places(const ChooseArgs& a, uint32_t row, uint32_t word, uint32_t up_to,
                                              int32_t first, uint32_t before, uint16_t* list) {
@@ -258,7 +259,8 @@ __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32
     to[begin + (i < head ? i : i + 4 * vectors)] = fill;
 }
 
-// Fills what follows the `total` places of a row: the last tile's block the part in which they end, others a part each.
+// Fills the results behind the `total` places of a row. The block of the last tile fills the part in which the places
+// end; each block without a tile fills one other part.
 __device__ __forceinline__ void fill_part(const ChooseArgs& a, uint32_t row, bool is_tile, uint32_t part,
                                           uint32_t total, int32_t fill) {
   if (is_tile) part = total / kChooseFill;
@@ -268,7 +270,7 @@ __device__ __forceinline__ void fill_part(const ChooseArgs& a, uint32_t row, boo
   if (begin < end) fill_results(a.places + row * a.size, begin, end, fill);
 }
 
-// What a block does in a turn: it has a tile, or a part of a row's results but the first.
+// What a block does: it has a tile, or a part of a row's results other than the first part.
 struct Turn {
   uint32_t row, tile, part;
   bool is_tile;
@@ -312,14 +314,14 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
 
 // ---- Many elements --------------------------------------------------------------------------------------------------
 
-// A GPU starts blocks in the order of their numbers, so those that a block waits for have started before it. The
-// workspace has, for each row, a word for each tile: its count and 1, or 0 until that is known.
+// A GPU starts blocks in the order of their numbers, so a block only waits for blocks that have started before it. The
+// workspace has a word for each tile of each row: the tile's count plus 1, or 0 until the count is known.
 template <class Bits>
 __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     choose_look_back_kernel(const __grid_constant__ ChooseArgs a) {
   __shared__ uint32_t sums[kMostChooseThreads / 32];
   auto* const words = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
-  uint32_t* const counts = words + a.units * 32;  // of the units, and then how many are chosen before them in the tile
+  uint32_t* const counts = words + a.units * 32;  // of each unit; later, of all units before it in the tile
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   constexpr uint32_t kWarps = kMostChooseThreads / 32;
   auto* const list = reinterpret_cast<uint16_t*>(counts + a.units) + warp * a.list;
@@ -328,8 +330,8 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   const bool fills = turn.tile + 1 >= a.tiles;
   const int32_t fill = fills ? a.fill[a.fill_at(turn.row)] : 0;
   const uint32_t units = turn.is_tile ? a.units : 0, first_unit = turn.tile * a.units;
-  // While elements arrive, a warp of several units already lists their places, as many as there is room for; of the
-  // other units it keeps the words.
+  // While elements arrive, a warp with several units already lists the places of its units, as long as there is room.
+  // Of its other units, the warp keeps the words.
   uint32_t listed = 0;
   bool lists = a.early;
   const auto is_listed = [&](uint32_t count) {
@@ -357,7 +359,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   const bool has_unit = threadIdx.x < units;
   const uint32_t at = sum_before(has_unit ? counts[threadIdx.x] : 0, sums, static_cast<int>(kWarps), count);
   if (has_unit) counts[threadIdx.x] = at;
-  wait_for_predecessor();  // which sets the workspace to 0
+  wait_for_predecessor();  // the predecessor sets the workspace to 0
   auto* const status = reinterpret_cast<uint32_t*>(a.workspace + turn.row * a.workspace_bytes);
   if (threadIdx.x == 0 && turn.is_tile) store_relaxed(status + turn.tile, count + 1);
   for (uint32_t t = threadIdx.x; t < turn.tile; t += kMostChooseThreads) {

@@ -71,8 +71,8 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
-// Orders rows by id where the plan has ranges for it: writes the sorted ids, and the positions of their rows. Ids out
-// of range come last, as the number of segments.
+// Orders rows by id, if the plan has ranges for that: writes the sorted ids and the positions of their rows. An id out
+// of range is written as the number of segments, and comes last.
 cudaError_t launch_segment_order(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const int32_t* ids, int32_t* sorted, int32_t* positions);
 

@@ -1,11 +1,12 @@
-// Finds the order of up to kMostOrderRows rows by id, in one launch: a stable counting sort. A block has a range of the
-// segments and reads all ids, so that it counts for itself how many rows go before its own, and no block waits for
-// another. Each warp has neighbouring rows, lists those whose segment is in the block's range, and counts them by
-// segment in a table of its own; sums over the tables say where each of its rows goes. If a sample shows that a segment
-// has many of a warp's rows, the warp only counts those, so that its list suffices.
+// Orders up to kMostOrderRows rows by id in one launch, with a stable counting sort. A block has a range of segments
+// and reads all ids. So it counts for itself the rows that come before its range, and no block waits for another. Each
+// warp has neighbouring rows. It lists the rows whose segment is in the block's range, and counts them by segment in a
+// table of its own; sums over the tables of all warps give the place of each row. If a sample shows that one segment
+// has many of a warp's rows, the warp only counts the rows of this frequent segment, so that its list has room for the
+// others.
 //
 // Passes: one. Bytes moved: every block reads all ids, from L2, and writes the ids and positions of its range. A warp
-// reads its ids once more if it has such a frequent segment, and twice more if its list is too short.
+// reads its ids once more if it has a frequent segment, and twice more if its list is too short.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -16,8 +17,8 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kWarps = kOrderThreads / 32;
-constexpr int kIds = 12;   // ids that a lane loads at a time where it lists them
-constexpr int kBatch = 4;  // and where it reads them again, or reads the list
+constexpr int kIds = 12;   // ids that a lane loads at a time to list rows
+constexpr int kBatch = 4;  // ids, or entries of the list, that a lane loads at a time later
 constexpr uint32_t kNone = ~0u;
 
 struct Args {
@@ -30,26 +31,26 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   __shared__ uint32_t lower_of[kWarps], sums[kWarps];
   let_dependents_start();  // segment_tiles_kernel
   const uint32_t o = blockIdx.x / a.ranges, first = (blockIdx.x - o * a.ranges) * a.range;
-  // Ids out of range are one more segment, behind all others.
+  // Ids out of range belong to one more segment, which comes after all others.
   const uint32_t own = min(a.range, a.segments + 1 - first);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, below = (1u << lane) - 1;
   auto* const tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   uint32_t* const table = tables + warp * a.range;
   uint32_t* const starts = tables + kWarps * a.range;  // of each segment of the range
-  // Of a listed row: its segment, counted from the first one of the range, in the high 16 bits, and its place among the
-  // warp's rows in the low ones.
+  // An entry of the list has, in the high 16 bits, the row's segment, counted from the first one of the range; and in
+  // the low 16 bits, the row's place among the warp's rows.
   uint32_t* const list = starts + a.range + warp * kOrderList;
   const int32_t* const ids = a.ids + static_cast<int64_t>(o) * a.length;
   const uint32_t begin = min(warp * a.share, a.length), end = min(begin + a.share, a.length);
   for (uint32_t s = lane; s < own; s += 32) table[s] = 0;
 
-  // A row is in the range if its id, less that of the range's first segment, is at most `most`, as an unsigned number.
-  // The last range also has all ids that are larger, so `most` is as large as these can give. Ids before the range give
-  // still larger differences.
+  // A row is in the range if its id minus that of the range's first segment, as an unsigned number, is at most `most`.
+  // The last range also has all larger ids, so its `most` is the largest difference that such ids can have. Ids before
+  // the range give still larger differences.
   const bool is_last = first + own > a.segments;
   const uint32_t most = is_last ? ~first : own - 1;
-  // The segment, if any, that many of the warp's rows belong to, by a sample of them: the first one of the sample that
-  // is in the range, if a quarter of the sample is of it.
+  // A segment that many of the warp's rows belong to, or kNone. The warp looks at a sample of its rows, and at the
+  // segment of the first sampled row in the range. This segment is frequent if it has a quarter of the sample.
   uint32_t frequent = kNone, frequent_rows = 0;
   if (begin < end) {
     const uint32_t sample = static_cast<uint32_t>(ids[begin + (end - begin) * lane / 32]) - first;
@@ -59,9 +60,10 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
       if (__popc(in_range & __ballot_sync(kEveryLane, min(sample, own - 1) == one)) >= 8) frequent = one;
     }
   }
-  // The lane's ids before the range, and the warp's listed rows, even if the list is too short for them.
+  // `lower`: how many of the lane's ids are before the range. `size`: how many rows the warp has to list, even if its
+  // list is too short for them.
   uint32_t lower = 0, size = 0;
-  // Lists the rows of the next kIds steps of the warp. `whole`: there are so many, so that nothing has to be compared.
+  // Lists the rows of the warp's next kIds steps. `whole`: all of these steps have rows, so bounds need no check.
   const auto list_rows = [&](uint32_t at, auto whole) {
     const int32_t* const from = ids + at + lane;
     const auto is_there = [&](int i) { return whole || at + 32 * i + lane < end; };
@@ -92,7 +94,7 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
 
   const bool listed = size <= kOrderList;
   if (!listed) frequent = kNone, frequent_rows = 0;
-  // Loads kBatch segments of rows from `at`; of other ranges, or behind the warp's rows: kNone.
+  // Loads the segments of kBatch rows, from `at` on: kNone for other ranges, and behind the warp's rows.
   const auto load_batch = [&](uint32_t at, uint32_t (&segment)[kBatch]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
@@ -101,9 +103,9 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
     for (int i = 0; i < kBatch; ++i)
       segment[i] = segment[i] <= most && at + 32 * i < end ? min(segment[i], own - 1) : kNone;
   };
-  // Calls take(segment, row, place) for the warp's rows in the range, in order, but not for those of the frequent
-  // segment. `place` is what the table had for the segment at first, plus how many of its rows were taken before.
-  // Afterwards the table has what it had, plus how many rows were taken.
+  // Calls take(segment, row, place) for the warp's rows in the range, in order, except for those of the frequent
+  // segment. `place`: what the table had for the segment at first, plus how many rows of the segment were taken before.
+  // In the end, each value of the table has grown by the number of rows taken.
   const auto each_row = [&](auto take) {
     const uint32_t count = listed ? size : end - begin;
 #pragma unroll 1
@@ -122,7 +124,8 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
         const bool has = segment != kNone;
         const unsigned mask = __ballot_sync(kEveryLane, has);
         if (mask == 0) continue;
-        // Lanes of the same segment. Often all are of one, or most, so a ballot finds these before a match the others.
+        // Finds the lanes that have the same segment. Often all or most lanes have one segment, so a ballot finds these
+        // lanes, and a match then finds the others.
         const uint32_t most_often = __shfl_sync(kEveryLane, segment, __ffs(mask) - 1);
         unsigned same = __ballot_sync(kEveryLane, segment == most_often);
         if (has && segment != most_often) same = __match_any_sync(mask & ~same, segment);
@@ -140,8 +143,8 @@ __global__ void __launch_bounds__(kOrderThreads) segment_order_kernel(const __gr
   if (lane == 0) lower_of[warp] = lower;
   __syncthreads();
 
-  // Counts become places: those in a table, where the warp's rows begin among the rows of their segment; those in
-  // `starts`, where the segment begins in the result.
+  // Turns counts into places. A table says where the warp's rows begin among all rows of a segment; `starts` says where
+  // the segment begins in the result.
   const uint32_t of_thread = (own + kOrderThreads - 1) / kOrderThreads, from = threadIdx.x * of_thread;
   uint32_t total = 0;
   for (uint32_t s = from; s < min(from + of_thread, own); ++s) {

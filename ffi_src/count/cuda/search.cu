@@ -4,8 +4,9 @@
 // Neighbouring threads read queries and write results once. A search reads about log2(length) elements, one after the
 // other. They come from L1 or L2, since all searches in a row start with the same elements.
 //
-// If the queries of a warp are in order, its lanes first look together, at 32 elements at a time, how far the searches
-// of the least and the largest of them go the same way, since the others go that way, too.
+// If the queries of a warp are in order, the searches of the least and the largest query begin with the same steps, and
+// so do all searches between them. The lanes first take these steps together, for which they read 32 elements at a
+// time.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
@@ -16,9 +17,9 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kLeastNarrowed = 64;  // elements of the shortest rows in which lanes look together
+constexpr uint32_t kLeastNarrowed = 64;  // elements of the shortest row in which lanes first search together
 
-template <class T>  // shuffles take words
+template <class T>  // a shuffle moves at least 32 bits
 using Wide = std::conditional_t<sizeof(T) < 4, uint32_t, T>;
 
 // Division of numbers that mostly have 32 bits, where it takes a fifth of the time.
@@ -27,8 +28,8 @@ __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
   return a / b;
 }
 
-// Narrows the interval [first, first + left] of places to one that has those of two keys, of which `low` is not above
-// `high`. All lanes of a warp call it with the same arguments.
+// Narrows the interval [first, first + left] of places to one that has the places of two keys, where `low` is not above
+// `high`. All lanes of a warp call this with the same arguments.
 template <class T>
 __device__ __forceinline__ void narrow(const Search& problem, const T* row, T low, T high, uint32_t& first,
                                        uint32_t& left) {
@@ -49,7 +50,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads, 8)
     search_kernel(const __grid_constant__ Search problem, const T* __restrict__ queries, const T* __restrict__ sorted,
                   int32_t* __restrict__ places) {
-  // Whole warps search; queries past the end are the last one.
+  // Whole warps search: a thread behind the last query searches for the last query again.
   const int64_t number = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t at = min(number, problem.rows.elements() - 1);
   const T query = queries[at];

@@ -39,8 +39,8 @@ __device__ __forceinline__ void make_bounds(const T (&queries)[kCount], const Se
   }
 }
 
-// Returns how many elements of a row come before a query of this key, if the first `first` do and not more than `left`
-// of those behind them. A search takes the same steps whatever it finds.
+// Returns how many elements of a row come before a query of this key, if the first `first` are known to do so, and at
+// most `left` of those behind them. The number of steps does not depend on the elements.
 template <class T>
 __device__ __forceinline__ uint32_t search_row(const Search& problem, const T* row, T key, uint32_t first,
                                                uint32_t left) {

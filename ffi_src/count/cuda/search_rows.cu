@@ -1,6 +1,6 @@
 // searchsorted in short rows along the last axis. A block has several rows and all their queries, or some queries of
 // one row. It keeps the keys of its rows in shared memory, and its threads search there for four queries at a time.
-// There is an odd number of keys from one row to the next, so that lanes with neighbouring rows read different banks.
+// Rows begin an odd number of keys apart, so that lanes with neighbouring rows read different banks.
 //
 // Bytes moved: queries are read once and places written once; rows are read once, or once a block if they have many
 // queries.

@@ -3,14 +3,16 @@
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
 //
-// If queries ascend or descend, a block needs no tree. It looks at the first queries of each of its warps. If these are
-// in order, warps take up to 256 neighbouring queries at a time, and search in a window of the row that they keep in
-// shared memory and move when queries leave it. Queries that are out of order make that slow, but no less right.
+// If queries ascend or descend, a block needs no tree. So it checks whether the first queries of its warps are in
+// order. If they are, each warp takes up to 256 neighbouring queries at a time, and searches in a window of the row.
+// The warp keeps this window in shared memory, and moves it when queries leave it. If later queries are out of order,
+// this is slow, but still correct.
 //
-// Else a warp takes 128 queries at a time, and goes down the tree with the least and the largest of them as far as both
-// go the same way. If few elements are left there, as in long sorted runs, it copies these to shared memory and
-// searches them only. For queries that lie apart, what counts is how many sectors of 32 bytes come from L2, and a group
-// of 32 elements is searched by sectors: two for each query, where a binary search would read three.
+// Otherwise, a warp takes 128 queries at a time, and goes down the tree with the least and the largest of them as long
+// as both take the same way. If few elements are left there, as in long sorted runs, the warp copies these elements to
+// shared memory and searches only them. For queries that lie far apart, the cost is the number of 32-byte sectors that
+// come from L2. So a group of 32 elements is searched by sectors: two for each query, where a binary search would read
+// three.
 //
 // Bytes moved: queries are read once and places written once; each block reads a sector for each splitter, or, if
 // queries are in order, the elements among which they lie.
@@ -22,11 +24,11 @@ namespace jaxgpuops::count {
 namespace {
 
 constexpr int kOwn = kTreeTurn / 32;       // queries that a thread searches for at a time
-constexpr int kBatch = 8;                  // splitters that it loads at a time
-constexpr int kPair = 2;                   // and in sectors
+constexpr int kBatch = 8;                  // splitters that a thread loads at a time
+constexpr int kPair = 2;                   // queries that it searches by sectors at a time
 constexpr int kVector = 8;                 // elements of 32 bits in a sector
-constexpr int kApartBits = 14;             // of 2^14 elements, all may be in L1
-constexpr int kInOrder = kOrderTurn / 32;  // queries that a thread searches for at a time if they are in order
+constexpr int kApartBits = 14;             // L1 may hold all of 2^14 elements
+constexpr int kInOrder = kOrderTurn / 32;  // the same as kOwn, if queries are in order
 
 template <class T>
 struct SortedRow {
@@ -89,7 +91,7 @@ __device__ __forceinline__ bool are_apart(uint32_t place, int bits) {
   return span > 1u << kApartBits && __popc(__ballot_sync(kEveryLane, distance > 2u << bits)) > 8;
 }
 
-// Whether intervals of the block's warps, one after the other, ascend or descend. All threads call it.
+// Returns whether the intervals of the block's warps, one after the other, ascend or descend. All threads call this.
 __device__ __forceinline__ bool are_in_order(uint32_t low, uint32_t high, uint32_t* shared, bool& ascend) {
   const uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (lane == 0) shared[2 * warp] = low, shared[2 * warp + 1] = high;
@@ -101,12 +103,12 @@ __device__ __forceinline__ bool are_in_order(uint32_t low, uint32_t high, uint32
   return ascend || descend;
 }
 
-// Finds how many of `count` elements are below each of two bounds, by all lanes of a warp.
+// Finds how many of `count` elements are below each of two bounds. All lanes of a warp call this.
 template <class Element>
 __device__ __forceinline__ void find_both(Element element, uint32_t count, uint32_t low, uint32_t high, uint32_t& first,
                                           uint32_t& last) {
   first = last = 0;
-  // A result is in [first, first + left], and so is the other.
+  // The results are in [first, first + left] and [last, last + left].
   for (uint32_t left = count; left > 0;) {
     const uint32_t step = (left + 31) / 32, at = (threadIdx.x % 32 + 1) * step - 1;
     const uint32_t a = first + at, b = last + at;
@@ -117,7 +119,8 @@ __device__ __forceinline__ void find_both(Element element, uint32_t count, uint3
   }
 }
 
-// Elements below `bound` come before a query; if there can be no such bound, all do.
+// Returns the bound of a query: elements below it come before the query. `all`: no such bound exists, since all
+// elements come before the query.
 template <class T>
 __device__ __forceinline__ T bound_of(T query, const Search& problem, bool& all) {
   const T key = sort_key(query, problem.order);
@@ -125,8 +128,8 @@ __device__ __forceinline__ T bound_of(T query, const Search& problem, bool& all)
   return static_cast<T>(key + (problem.right && !all));
 }
 
-// Finds the places of a warp's queries, which ascend or descend. The warp keeps a window of the elements in `near`:
-// 2^near_bits of them, so many that it rarely needs another one.
+// Finds the places of a warp's queries, which ascend or descend. The warp keeps a window of 2^near_bits elements in
+// `near`, so many that it rarely has to move the window.
 template <class T>
 __device__ __forceinline__ void search_in_order(const Search& problem, const SortedRow<T>& row, const T* queries,
                                                 int32_t* places, int count, bool ascend, T* near, int near_bits) {
@@ -144,7 +147,7 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
     }
   };
   T query[kInOrder];
-  const auto load = [&](int start) {  // queries past the end are the last one
+  const auto load = [&](int start) {  // repeats the last query behind the end
     for_own(count - start, [&](int i) { query[i] = queries[min(start + lane + i * 32, count - 1)]; });
   };
   if (count > 0) load(0);
@@ -169,7 +172,8 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
     bool has = held > 0 && (window == 0 || near[0] < low) && (window + held == row.length || near[held - 1] >= high);
     if (!has) {
       find_both(in_row, row.length, low, high, first, last);
-      // The window begins before these places, or ends behind them, and is for the turns that are left.
+      // The window begins before these places, or ends behind them if queries descend. It is to last for the turns that
+      // are left.
       const uint32_t turns = min(static_cast<uint32_t>(own - 1) / kOrderTurn + 1, most);
       const uint32_t wanted = min(min(last - first, most) * turns * 5 / 4 + 2, most);
       const uint32_t end = ascend ? min(max(first, 1u) - 1 + wanted, row.length) : min(last + 1, row.length);
@@ -209,8 +213,8 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
   }
 }
 
-// Without kGroups, which is for 32 bits, all elements are splitters. Without kLooks, no block looks whether its queries
-// are in order. Both let more warps share a multiprocessor.
+// Without kGroups, which is for 32 bits, all elements are splitters. Without kLooks, blocks do not check whether their
+// queries are in order. Kernels without either let more warps share a multiprocessor.
 template <class T, bool kGroups, bool kLooks>
 __global__ void __launch_bounds__(1024)
     search_tree_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,

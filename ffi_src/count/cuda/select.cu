@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
 static_assert(kSelectFew <= kBins);
-// A lane takes 2^kLaneSampleBits elements of the row's sample: one, for up to three ranks of rows of up to kFewSampled.
+// A sample of a row, for up to three ranks and rows of up to kFewSampled: 2^kLaneSampleBits elements in each lane.
 constexpr int kLaneSampleBits = 2;
 constexpr uint32_t kFewSampled = 8192;
 

@@ -144,7 +144,7 @@ struct Parts {
     parts.base = (first >> shift) - 1;
     return parts;
   }
-  // Lets the last part begin behind the part that has `high`, a key between `least` and `most`.
+  // Moves the start of the last part to the end of the part that has `high`, a key between `least` and `most`.
   template <class T>
   __device__ __forceinline__ void end_after(Word high) {
     constexpr Word kAll = static_cast<T>(~T{0});
@@ -160,7 +160,7 @@ struct Parts {
     constexpr Word kAll = static_cast<T>(~T{0});
     return most - (most < kAll) - first();
   }
-  // The part of one of these keys.
+  // Returns the part of a key from first() to first() + span().
   __device__ __forceinline__ uint32_t between_ends(Word key) const {
     return static_cast<uint32_t>((key >> shift) - base);
   }
@@ -194,15 +194,16 @@ struct Found {
   // A bit for each rank that is the last of the row, which needs no interval: it is the last of the largest keys.
   uint32_t ends;
   Word largest;
-  // For select_long: whether a rank was not in its first interval; and for each table the keys that its parts, but the
-  // first and the last one, count, from `low` to `low + span`.
+  // For select_long. `missed`: whether the element of a rank was outside its first interval. `low`, `span`: for each
+  // table, the keys from `low` to `low + span` are those that all parts but the first and the last one count.
   uint32_t missed;
   Word low[kMostRanks], span[kMostRanks];
 };
 
-// Where in a sorted sample of `samples` elements an interval begins or ends (`sign`: -1 or 1) that most likely has the
-// element of a rank; this may be outside the sample. `deviations`: how many standard deviations of the number of sample
-// elements before a rank the interval goes to each side, and a little more.
+// Returns the place in a sorted sample of `samples` elements where an interval begins (`sign` is -1) or ends (`sign` is
+// 1) that most likely has the element of a rank. The place may be outside the sample. `deviations`: how far the
+// interval goes to each side, in standard deviations of the number of sampled elements before the rank; a little is
+// added.
 __device__ __forceinline__ int place_in_sample(int samples, uint32_t rank, uint32_t length, float deviations,
                                                int sign) {
   const float share = (rank + 0.5f) / length;
@@ -210,8 +211,8 @@ __device__ __forceinline__ int place_in_sample(int samples, uint32_t rank, uint3
          sign * (static_cast<int>(deviations * sqrtf(samples * share * fmaxf(1 - share, 0.f))) + 2);
 }
 
-// Makes keys of the words of the elements at places `from` and `to`, or at the sample's ends. If the wanted element may
-// lie outside the sample, the interval goes on at that end by four times its width.
+// Turns the words of the elements at places `from` and `to`, or at the sample's ends, into keys. If the wanted element
+// may lie beyond an end of the sample, the interval goes on there by four times its width.
 template <class T, class Word>
 __device__ __forceinline__ void widen_interval(int samples, int from, int to, uint32_t lowest, uint32_t highest,
                                                Word& low, Word& high) {
@@ -233,7 +234,8 @@ __device__ __forceinline__ void find_interval(int samples, uint32_t least, uint3
   widen_interval<T>(samples, from, to, sampled(max(from, 0)), sampled(min(to, samples - 1)), low, high);
 }
 
-// The rank that a lane of a warp has: all ranks of a row, as far as they are not the last, which needs no interval.
+// Returns whether a lane of a warp has a rank that needs an interval, and sets this rank. Each lane has one of the
+// row's ranks; the last rank of a row needs no interval.
 __device__ __forceinline__ bool own_rank(const Select& problem, uint32_t length, const int32_t* ranks, uint32_t& rank) {
   const int lane = threadIdx.x & 31;
   rank = 0;
@@ -274,8 +276,8 @@ __device__ __forceinline__ void set_tables(int samples, int bin_bits, int wanted
   }
 }
 
-// Finds the first intervals of the ranks that lanes have; one warp calls this. `sample`: so many sorted elements of the
-// row. `deviations`: see place_in_sample().
+// Finds the first intervals of the ranks that lanes have; one warp calls this. `sample`: `samples` sorted elements of
+// the row. `deviations`: see place_in_sample().
 template <class T>
 __device__ __forceinline__ void set_first_tables(int samples, int bin_bits, float deviations, int wanted,
                                                  uint32_t length, bool has, uint32_t rank, const uint32_t* sample,

@@ -34,14 +34,15 @@ struct Args {
   __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }
   __device__ uint32_t* tables(int64_t row) const { return reinterpret_cast<uint32_t*>(own(row) + plan.table_at); }
   __device__ bool alone() const { return plan.slices == 1; }  // whether a row has one block
-  // The list of a rank: the indices of the elements that are left, or how many equal elements each slice has.
+  // The list of a rank: the indices of the elements that are left, or, if these are equal, how many each slice has.
   __device__ uint32_t* list(int64_t row, int r) const {
     return reinterpret_cast<uint32_t*>(own(problem.rows.count())) + (row * problem.count + r) * plan.list_size;
   }
 };
 
-// Counts the calling block as finished, and returns how many blocks of the row are. One thread of the block calls this
-// after a barrier. A block that reads the number and then has a fence sees what all threads of this one wrote before.
+// Counts the calling block as finished, and returns how many blocks of the row have finished. One thread of the block
+// calls this after a barrier. Another block that reads the count and then executes a fence sees what all threads of
+// this block wrote before.
 template <class T>
 __device__ __forceinline__ uint32_t count_finished(Head<T>& head) {
   __threadfence();
@@ -77,7 +78,7 @@ __device__ __forceinline__ void wait_for_all(const Args<T>& a, Head<T>& head, bo
   __syncthreads();
 }
 
-// Copies what was found last to shared memory. Loads go past the L1 cache, which may have old words.
+// Copies what was found last to shared memory. Loads bypass the L1 cache, which may have stale words.
 template <class T>
 __device__ __forceinline__ void load_found(const Head<T>& head, Found<T>& found) {
 #pragma unroll 1

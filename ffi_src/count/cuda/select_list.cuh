@@ -1,5 +1,6 @@
-// For select_long: the last step, which chooses the wanted element among those that are left for a rank. A block or, of
-// few elements, a warp chooses from a list of indices; a block finds one of equal elements in the row itself.
+// For select_long: the last step, which finds the wanted element of a rank among those that are left. A block, or a
+// warp if few elements are left, chooses from a list of indices. If equal elements are left, a block may find the
+// wanted one in the row itself.
 #pragma once
 
 #include "count/cuda/select_blocks.cuh"
@@ -101,9 +102,9 @@ __device__ __forceinline__ uint32_t choose_in_warp(const T* __restrict__ x, cons
   return chosen;
 }
 
-// `list` says how many of the elements that are left each slice of a row has. Returns the slice that has number `left`
-// of them, which becomes the number among those of the slice. The whole block calls this. `result`: room for two words;
-// `sums`: for kWarps.
+// `list` has, for each slice of a row, the number of elements that are left in it. Returns the slice that has number
+// `left` of all these elements, and makes `left` its number within the slice. The whole block calls this. `result`:
+// room for two words; `sums`: room for kWarps words.
 __device__ __forceinline__ int64_t find_slice(const uint32_t* list, int64_t slices, uint32_t& left, uint32_t* result,
                                               uint32_t* sums) {
   __syncthreads();  // no thread reads the words there any more
@@ -131,7 +132,7 @@ __device__ __forceinline__ uint32_t find_equal(const T* __restrict__ x, const So
                                                int64_t end, uint32_t left, uint32_t* sums) {
   constexpr int kAhead = sizeof(T) == 8 ? 8 : 16;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  // Each warp counts in its part, and then all share the part that has the element.
+  // Each warp counts in its own part; then all warps share the part that has the element.
   for (;;) {
     const int64_t part = (end - begin + kThreads - 1) / kThreads * 32, from = begin + warp * part;
     const int64_t to = min(from + part, end);

@@ -12,10 +12,10 @@
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (select_list.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
-// A row is read once, as a rule. If the interval of a rank is a single key, as where most elements are equal, its
-// elements are counted and not kept. Two kinds of blocks read their slices again in each step and for the lists, as far
-// as possible from the L2 cache: those that have no room for the keys in the intervals, as where a row is sorted, and
-// all blocks of a row of which a wanted element is not in its first interval.
+// A row is usually read once. If the interval of a rank is a single key, as where most elements are equal, the elements
+// with this key are counted but not kept. Two kinds of blocks read their slices again in each step and for the lists,
+// from the L2 cache where possible: blocks without room for the keys in the intervals, as where a row is sorted; and
+// all blocks of a row in which a wanted element is outside its first interval.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const uint32_t ends = found.ends;
   uint32_t to_do = ((1u << wanted) - 1) & ~ends;  // a bit for each rank that needs a step
   Word highest = 0;                               // the thread's largest key
-  int highest_step = -1;                          // the last step in which it is
+  int highest_step = -1;                          // the last step that has this key
   // A bit for each table whose first interval is a single key, as where most elements are equal. The elements that
   // have this key are counted when they are read, and not kept.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
     const uint32_t used = found.used, ranges = first ? used & ~singles : used;
-    // The copies at the ends of a row are counted with its elements below, so their number is taken off here.
+    // The loops below also count the copies at the ends of a row, so their number is subtracted here.
     if (warp == 0 && (used >> lane & 1)) {
       const auto uncount = [&](uint32_t copied, uint32_t copies) {
         if (copies == 0) return;
@@ -150,9 +150,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     for (int at = 0; (first || !has_all) && at < own.steps(); ++at) {
       typename Own::Keys key;
       const int count = own.load(order, at, key);
-      // Whether keys outside an interval are counted, too, in its first and its last part. In later steps these counts
-      // do not matter. But if a rank was not in its first interval, the parts of the next one may begin below it; then
-      // only the keys in it are counted.
+      // Whether the first and the last part of an interval also count the keys outside it. In later steps these counts
+      // do not matter. But if an element of a rank was outside its first interval, the parts of the next interval may
+      // begin below that interval; then only the keys in the interval are counted.
       const bool counts_all = first ? kept.lost : !found.missed;
       if (first && ends) {
         Word most = 0;
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       }
       __syncthreads();
       if (first && warp == 0 && (used >> lane & 1)) {
-        // What is not counted is above the interval.
+        // All keys that were not counted are above the interval.
         counts[(lane << kLongBinBits) + found.parts[lane].last_part()] += own.length - sum_of[lane];
       }
       __syncthreads();
@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __syncthreads();
   const bool has_list = lane < wanted && !(ends >> lane & 1) && found.table[lane] == lane;
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
-  // Two sets of lists: `open`, those of elements that are still to be found, and `by_slice`, those that say only how
-  // many elements each slice has. The latter are of equal elements, which the first step has counted or which are many.
+  // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
+  // says how many elements each slice has, since its elements are equal, and either many or counted by the first step.
   bool is_counted = false;
   for_bits(has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
     if (found.first[lane] != single_key[t]) return;
@@ -269,8 +269,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       });
     });
   }
-  // Steps are read in falling order, since what was read last is still in the L2 cache. If the block keeps all
-  // elements that it needs, it reads only the last step that has a largest key, to find the last of these keys.
+  // Steps are read in descending order, since the L2 cache still has what was read last. A block that keeps all
+  // elements that it needs reads only one more step: the last one that has a largest key, to find the last of these
+  // keys.
   const bool reads = !has_all && open;
   const bool has_largest = ends && highest == found.largest && highest_step >= 0;
 #pragma unroll 1
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __syncthreads();
   if (ends && threadIdx.x == 0) atomicMax(&head.last_of_largest, last_of_largest);
   if (threadIdx.x < wanted && (by_slice >> threadIdx.x & 1)) a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
-  // Each rank is chosen by one block.
+  // For each rank, one block chooses the element.
   wait_for_all(a, head, slice < wanted);
   if (slice >= wanted) return;
 

@@ -7,9 +7,9 @@
 namespace jaxgpuops::count {
 namespace {
 
-// A sample has 2^kSmallSampleBits elements. It has 2^kLargeSampleBits, for narrower intervals, if a block has more than
-// kLargePart elements of a row of at least kLargeSampled: in wider intervals there would be more keys than a block
-// keeps.
+// A sample has 2^kSmallSampleBits elements. It has 2^kLargeSampleBits elements if a row has at least kLargeSampled
+// elements, and a block has more than kLargePart of them. The larger sample gives narrower intervals; wider ones would
+// have more keys than a block can keep.
 constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13;
 constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // The threads of a block of the sample's kernel, and how many elements of the sample are sorted.
@@ -19,18 +19,18 @@ constexpr int kSampleThreads = 1024, kPilot = 1 << 7;
 struct Sample {
   uint32_t few[kPilot];
   uint32_t ranks;   // a bit for each rank
-  uint32_t coarse;  // a bit for each rank for which an end of the interval is in a part that has much of the sample
+  uint32_t coarse;  // a bit for each rank with an end of its interval in a part that has much of the sample
   // For each rank: the places in the sorted sample where its interval begins and ends, the parts that these fall in,
   // and the least or largest element of the sample in that part.
   uint32_t place[2 * kMostRanks], first[2 * kMostRanks], last[2 * kMostRanks], bound[2 * kMostRanks];
   Parts<uint32_t> parts[kMostRanks];
 };
 
-// Finds the first intervals of a row from a sample. For each rank, only the elements at two places of the sorted sample
-// are wanted, and a sort of the sample would take as long as all else. So kPilot elements of the sample are sorted.
-// They give an interval of the sample, whose keys are counted in equal parts, as those of the row are later; the
-// interval of the row goes from the least element of the sample in the part of the first place to the largest one in
-// the part of the second. The whole block (of kOfBlock threads) calls this. `counts`: tables of zeros.
+// Finds the first intervals of a row from a sample. Each rank needs only the elements at two places of the sorted
+// sample, and to sort the whole sample would take as long as all other work. So only kPilot elements of the sample are
+// sorted. They give an interval of the sample, whose keys are counted in equal parts, as those of the row are later.
+// The interval of the row goes from the least sampled element in the part of the first place to the largest sampled
+// element in the part of the second place. The whole block (of kOfBlock threads) calls this. `counts`: tables of zeros.
 template <int kOfBlock, int kSampleBits, class T>
 __device__ __forceinline__ void find_first_tables(const Select& problem, const T* x, const int32_t* ranks_of_row,
                                                   Sample& shared, uint32_t* counts, Found<T>& found) {
@@ -104,8 +104,8 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
     __syncthreads();
     if (again || shared.coarse == 0) break;
 
-    // One part may have much of the sample, as where the interval goes through zero, near which floating-point numbers
-    // are dense. Then what is between the two ends found is cut into equal parts once more.
+    // One part may have much of the sample, for example if the interval contains zero, near which floating-point
+    // numbers are dense. Then the interval between the two ends found is cut into equal parts once more.
     if (warp == 0 && (ranks & shared.coarse) >> lane & 1) {
       shared.parts[lane] =
           Parts<uint32_t>::template between<uint32_t>(kLongBinBits, shared.bound[2 * lane], shared.bound[2 * lane + 1]);

@@ -81,7 +81,7 @@ struct Slice {
   }
 };
 
-// Adds one to `count` if key + addend has a carry, and returns the sum (modulo 2^32 or 2^64), by two instructions.
+// Returns key + addend (modulo 2^32 or 2^64), and adds the carry of this sum to `count`, by two instructions.
 __device__ __forceinline__ uint32_t add_counting(uint32_t key, uint32_t addend, uint32_t& count) {
   uint32_t sum;
   asm("add.cc.u32 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&r"(sum), "+r"(count) : "r"(key), "r"(addend));
@@ -94,7 +94,7 @@ __device__ __forceinline__ unsigned long long add_counting(unsigned long long ke
   return sum;
 }
 
-// Appends a bit to a set: whether distance + addend has a carry.
+// Appends a bit to a set: the carry of distance + addend.
 __device__ __forceinline__ void append_carry(uint32_t distance, uint32_t addend, uint32_t& set) {
   asm("{.reg.u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "r"(distance), "r"(addend));
 }
@@ -122,10 +122,10 @@ __device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& 
   });
 }
 
-// Counts in some tables the keys of a step that are below the interval and, if the interval has a single key, those
-// that are equal to it. Returns a set of the keys that are in an interval of more than one key; the first has the
-// highest bit. `count`: how many of the thread's vectors are of the slice; in the others, all keys are `of_zero`. The
-// whole warp calls this.
+// Counts, in some tables, the keys of a step that are below the interval and, if the interval is a single key, those
+// that equal it. Returns the set of keys that are in an interval of more than one key; the highest bit stands for the
+// first key. `count`: how many of the thread's vectors belong to the slice; the keys of its other vectors are all
+// `of_zero`. The whole warp calls this.
 template <class T>
 __device__ __forceinline__ uint32_t count_outside(uint32_t* counts, const Found<T>& found, uint32_t tables,
                                                   const typename Slice<T>::Keys& key, int count,
@@ -145,7 +145,7 @@ __device__ __forceinline__ uint32_t count_outside(uint32_t* counts, const Found<
       for (int e = 0; e < Own::kPack; ++e)
         append_carry(add_counting(key[i][e], Word{0} - least, from_least), ~span, outside);
     if (span) set |= ~outside & all;
-    // How many are below the interval, and equal to its only key.
+    // How many keys are below the interval (low 16 bits), and how many equal its only key (high 16 bits).
     uint32_t sums = least ? Own::kElements - from_least - (of_zero < least ? others : 0) : 0;
     if (span == 0) sums += __popc(~outside & all) << 16;
     sums = sum_of_warp(sums);
@@ -189,7 +189,7 @@ struct Kept {
     return true;
   }
 
-  // Adds one to the count of each that is between the ends of a table in use.
+  // Counts the kept keys in each table in use, if they are between the table's first and last part.
   __device__ __forceinline__ void count(uint32_t* tables, const Found<T>& found, uint32_t used) const {
     __syncwarp();
     for_bits(used, [&](int t) {
@@ -202,8 +202,8 @@ struct Kept {
     });
   }
 
-  // Returns how many keys are from `first` to `first + last`; `steps_of` gets a bit for each step that has any. The
-  // whole warp calls this, if none is lost.
+  // Returns how many of the kept keys are from `first` to `first + last`, and sets a bit of `steps_of` for each step
+  // that has any. The whole warp calls this, only if no key is lost.
   __device__ __forceinline__ uint32_t count_between(const Slice<T>& slice, Word first, Word last,
                                                     uint32_t& steps_of) const {
     const uint32_t lane = threadIdx.x & 31;
@@ -222,8 +222,7 @@ struct Kept {
     return all;
   }
 
-  // Calls `visit(key, at)` for the elements that the lane itself has put there in some steps. The whole warp calls
-  // this.
+  // Calls `visit(key, at)` for the elements that the lane itself has kept in some steps. The whole warp calls this.
   template <class Visit>
   __device__ __forceinline__ void each(const Slice<T>& slice, uint32_t of_steps, Visit visit) const {
     const T* from = keys;

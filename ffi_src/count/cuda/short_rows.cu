@@ -7,9 +7,9 @@
 // Moves each id and each count once. The lanes of a warp load from addresses that are a row apart; the lines that one
 // load brings serve the next ones from L1.
 //
-// More ids: each warp has a row, and counts it in a table in shared memory. If there are few bins, each lane has
-// counters of its own for all bins, in a bank of its own, so that lanes never meet; else the lanes share one table.
-// Loads of a warp are neighbours, and one batch of them has most rows whole.
+// More ids: each warp has a row, and counts it in a table in shared memory. If there are few bins, each lane has its
+// own counters for all bins, in its own bank, so that lanes never conflict; otherwise, the lanes share one table.
+// Neighbouring lanes load neighbouring ids, and one batch of loads covers most rows.
 #include <cuda_runtime.h>
 
 #include "common/cuda/intrinsics.cuh"
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(32 * kMostRowWarps) bincount_warps_kernel(Args
   if (row >= a.rows) return;
   auto* const table = reinterpret_cast<uint32_t*>(dynamic_shared_memory()) + warp * a.words;
   const T* const x = static_cast<const T*>(a.x) + row * a.length + lane;
-  const int own = a.length - lane;  // as many as there are from the lane's first id on
+  const int own = a.length - lane;  // ids from the lane's first one to the end of the row
   T id[kBatch];
   const auto load = [&](int start) {
 #pragma unroll

@@ -1,10 +1,10 @@
 // Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A tile is a fixed
 // number of rows, however long the segments are. It belongs to a team of neighbouring threads: as many as a row has
 // vectors of 16 bytes, or of 8, or elements. A thread reads its columns of the tile's rows in order, and keeps the
-// result of the current segment in registers. What becomes of it depends on where the segment begins and ends:
-//   in the tile: it is the segment's result;
-//   it begins before the tile: it is the tile's head, a partial result in the workspace;
-//   it begins in the tile and ends behind it: it is the tile's tail, another partial result.
+// result of the current segment in registers. What this result is for depends on where the segment begins and ends:
+//   if it begins and ends in the tile: the segment's result;
+//   if it begins before the tile: the tile's head, a partial result in the workspace;
+//   if it begins in the tile and ends behind it: the tile's tail, another partial result.
 // A second kernel (tiles_join.cuh) folds each tail with the heads of the tiles behind it. There are no atomics on
 // results, and the order of additions depends only on the plan's tiles and on the ids.
 //

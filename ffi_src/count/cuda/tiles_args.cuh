@@ -19,7 +19,7 @@ struct Args : SegmentArgs {
   const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
   int64_t lanes = 0;    // of segment_tiles_kernel: threads that share a row
-  int64_t fillers = 0;  // and how many blocks it has that fill long gaps, which have `cells` each (tiles_gaps.cuh)
+  int64_t fillers = 0;  // its blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
   int64_t cells = 0;
   // The members below are for segment_join_kernel.
   int64_t counters_at;  // where its counters are, in the workspace of an outer index
@@ -52,15 +52,16 @@ struct Args : SegmentArgs {
     workspace_bytes = plan.joined_bytes;
   }
 
-  // The counter of a segment that the join kernel has several blocks for: how many of these have folded their part.
-  // It is that of the block that the segment begins in: at most one segment begins there and goes on in the next block.
-  // `tile` is any tile of that block, `column` the first one of a chunk.
+  // The counter of a segment that several blocks of the join kernel fold: how many of them have folded their part. It
+  // is the counter of the block in which the segment begins, since at most one segment begins in a block and goes on in
+  // the next one. `tile`: any tile of that block. `column`: the first column of a chunk.
   __device__ uint32_t* counter(char* workspace, int64_t tile, int64_t column) const {
     const int64_t block = tile >> (kJoinTeamBits - team_bits), columns = ((inner - 1) >> team_bits) + 1;
     return reinterpret_cast<uint32_t*>(workspace + counters_at) + block * columns + (column >> team_bits);
   }
-  // If a block of the join kernel begins with the tile, clears its counter. The kernels of tiles call this for all of
-  // their vectors, before the join kernel passes its wait: the workspace keeps nothing from one call to the next.
+  // Clears the counter of a block of the join kernel, if the block begins with this tile. The kernels of tiles call
+  // this for all of their vectors before the join kernel passes its wait, since the workspace keeps nothing between
+  // calls.
   __device__ void clear_counter(char* workspace, int64_t tile, int64_t column) const {
     if (tiles > 1 && tile % (kJoinThreads >> team_bits) == 0) *counter(workspace, tile, column) = 0;
   }
@@ -73,7 +74,7 @@ struct Args : SegmentArgs {
   }
 };
 
-// Where an outer index has its ids or its data. Not inlined, since the divisions are many instructions.
+// Returns where the ids or the data of an outer index begin. Not inlined, since divisions are many instructions.
 __device__ __noinline__ int64_t offset_of(const IndexMap& map, int64_t o) { return map(o); }
 
 // kCount neighbouring elements, which are loaded and stored as one vector.

@@ -13,17 +13,17 @@
 namespace jaxgpuops::count {
 namespace {
 
-// The longest gap that tiles fill. Blocks that fill longer ones cut the segments into cells of the same length, so that
-// each longer gap has the first segment of a cell.
+// The longest gap that tiles fill. Other blocks fill longer gaps: they cut the segments into cells of this length, so
+// that each longer gap contains the first segment of a cell.
 constexpr int kGap = 32;
 constexpr int kMostCells = kThreads - 32;  // of a block: it needs one thread more than it has cells
 
-// Fills gaps of more than kGap segments. A thread of a block has the front of a cell, and searches the ids for the gap
-// that reaches to it. What a cell has of long gaps lies at its front or at its end, since such a gap does not fit into
-// a cell. Then warps fill the cells.
+// Fills gaps of more than kGap segments. Each thread of a block has the front of a cell, and searches the ids for a gap
+// that reaches to it. No such gap fits into a cell, so long gaps lie at the front or at the end of a cell. Then warps
+// fill the cells.
 template <class Result>
 __device__ __noinline__ void fill_gaps(const Args& a) {
-  // Segments of a long gap behind the front of a cell and before it, up to kGap.
+  // How many segments of a long gap are behind the front of a cell, and before it; kGap at most.
   __shared__ uint8_t behind[kThreads], before[kThreads];
   const int64_t blocks = a.fillers / a.outer, o = blockIdx.x / blocks;
   const int64_t first = (blockIdx.x - o * blocks) * a.cells * kGap;
@@ -81,8 +81,9 @@ __device__ __noinline__ void fill_gaps(const Args& a) {
   }
 }
 
-// Fills all segments if a row is one element, before another kernel writes the segments that have rows: to find those
-// without rows would take longer. It also runs if there are no rows at all. Bytes moved: each segment is written once.
+// Fills all segments if a row is one element, before another kernel writes the segments that have rows. To find the
+// segments without rows would take longer. This kernel also runs if there are no rows at all. Bytes moved: each segment
+// is written once.
 template <class Bits>
 __global__ void __launch_bounds__(kThreads) segment_fill_all_kernel(const __grid_constant__ Args a) {
   let_dependents_start();  // segment_scalars_kernel

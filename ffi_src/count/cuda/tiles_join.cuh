@@ -19,10 +19,9 @@
 namespace jaxgpuops::count {
 namespace {
 
-// Returns how many of the `most` tiles that lie next to `tile` in one direction (1 or -1) begin with an id, as `tile`
-// does. Ids ascend, so these tiles are neighbours. Most often they are few: the lanes of a warp first ask at distances
-// of 1, 2, 4 and so on, and then cut the interval that is left into 32 parts, until it is one tile. A whole warp calls
-// this.
+// Returns how many of the `most` tiles next to `tile`, in one direction (1 or -1), begin with the same id as `tile`.
+// Ids ascend, so these tiles are neighbours. Usually they are few: the lanes of a warp first look at distances of 1, 2,
+// 4 and so on, and then cut the interval that is left into 32 parts, until it is one tile. A whole warp calls this.
 __device__ __noinline__ int64_t run_beside(const Args& a, const int32_t* ids, int64_t tile, int direction, int64_t most,
                                            int32_t id) {
   const int lane = threadIdx.x & 31;
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
     head = id_across(tile);
     const int32_t tail = id_across(tile + 1);
     head_of[threadIdx.x] = head;
-    // If both are of one segment, the tile has a head only.
+    // If head and tail are of one segment, the tile has only a head.
     tail_of[threadIdx.x] = tail != head ? tail : kNone;
   }
   if (threadIdx.x / 32 == 0) {
@@ -89,12 +88,12 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
     if (threadIdx.x == 0) in_first = begin, in_last = end;
   } else if (threadIdx.x / 32 == 1) {
     const int64_t end = out_id != kNone ? behind + run_beside(a, ids, behind, 1, a.tiles - 1 - behind, out_id) : -1;
-    // No tile has the tail if ids do not ascend although the caller says so. Then results are undefined, but the kernel
-    // must not leave its buffers.
+    // If the caller wrongly says that ids ascend, it may be that no tile has the tail. Results are undefined then, but
+    // the kernel must not leave its buffers.
     if (threadIdx.x == 32) out_first = behind - 1, out_last = end;
   }
   __syncthreads();
-  // Tiles without a head are runs of their own, of which nothing is used.
+  // A tile without a head is a run of its own, whose fold is not used.
   const bool starts_run = head == kNone || threadIdx.x == 0 || head_of[threadIdx.x - 1] != head;
   if (threadIdx.x < teams) {
     const uint32_t bits = __ballot_sync(kEveryLane, starts_run);
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
   bits = starts[word] & ~((2u << team % 32) - 1);
   while (bits == 0 && 32 * (word + 1) < teams) bits = starts[++word];
   const int follow = (bits ? 32 * word + __ffs(bits) - 1 : teams) - 1 - team;
-  // At the end, the first tile of each run has the fold of all of it.
+  // In the end, the first tile of each run has the fold of the whole run.
 #pragma unroll 1
   for (int half = 1; __syncthreads_or(half <= follow); half *= 2)
     if (half <= follow && place % (2 * half) == 0)
@@ -149,8 +148,8 @@ __global__ void __launch_bounds__(kJoinThreads) segment_join_kernel(const __grid
       tail.store(tails + (first + team) * a.inner);
     }
   }
-  // Whether the segment that comes from a block before is long: this says the same as !is_few in the block that it
-  // begins in.
+  // Whether the segment that comes from a block before is long. The block in which the segment begins decides the same,
+  // by !is_few.
   const bool comes = in_id != kNone && (in_first < first - teams || in_last - first >= kFew);
   if (comes && live && team == 0) partials[threadIdx.x].store(heads + first * a.inner);
   const bool goes = out_id != kNone && out_id != in_id && !is_few;

@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads) segment_scalars_kernel(const __grid_
     for (int r = 0; r < kRows; ++r)
       value[r] = a.is_segment(id[r]) ? Monoid::load(elements[r].value[0], a.keys) : Monoid::identity();
 
-    // The lane's first and last segment have rows of other lanes, perhaps: `head` and `sum`. Those between are stored.
+    // Other lanes may also have rows of the lane's first and last segment: `head` and `sum` are the lane's own folds.
+    // The segments between are stored.
     Acc head = value[0], sum = value[0];
     bool breaks = false;  // whether the lane has several segments
 #pragma unroll

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(32)
 
 // ---- combine --------------------------------------------------------------------------------------------------------
 
-// Loads what stands at `at`, or zeros. The load has a predicate in place of a branch.
+// Loads what is at `at`, or returns zeros. The load is predicated, so there is no branch.
 __device__ __forceinline__ uint4 load_or_zeros(const uint4* at, bool there) {
   uint4 v;
   asm volatile(
@@ -185,8 +185,8 @@ __device__ __forceinline__ uint4 load_or_zeros(const uint4* at, bool there) {
   return v;
 }
 
-// If kAll, rows that are missing are zeros with a weight of zero: a small call takes 5 to 12 % longer if they are
-// skipped by branches. Loops over the choices, and kernels of wide or narrow elements, are faster with branches.
+// With kAll, a missing row counts as zeros with a weight of zero: branches that skip missing rows make a small call 5
+// to 12 % slower. Loops over the choices, and kernels of wide or narrow elements, are faster with branches.
 //
 // W: float16 or bfloat16 like Element, or the type of the sums. It is not chosen by a branch as for other kernels,
 // since that took 3 to 5 %, also without weights.

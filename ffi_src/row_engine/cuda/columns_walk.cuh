@@ -3,8 +3,8 @@
 // columns alone; on a longer one the warps of a block share them. The array is read once and written once. Works on any
 // GPU.
 //
-// Results of so few positions of a warp that a lane can hold them in registers are made of these. Other results take a
-// second walk, backwards, which finds in the caches what the blocks have just read.
+// If a warp has so few positions that its lanes can hold them in registers, results are made from these registers.
+// Otherwise, blocks walk a second time, backwards, and find in the caches what they have just read.
 #pragma once
 
 #include <algorithm>
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(32 * kWalkWarps, 3) held_packs_kernel(const __
   }
 }
 
-// The kColumns columns of a lane, 32 apart, of which its warp has positions axis_warp, axis_warp + p.axis_warps, ..
+// The kColumns columns of a lane, 32 apart. Its warp has their positions axis_warp, axis_warp + p.axis_warps, ..
 template <class P, int kColumns>
 struct WalkColumns {
   const Parameters<P>& p;
@@ -373,16 +373,15 @@ __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __g
 
 constexpr int64_t kLargeWalk = 24 << 20;  // bytes of an array
 
-// Whether an operation has the kernel of walks that are held.
+// Whether an operation has walk_once_kernel, which holds what it walks over.
 template <class P>
 constexpr bool kWalksOnce = kWalks<P> && P::kFast && P::kOutput && !P::kHole;
-// Columns of a lane of that kernel, 32 apart: with two arrays, one column has as many elements as two with one.
+// Columns of a lane of walk_once_kernel, 32 apart. One column of two arrays has as many elements as two of one array.
 template <class P>
 constexpr int kColumnsOnce = P::kOperands == 1 ? Walk<P>::kColumns : 1;
 
-// Results where a warp has at most kHeldWalk positions: each lane loads all elements of its columns before it looks at
-// any, and keeps them. The array is read once and written once. Statistics are those of walk_kernel, and so are all
-// bits.
+// Makes results where a warp has at most kHeldWalk positions: each lane first loads all elements of its columns, and
+// keeps them. The array is read once and written once. Statistics and results have the bits of walk_kernel.
 template <class P>
 __global__ void __launch_bounds__(32 * kOnceWarps, 1) walk_once_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -532,8 +531,8 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
     int64_t blocks = (p.columns + columns - 1) / columns;
     auto kernel = p.length <= held_positions(P::kOperands) ? held_walk_kernel<P> : walk_kernel<P>;
     if constexpr (kWalksOnce<P>) {
-      // Of large arrays, blocks of the most warps are faster if they hold less, since a multiprocessor has more of
-      // them.
+      // For large arrays, blocks with the most warps are faster if they hold less, since then more blocks share a
+      // multiprocessor.
       const bool large = plan.axis_warps == kMaxColumnWarps &&
                          p.columns * p.length * int64_t{sizeof(typename P::Element::Bits)} > kLargeWalk;
       if (p.length > held_positions(P::kOperands) && p.length <= kHeldWalk * plan.axis_warps && p.out != nullptr &&

@@ -119,7 +119,7 @@ struct Call {
     } else if constexpr (!P::kFast) {
       if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kAny>();
     } else if (plan.spans == 1) {
-      if constexpr (!kSpread<P> || P::kOperands == 1)  // such results of two arrays are those of spread_kernel
+      if constexpr (!kSpread<P> || P::kOperands == 1)  // spread_kernel makes such results of two arrays
         if (plan.vectors == 1) return rows<1, Sharing::kTeam>();
       if (plan.vectors == kOnlyVectors) return rows<kOnlyVectors, Sharing::kTeam>();
       if constexpr (kLean<P>)

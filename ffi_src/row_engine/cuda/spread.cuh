@@ -15,7 +15,7 @@ namespace jaxgpuops::row_engine {
 
 template <class P>
 constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
-// Results, or sums of one array.
+// For results, or for sums of one array.
 template <class P>
 constexpr bool kWide = !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
 
@@ -137,10 +137,10 @@ __host__ __device__ constexpr int64_t wide_shared_bytes(int warps) {
 
 constexpr int kMostVectors = 8;  // the most vectors of a lane of rows_kernel
 
-// Returns the statistics of a row, of which each thread of the block has kWideVectors, in the order of rows_kernel,
-// where a lane has 2^vector_bits vectors of each of so many spans, and a span has a warp, or half a warp if the row is
-// shorter. All threads get them, and the peak of their own span. The units may keep summands: see sum_and_keep().
-// `plain` is what they add to the plain sum (P::kPlainSum).
+// Returns the statistics of a row, of which each thread of the block has kWideVectors, in the order of rows_kernel.
+// There, a lane has 2^vector_bits vectors of each of `spans` spans, and a span has a warp, or half a warp if the row is
+// shorter. All threads get the statistics, and the peak of their own span. The units may keep summands: see
+// sum_and_keep(). `plain` is what they add to the plain sum (P::kPlainSum).
 template <class P>
 __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_args,
                                                    Held<P, 1, true> (&unit)[kWideVectors], int vector_bits, int spans,

@@ -8,7 +8,7 @@
 //   .._twice             blocks share the axis: first the sums of all tiles, then the results (twice.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
-// Operands are read once (by .._twice twice), results written once.
+// Operands are read once (twice by .._twice), and results are written once.
 #pragma once
 
 #include <algorithm>

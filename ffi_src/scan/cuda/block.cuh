@@ -51,7 +51,7 @@ struct Parameters {
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
   int cluster;                              // blocks of a cluster, each of which has one of the tiles
-  bool folded;                              // .._twice: sums of tiles have been replaced by the folds of all before
+  bool folded;                              // .._twice: whether each tile's sum is already the fold of all before
 };
 
 // ---- Words and barriers ---------------------------------------------------------------------------------------------

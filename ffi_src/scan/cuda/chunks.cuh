@@ -11,8 +11,8 @@
 
 namespace jaxgpuops::scan {
 
-// kOddRows: rows of 16-bit elements that are not a whole number of packs come by way of odd_rows.cuh, whose calls slow
-// the other rows of some kernels.
+// kOddRows: whether odd_rows.cuh loads and stores rows of 16-bit elements that are not a whole number of packs. In some
+// kernels, these calls slow the other rows.
 template <class Policy, bool kOddRows = true>
 class Chunks : public BetweenWarps<Policy> {
  public:

@@ -1,7 +1,7 @@
-// Parts of rows of 16-bit elements that do not begin at a multiple of 16 bytes, between global and shared memory: a
-// lane takes the 16 bytes that it wants from two aligned vectors, its own and that of a neighbouring lane. All lanes of
-// a warp call these functions. They are not inlined: so kernels share their code, and rows that are aligned, for which
-// the kernels are tuned, keep their registers.
+// Copies parts of rows of 16-bit elements that do not begin at a multiple of 16 bytes, between global and shared
+// memory. A lane takes the 16 bytes that it wants from two aligned vectors, its own and that of a neighbouring lane.
+// All lanes of a warp call these functions. The functions are not inlined, so that kernels share their code, and so
+// that aligned rows, for which the kernels are tuned, need no more registers.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ __device__ __forceinline__ int elements_past(const uint16_t* at) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(at) / 2 % 8);
 }
 
-// Loads a part, which begins at element `first` of a row. The first vector may begin before the row, whose first
-// element it has, too.
+// Loads a part, which begins at element `first` of a row. The first vector may begin before the row, but it contains
+// the row's first element.
 template <int kPacks>
 __device__ __noinline__ void fetch_odd_part(Pack* part, const uint16_t* row, int64_t first, int64_t length) {
   constexpr int kPart = 32 * kPacks * 8;

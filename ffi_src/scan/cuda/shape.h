@@ -83,8 +83,8 @@ inline bool is_general(const Problem& problem) {
   return problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && (problem.segmented || is_rare(problem));
 }
 
-// Whether there is a kernel that looks ahead, and so reads operands once, besides row_look_ahead: for calls with little
-// to compute. `cut`: segments of cumulative calls.
+// Whether there is a kernel, other than row_look_ahead, that looks ahead and so reads operands once. There are such
+// kernels for calls with little to compute. `cut`: segments of cumulative calls.
 constexpr bool reads_once(Layout layout, Kind kind, Op op, bool cut, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (cut || is_complex(dtype)) return false;
@@ -125,15 +125,15 @@ constexpr int stage_bytes(Layout layout, int operands, int bytes, int state_byte
 constexpr int kMostLate = 1;
 // kAcross: with at least this many strips, a persistent block stays with one strip.
 constexpr int kManyStrips = 16;
-// row_look_ahead: blocks per multiprocessor, and the most tiles in a block's shared memory. 0: there is no such kernel.
-// That is so for three operands, and for `cut` (segments of cumulative calls, whose states need too many registers).
+// row_look_ahead: blocks per multiprocessor, and the most tiles in a block's shared memory. There is no such kernel (0)
+// for three operands, and for `cut` (segments of cumulative calls, whose states need too many registers).
 constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }
 constexpr int kMostStages = 6;
 
 // resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.
 constexpr int kResidentTiles = 528;
-// Kernels that read tiles twice: of so few columns and at most kGroup tiles (with kAcross: of so few tiles), the blocks
-// that make results fold the sums of tiles.
+// Kernels that read tiles twice: if columns are this few and tiles at most kGroup (kAcross: if tiles are this few), the
+// blocks that make results also fold the sums of tiles.
 constexpr int kFewColumns = 16, kFewTiles = 6;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.

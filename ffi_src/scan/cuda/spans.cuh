@@ -28,7 +28,7 @@ class Spans : public BetweenWarps<Policy> {
 
   static constexpr bool kFoldsAll = true;
   static constexpr bool kClusters = Policy::kOperands > 1;
-  static constexpr bool kFewColumns = true;  // a block may have few
+  static constexpr bool kFewColumns = true;  // a block may have few columns
   static constexpr int kWidth = 2, kLaneColumns = 1, kLaneStates = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.

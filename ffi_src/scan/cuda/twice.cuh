@@ -1,8 +1,8 @@
-// Spans (spans.cuh), columns (columns.cuh) or rows (chunks.cuh) whose blocks share the axis: a block has one tile, and
-// operands are read twice, results written once. The first kernel folds what comes before each thread within its tile,
-// and the sums of tiles. The next kernel folds what comes before each tile; of few tiles, and of few columns, the last
-// kernel does that. The last kernel makes the results. So no block waits for another one. The last kernel takes tiles
-// from the end, because the level 2 cache still has what came last.
+// Scans of spans (spans.cuh), columns (columns.cuh) or rows (chunks.cuh) whose blocks share the axis. Each block has
+// one tile; operands are read twice, and results are written once. The first kernel folds what comes before each thread
+// within its tile, and the sums of tiles. The second kernel folds what comes before each tile; if tiles and columns are
+// few, the last kernel does that instead. The last kernel makes the results. It takes tiles from the end, because the
+// L2 cache still has what was read last. No block waits for another one.
 #pragma once
 
 #include "scan/cuda/chunks.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ typename Policy::State* sums_of_column(const Paramete
   return reinterpret_cast<typename Policy::State*>(p.words) + column * p.tiles;
 }
 
-// State v of those that a thread has of what comes before it within its tile; `tile` counts the tiles of all strips.
+// State v of the fold of what comes before the thread within its tile; `tile` counts the tiles of all strips.
 template <class Policy, class Work>
 __device__ __forceinline__ typename Policy::State& before_thread(const Parameters& p, unsigned tile, int v) {
   return sums_of_column<Policy>(p, p.columns)[(int64_t{tile} * Work::kLaneStates + v) * p.threads + threadIdx.x];
@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kThreads, Policy::kOperands > 2 ? 3 : 4)
   if (column < p.columns) sums_of_column<Policy>(p, column)[t] = work.tile_total(0, member);
 }
 
-// Replaces the sums of a column's tiles by the folds of all before each, in the order that folds.cuh explains. A block
-// has a column, a thread a tile of as many as there are threads. Lanes have the sums of a group: first of tiles, and
-// then of the groups that warps have.
+// Replaces the sum of each of a column's tiles by the fold of all tiles before it, in the order that folds.cuh
+// explains. A block has a column, and takes as many tiles at a time as it has threads. The lanes of a warp have the
+// sums of a group: first of tiles, and then of the groups that warps have.
 template <class Policy>
 __global__ void __launch_bounds__(kSumsThreads) scan_twice_sums(const __grid_constant__ Parameters p) {
   using State = typename Policy::State;

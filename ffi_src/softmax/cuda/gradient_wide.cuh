@@ -11,9 +11,9 @@ namespace jaxgpuops::softmax {
 // How many vectors a lane of rows_kernel has of rows that are longer than those of gradient_kernel: 2^ these.
 constexpr int kForwardBits = 3, kBackwardBits = 2;
 
-// Rows that are not aligned are loaded by elements up to so many warps. (On an H200, gradients of 264 rows of 2751
-// float32 took 6.5 us either way; of 2112 x 703, 8.3 us by elements and 10.4 by shifted windows; of 264 x 5055, 11.4
-// and 9.7.)
+// Rows that are not aligned are loaded element by element if a block has at most this many warps. (On an H200,
+// gradients of 264 rows of 2751 float32 took 6.5 us either way; of 2112 x 703, 8.3 us by elements and 10.4 by shifted
+// windows; of 264 x 5055, 11.4 and 9.7.)
 constexpr int kElementWarps = 11;
 
 // Shared memory of a block: of the forward pass (a multiple of 16 bytes), and of the gradient.
@@ -22,7 +22,7 @@ __host__ __device__ constexpr int64_t forward_shared_bytes(int warps) {
   return (row_engine::wide_shared_bytes<P>(warps) + 15) / 16 * 16;
 }
 
-// kAligned: whether all rows are. kElements: whether vectors that are not are loaded and stored element by element.
+// kAligned: whether all rows are aligned. kElements: whether other rows are loaded and stored element by element.
 template <class P, class Q, Op op, bool kAligned, bool kElements>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps)
     wide_gradient_kernel(const __grid_constant__ GradientParameters p) {

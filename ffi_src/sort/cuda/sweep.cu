@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 #pragma unroll 1
   for (; at < end; at += kCountThreads) count(x[at]);
 
-  wait_for_predecessor();  // the workspace is zero
+  wait_for_predecessor();  // the predecessor sets the workspace to zero
   // Sets this block's share of the status words, by which tiles communicate later, to zero.
   const int64_t words = a.tiles * kPasses * kDigits, share = (words + blocks - 1) / blocks;
   uint32_t* const status = a.status + row * words;
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   clear_counts(shared.counts);
   set_digits<Key>(digits, a.pass, a.order);
   const bool exchanges = (kSmall || sizeof(Key) == 1) && a.exchanges;
-  // What sets the words of an exchange to zero has waited for what makes `x`.
+  // The kernel that sets the words of an exchange to zero has already waited for the kernel that makes `x`.
   const bool begins = exchanges && a.pass == 0;
   if (a.tickets || (a.pass == 0 && !begins)) wait_for_predecessor();
   if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);
@@ -329,7 +329,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
     if (error != cudaSuccess) return error;
     a.exchanges = config.together = rows * shape.tiles <= fitting;
   }
-  // A kernel, since the next one may start before it ends.
+  // A kernel clears the workspace instead of a memset, since the next kernel may start before this one ends.
   error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace),
                             (a.exchanges ? shape.keys : shape.status) / 4, 0, 0);
   if (error != cudaSuccess) return error;

@@ -16,8 +16,8 @@
 // one, with a read of the row each. If buckets have too many candidates for shared memory, they are sorted in the
 // workspace. Both hardly ever happen, and are slow.
 //
-// Where candidates are few, they are not divided: a block sorts the whole list. Where one block has all k, also those
-// of the order of indices.
+// If candidates are few, they are not divided: one block sorts the whole list. If one block has all k candidates, it
+// also sorts them for results in the order of indices.
 //
 // Bytes moved: the input once, k results (value and index), and each candidate, of which there are 1.5 to 4 times k
 // (more where k is a small part of the row), five times. All composites are distinct, so neither the order of the list
@@ -54,7 +54,7 @@ struct Buckets : Call {
   int64_t first_row;
   uint32_t slices;  // blocks that share a row
   uint32_t sample, reach, splitters, room;
-  uint32_t alone;  // up to so many candidates of a row are not divided
+  uint32_t alone;  // the most candidates of a row that are not divided
   int64_t starts, list, in_order;
   bool by_index;  // the list has the k elements of the result, with their indices above their keys
 };
@@ -333,8 +333,8 @@ struct Block {
     const uint32_t step = beside * a.slices * kWarps * kChunk, of_all = column * a.slices + rank;
     const uint32_t own = (of_all * kWarps + warp) * kChunk + lane;
     if (of_all == 0 && tid < all.loose()) take(all.loose_index(tid));
-    // The keys of the thresholds, for each element of the thread. Where a word has several, they are less by one: then
-    // a maximum shows whether any is exceeded. `always`: one cannot be less.
+    // The keys of the thresholds, one for each element of the thread. If a word has several elements, each of these
+    // keys is less by one: then a maximum shows whether any is exceeded. `always`: a key is 0, so it cannot be less.
     Word floors[kLoads][kWords];
     bool always = false;
     uint32_t c = all.index(own) % beside;
@@ -597,7 +597,8 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident)
     if (window) return;
     if (threadIdx.x == 0) begin = 0, end = found;
   } else {
-    // Of equal starts, the first one tells where others end; the last one is at least k.
+    // If several buckets have the same start, only the first of them meets these conditions. The last start is at least
+    // k.
     for (uint32_t b = threadIdx.x; b <= a.splitters + 1; b += kThreads) {
       const uint32_t start = exchange.starts[b], before = b ? exchange.starts[b - 1] : 0;
       if (start >= from && (b == 0 || before < from)) begin = start;
@@ -616,7 +617,7 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident)
   } else {
     sort_descending<kThreads>(in_order, m);
   }
-  const bool has_all = !a.sorted && windows == 1;  // the block has the k elements, which indices are to order
+  const bool has_all = !a.sorted && windows == 1;  // the block has all k elements, and sorts them by index
   if (m > kRoom<C> && has_all) {
     for (uint32_t i = threadIdx.x; i < count; i += kThreads) buffer[i] = in_order[i];
     __syncthreads();

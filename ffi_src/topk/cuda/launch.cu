@@ -37,7 +37,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kSieve: return launch_sieve(stream, plan, problem, buffers);
     case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
     case Algorithm::kBuckets: {
-      // A part of a GPU may not run a block for each of the columns side by side at the same time.
+      // A part of a GPU may be too small to run a block for each of the columns side by side at the same time.
       const cudaError_t status = launch_buckets(stream, plan, problem, buffers);
       if (status != cudaErrorCooperativeLaunchTooLarge) return status;
       return launch_radix(stream, plan, problem, buffers);

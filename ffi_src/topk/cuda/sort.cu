@@ -290,7 +290,8 @@ struct Selection {
   __device__ __forceinline__ void list_by_index(uint32_t taken, bool live) {
     const uint32_t lane = threadIdx.x % 32, warp = team.t / 32, warps = team.size / 32;
     const uint32_t lanes = kBlock ? 32 : team.size, mates = (kEveryLane >> (32 - lanes)) << (lane & ~(lanes - 1));
-    // Of the j-th elements of a warp's threads. Other warps may still read the last sum, which precedes them.
+    // How many of the j-th elements of each warp's threads are taken. The counts stand behind the last sum, which other
+    // warps may still read.
     uint32_t* const counts = reinterpret_cast<uint32_t*>(team.buffer) + 128;
     uint32_t to = 0;
     if constexpr (kBlock) {
@@ -300,7 +301,7 @@ struct Selection {
         if (lane == 0) counts[j * warps + warp] = __popc(all);
       }
       team.sync();
-      if (warp == 0) {  // the counts before each one
+      if (warp == 0) {  // replaces each count by the sum of those before it
         static_assert(kEach % 32 == 16, "with an even number of warps, lanes have equally many");
         const uint32_t each = kEach * warps / 32;
         uint32_t sum = 0;
