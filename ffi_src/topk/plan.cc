@@ -364,8 +364,8 @@ bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gp
   return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
 }
 
-// Whether sorting all digits of rows of narrow keys, which are longer than those of sorts_by_digits(), takes less time
-// than kernels that select.
+// For rows of narrow keys that are too long for sorts_by_digits(): whether it takes less time to sort them by all of
+// their digits than to select.
 bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.inner > 1 || key_bytes > 2 || rows.length > 2 * kMaxSortLength) return false;
   const bool few = rows.count() <= gpu.multiprocessors;

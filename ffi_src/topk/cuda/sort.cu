@@ -286,7 +286,7 @@ struct Selection {
     return team.sum(__popc(taken), sums);
   }
 
-  // Lists exactly k elements in the order of their indices. The row is not turned.
+  // Lists exactly k elements in the order of their indices. Row::turn must be 0, so that slots are in this order, too.
   __device__ __forceinline__ void list_by_index(uint32_t taken, bool live) {
     const uint32_t lane = threadIdx.x % 32, warp = team.t / 32, warps = team.size / 32;
     const uint32_t lanes = kBlock ? 32 : team.size, mates = (kEveryLane >> (32 - lanes)) << (lane & ~(lanes - 1));
