@@ -145,7 +145,9 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     config.overlap = a.overlap;
   } else {
     const int64_t cells = (a.segments - 1) / kGap + 1;
-    a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, kMostCells);
+    // A block writes some 45 GB/s, so that many of them must share the gaps of wide rows: 2 MiB each, if all is empty.
+    const int64_t most = (2 << 20) / (kGap * a.inner * static_cast<int64_t>(sizeof(Result)));
+    a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, std::clamp<int64_t>(most, 8, kMostCells));
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }
   const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);
