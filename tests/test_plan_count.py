@@ -1,0 +1,328 @@
+"""The plans of counts, segments, selection by rank and sorts of segments: see test_plan.py."""
+
+import itertools
+
+import numpy as np
+import pytest
+from plans import CAPABILITIES, SHARED_LIMIT
+
+import jaxgpuops
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_counts(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_bincount(*args, "int32", capability)
+    assert plan(0, 5, 1, 5)["algorithm"] == plan(3, 5, 1, 0)["algorithm"] == "empty"
+    assert plan(3, 5, 2, 5)["algorithm"] == plan(3, 5, 1, 1 << 20)["algorithm"] == "global"
+    for rows, bins in (((32 * 700, 30), 700), ((64, 1), 1), ((70_000, 40), 256)):
+        found = plan(*rows, 1, bins)
+        assert found["algorithm"] == "rows"
+        assert found["threads"] * bins <= found["shared_bytes"] <= min(48, SHARED_LIMIT[capability]) << 10
+    assert plan(510, 2, 1, 296)["algorithm"] == "tables"  # whose counts some blocks write
+    for rows, bins, words in (
+        ((178_930, 291), 8, 8), ((16_000, 1000), 8, 256), ((8613, 512), 141, 141), ((2048, 4096), 33, 33),
+        ((200_000, 100), 100, 100), ((70_000, 255), 8, 8), ((200, 300), 8, 8),
+    ):  # fmt: skip
+        found = plan(*rows, 1, bins)
+        assert found["algorithm"] == "warps"
+        assert found["shared_bytes"] == 4 * words * found["threads"] // 32 <= 48 << 10
+    for rows, bins in (((100, 291), 8), ((178_930, 60_000), 8), ((9000, 300), 40_000), ((1000, 1000), 8)):
+        assert plan(*rows, 1, bins)["algorithm"] == "tables"
+    assert plan(524_288, 32, 1, 64)["algorithm"] == plan(167_772, 100, 1, 48)["algorithm"] == "rows"
+    for outer, length, bins in itertools.product((1, 100, 70_000), (256, 3000, 1 << 26), (1, 256, 5000, 40_000)):
+        found = plan(outer, length, 1, bins)
+        if found["algorithm"] == "tables":
+            assert (
+                4 * bins <= found["ranges"] * found["shared_bytes"] <= found["ranges"] * SHARED_LIMIT[capability] << 10
+            )
+            assert found["slices"] == 1 or length >= 4096 * found["slices"]
+    for rows, algorithm in (
+        ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 18, 1, 1 << 14), "global"), ((1, 1 << 18, 1, (1 << 14) - 1), "tables"),
+        ((40, 60_000, 1, 10_000), "tables"), ((1, 1 << 19, 1, 14_000), "tables"), ((1, 15_000, 1, 1800), "tables"), ((1, 4000, 1, 500), "global"),
+        ((5, 5009, 1, 1521), "global"), ((7, 55_129, 1, 1018), "tables"), ((16, 4096, 1, 1000), "tables"), ((60, 2048, 1, 1500), "tables"),
+    ):  # fmt: skip
+        assert plan(*rows)["algorithm"] == algorithm
+    for outer, length, bins in (
+        (61, 1 << 20, 400_000),
+        (1, 1 << 21, 1 << 19),
+        (8, 1 << 18, 300_000),
+        (1, 1 << 26, 400_000),
+    ):
+        found = plan(outer, length, 1, bins)
+        assert found["algorithm"] == "parts" and found["ranges"] * found["shared_bytes"] >= 4 * bins
+        assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10 and found["ranges"] <= 32
+        assert found["workspace_bytes"] == plan(1000, length, 1, bins)["workspace_bytes"] >= 2 * length
+        assert 1 <= found["slices"] <= found["tiles"] and (found["slices"] == 1 or outer < 10)
+    for rows in (
+        (1, 1 << 20, 1, 1 << 20),
+        (100, 1 << 15, 1, 400_000),
+        (4, 1 << 20, 3, 400_000),
+        (4, 1 << 20, 1, 1 << 22),
+    ):
+        assert plan(*rows)["algorithm"] == "global"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_histograms(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_histogram(*args, capability)
+    assert plan(0, 5, 1, 5, "float32")["algorithm"] == plan(3, 5, 1, 0, "float32")["algorithm"] == "empty"
+    assert plan(3, 5, 2, 5, "float32")["algorithm"] == plan(3, 5, 1, 1 << 20, "float32")["algorithm"] == "none"
+    for outer, length, bins, dtype in itertools.product(
+        (1, 100), (1, 1 << 26), (1, 256, 1000), ("bfloat16", "float64")
+    ):
+        found = plan(outer, length, 1, bins, dtype)
+        assert found["algorithm"] == "tables" and found["ranges"] == 1
+        room = found["shared_bytes"] - 4 * found["tables"] * bins
+        assert room >= (bins + 2) * (8 if dtype == "float64" else 4)
+        assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_selections(capability):
+    cpu = jaxgpuops._native.modules["cpu"]
+    plan = lambda *args: cpu.plan_select(*args, capability)
+    assert plan(0, 5, 1, 3, 32)["algorithm"] == plan(3, 5000, 1, 0, 32)["algorithm"] == "empty"
+    for rows in (
+        (3, 4096, 1, 10, 32),
+        (3, 8, 1, 3, 32),
+        (10**6, 100, 1, 3, 16),
+        (9, 512, 1, 4, 32),
+        (9, 600, 1, 4, 16),
+    ):
+        assert plan(*rows)["algorithm"] == "none"
+    for length, inner, bits in itertools.product((9, 16, 17, 33, 64), (1, 5), (8, 16, 32, 64)):
+        few, many = plan(3, length, inner, 3, bits), plan(100_000, length, inner, 9, bits)
+        if (length, bits, capability) == (64, 32, 75):  # the tables do not fit
+            assert few["algorithm"] == many["algorithm"] == "none"
+            continue
+        assert few["algorithm"] == ("thread" if bits < 64 and length <= 16 else "warp")
+        assert many["algorithm"] == ("none" if bits == 64 else "thread")
+        assert not many["turns"] and many["shared_bytes"] <= min(67, SHARED_LIMIT[capability]) << 10
+    # A part of a batch has a kernel if the batch has, and makes do with its part of the workspace.
+    for length, count, inner, bits in itertools.product((9, 20, 64, 65, 128, 129, 700), (3, 4), (1, 5), (8, 32, 64)):
+        parts = [plan(outer, length, inner, count, bits) for outer in (1 << 20, 4000, 1500, 300, 1)]
+        for whole, part in itertools.pairwise(parts):
+            if whole["algorithm"] != "none":
+                assert part["algorithm"] != "none" and part["workspace_bytes"] <= whole["workspace_bytes"]
+    for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
+        found = plan(30_000, length, inner, 3, bits)
+        assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
+        assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
+        assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
+    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (20_000, 16))):
+        found = plan(3, length, inner, 9, bits)
+        assert found["algorithm"] == "block" and found["threads"] == {1025: 128, 4096: 256, 20_000: 1024}[length]
+        assert plan(10_000, length, inner, 9, bits)["threads"] == {1025: 64, 4096: 128, 20_000: 1024}[length]
+        assert length * bits // 8 + 16 + 9 * 2048 <= found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+        assert found["turns"] == (inner > 1) and found["workspace_bytes"] // 256 == (inner > 1) * -(
+            -length * inner * bits // 2048
+        )
+        part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
+        assert (part["algorithm"], part["threads"], part["turns"]) == ("part", max(512, found["threads"]), inner > 1)
+        bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
+        assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
+    for outer, inner, length, count, bits in itertools.product(
+        (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 9), (8, 64)
+    ):
+        found = plan(outer, length, inner, count, bits)
+        assert found["algorithm"] == "long"
+        kept = 512 * (found["kept"] // 32 * bits // 8 + 2 * found["kept_steps"])  # bytes of 512 threads
+        assert found["shared_bytes"] == max(2048 * count + kept, 2048 * (4 + bits // 8) + 2048)
+        assert found["shared_bytes"] < SHARED_LIMIT[capability] << 10 and found["kept"] % 32 == 0
+        assert found["kept_steps"] <= 32 and (SHARED_LIMIT[capability] < 163 or found["kept"] > 0)
+        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (512 + 2048)
+        part = plan(1, length, inner, count, bits)
+        assert part["slices"] >= found["slices"] and part["workspace_bytes"] <= found["workspace_bytes"]
+        assert cpu.plan_sort(outer, length, inner, bits, True, False, capability, 7)["algorithm"] == "sweep"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_sorts_of_segments(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, capability)
+    assert plan(3, 0, 1, 5, 32)["algorithm"] == "empty"
+    for length, bits, threads in [
+        (1, 8, 256), (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024),
+        (8192, 64, 1024), (4097, 32, 1024), (16_384, 16, 1024),
+    ]:  # fmt: skip
+        found = plan(100, length, 1, 70, bits)
+        if found["algorithm"] == "none":
+            assert SHARED_LIMIT[capability] < 163 and threads == 1024
+            continue
+        assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
+        assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+    for outer, length, inner, bits in [(3, 16_385, 1, 8), (3, 8193, 1, 64), (3, 300, 2, 32), (10_000, 300, 1, 32)]:
+        assert plan(outer, length, inner, 70, bits)["algorithm"] == "none"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_choices(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_choose(*args, capability)
+    assert plan(0, 5, 1, 3, False)["algorithm"] == plan(3, 5, 1, 0, True)["algorithm"] == "empty"
+    assert plan(3, 5000, 2, 3, True)["algorithm"] == plan(5000, 127, 1, 3, False)["algorithm"] == "none"
+    for (outer, length), starts, size in itertools.product(
+        ((1, 0), (1, 1), (5000, 128), (9, 17_000), (3, 1 << 14), (1, 1 << 26), (1, (1 << 31) - 1)),
+        (False, True),
+        (7, 10**6),
+    ):
+        found = plan(outer, length, 1, size, starts)
+        tiles, units = found["tiles"], found["units"]
+        few = length + 15 < 1 << 14 or outer * length <= (1 << 14 if starts else 1 << 16)
+        assert found["algorithm"] == ("recount" if few else "look_back")
+        assert tiles * units * 1024 >= length + 15 > (tiles - 1) * units * 1024
+        assert found["threads"] in range(32, 513, 32) and units >= found["threads"] // 32
+        assert found["blocks"] == outer * (tiles + (size - 1) // 16384)
+        # All blocks that a multiprocessor is to hold fit, and few turns suffice if a tile can be large.
+        blocks = 1 if few else 2 if starts else 3
+        assert blocks * (found["shared_bytes"] + 2048) <= (SHARED_LIMIT[capability] + 1) << 10
+        assert few or units * 132 + 32 * found["list"] == found["shared_bytes"] and found["list"] >= 512
+        if capability == 90 and not few and outer * length <= 1 << 26:
+            assert outer * tiles <= blocks * 132
+        # A part of a batch makes do with its part of the workspace.
+        assert (
+            found["workspace_bytes"] == plan(1, length, 1, size, starts)["workspace_bytes"] >= 4 * tiles * (tiles > 1)
+        )
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_segments(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, False, capability)
+    assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
+    # (columns, segments, columns that a lane has)
+    for inner, segments, columns in [(1, 512, 1), (2, 192, 2), (2, 193, 1), (3, 512, 1), (8, 192, 2), (33, 128, 1)]:
+        one, many = (plan("segment_sum", outer, 10**7, inner, segments, "float32", False) for outer in (1, 1000))
+        assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
+        assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
+        assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
+    softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
+    plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
+    for op, dtype, length in [
+        ("segment_sum", "float64", 1 << 14), ("segment_sum", "float32", 4096), ("segment_max", "int16", 4096),
+        ("segment_max", "float32", 2048), ("segment_sum", "int64", 2048),
+    ]:  # fmt: skip
+        assert plan(op, 7, length, 1, 3000, dtype, False)["algorithm"] == "few"
+        assert plan(op, 7, 20 * length, 1, 3000, dtype, False)["algorithm"] in ("atomics", "ordered")
+        assert plan(op, 7, 8192, 1, 3000, dtype, True)["algorithm"] == "few"
+    for rows in [(1, 3, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
+        one, many = (plan("segment_sum", outer, *rows, "float64", False) for outer in (1, 1000))
+        assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
+        assert one["rows"] * one["tiles"] >= rows[2] > one["rows"] * (one["tiles"] - 1)
+        assert one["shared_bytes"] <= SHARED_LIMIT[75] << 10 and 1 <= one["warps"] <= 16
+    assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "ordered"
+    assert plan_softmax(7, 0, 7, 3000)["algorithm"] == plan_softmax(7, 10**7, 1, 3)["algorithm"] == "none"
+    assert plan_softmax(7, 10**6, 256, 100)["algorithm"] == "none"
+    assert plan_softmax(7, 10**6, 8, 65_536)["algorithm"] == plan_softmax(7, 10**5, 64, 9999)["algorithm"] == "ordered"
+    # One launch, of blocks that have all rows of up to eight columns. (rows, columns, segments, columns of a block)
+    for length, inner, segments, columns in [
+        (1, 1, 1, 1), (2, 118, 1, 8), (1024, 1024, 5, 4), (512, 2048, 90, 8), (99, 256, 73, 2), (4096, 256, 70, 1),
+        (1025, 3, 3000, 1), (57, 512, 31, 4),
+    ]:  # fmt: skip
+        for is_sorted in (False, True) if length <= 2048 else (False,):
+            found = plan_softmax(1, length, inner, segments, sorted=is_sorted)
+            assert (found["algorithm"], found["columns"], found["tiles"]) == ("cells", columns, 1)
+            assert found["workspace_bytes"] == 0 and found["rows"] == length
+            assert found["shared_bytes"] == 12 * segments * columns <= SHARED_LIMIT[capability] << 10
+            per_thread = 1 if length * columns <= 1024 else 4
+            assert length * columns <= 32 * per_thread * found["warps"] <= 4096
+    assert plan_softmax(1000, 99, 256, 73)["columns"] == 8
+    # Blocks that share the rows: with cells in shared memory, or without.
+    for length, inner, segments in [
+        (4097, 1, 5), (524_288, 17, 45), (10**6, 8, 1000), (10**6, 1, 10**6), (10**5, 3, 50_000),
+    ]:  # fmt: skip
+        one, many = (plan_softmax(outer, length, inner, segments) for outer in (1, 1000))
+        assert one["algorithm"] == many["algorithm"] == "cells"
+        assert one["workspace_bytes"] == many["workspace_bytes"] >= 16 * segments * inner
+        for found in (one, many):
+            assert found["rows"] * found["tiles"] >= length > found["rows"] * (found["tiles"] - 1)
+            assert found["columns"] <= min(inner, 32) and found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
+            assert (found["shared_bytes"] > 0) == (segments <= 1000) or SHARED_LIMIT[capability] < 163
+    wide = [plan_softmax(1, length, 3, 9, dtype="float64")["algorithm"] for length in (1, 1024, 1025, 10**6)]
+    assert wide == ["cells", "cells", "none", "none"]
+    for op, (length, inner, segments) in itertools.product(
+        ("segment_sum", "segment_max"), ((1668, 456, 3166), (958, 16_384, 73), (33, 402, 56), (2048, 1, 20_000))
+    ):
+        one, many = (plan(op, outer, length, inner, segments, "float32", False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == "few" and one["shared_bytes"] <= 20 << 10
+        assert one["rows"] == (24 if segments > 256 else 16)
+    assert plan("segment_sum", 1, 100, 16_384, 60, "float32", False)["rows"] == 60
+    # What is the same in any order may depend on the batch.
+    for op, dtype, length, segments in [("segment_max", "float32", 4258, 8), ("segment_sum", "int64", 14_000, 200)]:
+        found = [plan(op, outer, length, 1, segments, dtype, False)["algorithm"] for outer in (1, 4)]
+        assert found == ["atomics", "lanes"]
+    for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
+        one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
+        assert one["workspace_bytes"] >= 16 * one["tiles"] * inner + 8 * 300 * inner
+    for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
+        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
+    # Sums of integers have one table a block, so there may be more segments.
+    for dtype, segments, algorithm in [
+        ("int32", 3906, "tables"),
+        ("uint8", 3906, "tables"),
+        ("int32", 3907, "atomics"),
+    ]:
+        assert plan("segment_sum", 3, 10**6, 1, segments, dtype, False)["algorithm"] == algorithm
+    assert plan("segment_sum", 3, 10**7, 1, 12_289, "int32", False)["algorithm"] == "atomics"
+    # So do extremes, except of very many rows. A few rows are cut into more slices, of larger blocks.
+    for length, dtype, segments, algorithm in [
+        (10**6, "int16", 2277, "tables"), (10**6, "float32", 12_288, "tables"), (10**6, "float32", 12_289, "atomics"),
+        (10**6, "float64", 6144, "tables"), (100_000, "float32", 1562, "tables"), (100_000, "float32", 1563, "atomics"),
+        (1 << 23, "int16", 12_288, "atomics"),
+    ]:  # fmt: skip
+        one, many = (plan("segment_max", outer, length, 1, segments, dtype, False) for outer in (1, 1000))
+        assert one["algorithm"] == many["algorithm"] == algorithm
+        assert one["workspace_bytes"] == many["workspace_bytes"]
+        if algorithm == "tables":
+            assert one["tiles"] == min(length // (2 * segments), 132) and one["warps"] == 32
+            assert many["tiles"] == length // (8 * segments) and many["warps"] == 8
+            assert one["workspace_bytes"] >= one["tiles"] * segments * np.dtype(dtype).itemsize
+    for op, dtype, segments, words in [
+        ("segment_sum", "float32", 1537, 14), ("segment_sum", "bfloat16", 20_000, 9), ("segment_max", "float64", 10**7, 0),
+        ("segment_min", "int8", 10**7, 0.5), ("segment_sum", "int32", 10**7, 0),
+    ]:  # fmt: skip
+        one, many = (plan(op, outer, 10**6, 3, segments, dtype, False) for outer in (1, 1000))
+        # Whether a block has a table depends on the batch: exact sums do not.
+        assert {**one, "shared_bytes": 0} == {**many, "shared_bytes": 0} and one["algorithm"] == "atomics"
+        assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
+    for length, segments, dtype, words in [
+        (1 << 24, 3000, "float32", 4), (1 << 22, 3000, "float16", 2), (1 << 23, 5000, "bfloat16", 4),
+        (1 << 22, 5000, "bfloat16", 2), (1 << 20, 3000, "float32", 0),
+    ]:  # fmt: skip
+        found = plan("segment_sum", 1, length, 1, segments, dtype, False)
+        if SHARED_LIMIT[capability] == 227:
+            assert (found["algorithm"], found["shared_bytes"]) == ("atomics", 4 * words * segments)
+    for op, dtype in [("segment_max", "float64"), ("segment_min", "int8"), ("segment_sum", "int32")]:
+        assert plan(op, 1, 10**6, 64, 10**6, dtype, False)["algorithm"] == "atomics"
+        assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"
+    for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
+        assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
+    assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
+    # One launch orders few rows, if blocks hold the counts of all segments.
+    for length, segments, order in [
+        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (65_536, 5000, "ranges"),
+        (65_537, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
+    ]:  # fmt: skip
+        found = plan("segment_max", 1, length, 65, segments, "bfloat16", False)
+        if order == "ranges" and SHARED_LIMIT[capability] < (200 if segments == 10**5 else 99):
+            order = "block" if length <= 1 << 14 else "sweep"
+        assert (found["algorithm"], found["order"]) == ("ordered", order)
+        assert found["workspace_bytes"] >= 8 * length
+    # Tiles are short where segments have few rows.
+    for length, segments, rows in [(43_056, 7826, 8), (40_000, 5000, 16), (40_000, 5001, 8)]:
+        plans = [plan("segment_sum", outer, length, 16, segments, "float64", False) for outer in (1, 40)]
+        assert plans[0]["rows"] == plans[1]["rows"] == rows
+    # As many tiles as make whole turns of warps. (type, columns, rows of a tile)
+    for dtype, inner, rows in [
+        ("float32", 128, 256),
+        ("bfloat16", 128, 172),
+        ("float32", 18, 72),
+        ("float64", 1000, 252),
+    ]:
+        found = plan("segment_sum", 1, 1 << 20, inner, 10**6, dtype, False)
+        assert (found["algorithm"], found["rows"]) == ("ordered", rows)
+    for op, length, inner, dtype in itertools.product(
+        ("segment_sum", "segment_min"), (33_000, 50_000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
+    ):
+        one, many = (plan(op, outer, length, inner, 5000, dtype, True) for outer in (1, 1000))
+        assert one == many and one["rows"] * one["tiles"] >= length > one["rows"] * (one["tiles"] - 1)
+        part = max(4, np.dtype(dtype).itemsize) if op == "segment_sum" else np.dtype(dtype).itemsize
+        assert one["workspace_bytes"] >= (2 * one["tiles"] * inner * part if one["tiles"] > 1 else 0)

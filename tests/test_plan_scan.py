@@ -1,0 +1,273 @@
+"""The plan of scans: see test_plan.py."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plans import LENGTHS, OUTER, SCANS, plan_scan
+
+# The points of the benchmark: rows, dtype, and the kernel that they should take.
+SCAN_POINTS = [
+    ((1, 1 << 27, 1), "float32", "row_look_ahead"),
+    ((1, 1 << 20, 1), "float32", "resident"),
+    ((1024, 65536, 1), "float32", "row_look_ahead"),
+    ((1024, 65536, 1), "bfloat16", "walk"),
+    ((4096, 16384, 1), "float32", "walk"),
+    ((65536, 1024, 1), "float32", "rows"),
+    ((65536, 1024, 1), "bfloat16", "rows"),
+    ((8, 4096, 2048), "float32", "columns"),
+    ((1, 65536, 1024), "float32", "column_look_ahead"),
+    ((16, 128256, 1), "float32", "resident"),
+    ((4096, 128, 1), "float32", "rows"),
+    ((1, 1000, 3), "float32", "pieces"),
+    ((600, 1000, 3), "float32", "spans"),
+    ((1, 512, 301), "float16", "pieces"),
+    ((1, 2048, 88), "bfloat16", "pieces"),
+    ((1, 4096, 40), "float32", "column_twice"),
+    ((1, 100_000, 3), "float32", "span_twice"),
+    ((1, 100_000, 34), "float32", "column_twice"),
+    ((1, 100_000, 35), "bfloat16", "span_twice"),
+    ((1 << 20, 32, 1), "float32", "short"),
+    ((1 << 20, 2, 1), "bfloat16", "packs"),
+    ((1 << 20, 3, 1), "float32", "short"),
+    ((1 << 17, 8, 1), "float32", "packs"),
+    ((1, 1000, 5), "int32", "small"),
+    ((1, 3000, 5), "int32", "pieces"),
+    ((100, 2, 1 << 20), "float32", "short"),
+]
+
+
+# Element types of every width, and those of one width that take different kernels; recurrences take floats only.
+SCANNED = {False: ("int8", "float16", "float32", "int32", "float64"), True: ("float16", "float32", "float64")}
+
+
+def scan_calls():
+    """A grid over everything that the plan of a scan depends on, except for the compute capability."""
+    for target, segmented, rows in itertools.product(
+        SCANS, (False, True), itertools.product(OUTER, LENGTHS, (1, 3, 256))
+    ):
+        for dtype in (
+            ("bfloat16", "float32", "float64")
+            if "logsumexp" in target
+            else SCANNED[not target.startswith("cum") or target.endswith("jvp")]
+        ):
+            if np.prod(rows, dtype=object) < 1 << 38:
+                yield target, *rows, dtype, segmented, 1
+
+
+# The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
+SCAN_KERNELS = {
+    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
+    "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
+    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
+}
+
+
+@pytest.mark.parametrize("rows,dtype,algorithm", SCAN_POINTS)
+def test_scan_benchmarks(rows, dtype, algorithm):
+    plan = plan_scan("cumsum", *rows, dtype, False, 1, 90)
+    assert plan["algorithm"] == algorithm
+    assert rows[0] * plan["workspace_bytes"] <= max(1 << 20, np.prod(rows) * jnp.dtype(dtype).itemsize // 20)
+
+
+@pytest.mark.parametrize("capability", (75, 90))
+def test_scan_forms(capability):
+    found = set()
+    for call in scan_calls():
+        length = call[2]
+        plan = plan_scan(*call, capability)
+        alone, shared = SCAN_KERNELS[plan["layout"]]
+        found.add(plan["algorithm"])
+        assert plan["algorithm"] in alone | shared, (call, plan)
+        most = 1024 if plan["algorithm"] in ("small", "pieces") else 512 if plan["layout"] == "across" else 256
+        assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
+        assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
+        if plan["tiles"] == 1:
+            assert plan["algorithm"] in alone - {"walk"}, (call, plan)
+        assert (plan["workspace_bytes"] > 0) == (plan["algorithm"] in shared), (call, plan)
+    expected = set().union(*(alone | shared for alone, shared in SCAN_KERNELS.values()))
+    # In the shared memory of 7.5 there is no room for two tiles of columns, nor of spans of two operands.
+    assert found == expected - ({"column_look_ahead"} if capability == 75 else set())
+
+
+def test_scans_of_rows_in_packs():
+    call = 1 << 19, 2, 1, "bfloat16", False, 1, 90
+    assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
+    assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
+    assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
+    for dtype, length, packs in (("float32", 8, 1), ("float32", 12, 0), ("float16", 32, 1), ("float32", 32, 0)):
+        call = 1 << 17, length, 1, dtype, False, 1, 90
+        assert plan_scan("linear_scan_vjp", *call)["algorithm"] == ("packs" if packs else "short")
+        assert plan_scan("cumprod_jvp", *call)["algorithm"] == "short"
+
+
+def test_scans_in_pieces():
+    """Columns of few elements have blocks of their own, for operations of one operand; the order of folding stays."""
+    for op, dtype, rows, most in (
+        ("cumsum", "float32", (5000, 3), 1 << 20),
+        ("cumprod", "float64", (900, 7), 1 << 20),
+        ("cummax", "int16", (9000, 1), 1 << 20),
+        ("cummax", "float32", (2000, 3), 1 << 19),
+        ("cumsum", "bfloat16", (200, 100), 1 << 18),
+    ):
+        outer = most // (rows[0] * rows[1])
+        plans = [plan_scan(op, many, *rows, dtype, False, 1, 90) for many in (1, outer, outer + 1)]
+        assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
+        assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
+        assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
+    for op in ("cumlogsumexp", "linear_scan", "cummax_jvp"):
+        assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
+    assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
+    for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
+        assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
+    # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
+    plans = [plan_scan("cumprod", 5, 16_384, 1, "int32", False, 1, capability) for capability in (75, 80)]
+    assert [plan["algorithm"] for plan in plans] == ["span_twice", "pieces"]
+
+
+def test_scans_of_few_columns():
+    """Blocks share the axis of few columns if it has two tiles or more; the tiles are those of larger batches."""
+    for call, dtype, rows in (
+        ("linear_scan", "float32", (14_608, 5)),
+        ("linear_scan", "bfloat16", (65_536, 2)),
+        ("cumsum", "float8_e5m2", (338_129, 1)),
+        ("cumprod_jvp", "float16", (6_729, 75)),
+    ):
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
+        assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "spans"]
+        assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
+    # Exact results do not depend on the order of folding: few rows have more tiles, if the workspace has room for them.
+    for call, dtype, rows, tiles in (
+        ("cummax", "float16", (12_165, 3), (17, 5, 3)),
+        ("cumprod", "int32", (8192, 20), (114, 32, 32)),
+        ("cumsum", "int8", (338_129, 1), (147, 21, 21)),
+    ):
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
+        assert tuple(plan["tiles"] for plan in plans) == tiles
+    # One tile of exact numbers has few warps with long runs.
+    for rows, threads, tile in (
+        ((1091, 1), 32, 1120),
+        ((2000, 1), 32, 2016),
+        ((5000, 1), 96, 5088),
+        ((1000, 3), 64, 1020),
+    ):
+        plan = plan_scan("cumprod", 2000, *rows, "int8", False, 1, 90)
+        assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
+    # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
+    for outer, length, inner, algorithm in (
+        (40, 300, 64, "columns"),
+        (40, 1000, 64, "column_twice"),
+        (60, 1000, 64, "columns"),
+        (45, 4000, 64, "column_twice"),
+        (60, 4000, 64, "columns"),
+        (180, 20_000, 3, "span_twice"),
+        (200, 20_000, 3, "spans"),
+    ):
+        assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm
+    # The more there is to compute for a byte, the longer it pays to read spans twice.
+    for call, dtype, outer in (
+        ("cumsum", "float32", 264),
+        ("cumsum", "bfloat16", 396),
+        ("cumlogsumexp", "float32", 396),
+        ("cumprod", "int16", 396),
+        ("cumsum", "float64", 181),
+    ):
+        plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
+        assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
+
+
+def test_scans_whose_blocks_share_the_axis():
+    for call, dtype, rows, algorithm in (
+        # Large columns are read once, where there is a kernel for that.
+        ("cumsum", "float32", (1, 40_000, 128), "column_twice"),
+        ("cumsum", "float32", (1, 65_536, 128), "column_look_ahead"),
+        ("cumsum", "bfloat16", (1, 220_000, 128), "column_twice"),
+        ("cumlogsumexp", "float32", (1, 65_536, 128), "column_look_ahead"),
+        ("linear_scan", "float32", (1, 65_536, 128), "column_twice"),
+        ("cumsum", "float64", (1, 65_536, 128), "column_look_ahead"),
+        ("cumprod", "float64", (1, 65_536, 128), "column_twice"),
+        # Rows of three operands.
+        ("linear_scan_vjp", "float32", (190, 40_000, 1), "chunk_look_ahead"),
+        ("linear_scan_vjp", "bfloat16", (190, 40_000, 1), "chunk_twice"),
+        ("linear_scan_vjp", "float32", (200, 40_000, 1), "walk"),
+        ("linear_scan", "float32", (200, 40_000, 1), "row_look_ahead"),
+        # Long odd rows of 16 bits.
+        ("cumsum", "bfloat16", (300, 100_000, 1), "walk"),
+        ("cumsum", "bfloat16", (300, 100_001, 1), "row_look_ahead"),
+        ("cumsum", "bfloat16", (300, 50_001, 1), "walk"),
+        ("linear_scan_vjp", "bfloat16", (300, 100_001, 1), "walk"),
+        ("cumsum", "float32", (300, 100_001, 1), "walk"),
+    ):
+        assert plan_scan(call, *rows, dtype, False, 1, 90)["algorithm"] == algorithm, (call, dtype, rows)
+
+
+def test_scan_tiles_do_not_depend_on_the_batch():
+    """The order in which numbers are added is that of the tiles: a row gets the same bits alone and in a batch."""
+    for target, outer, *rest in scan_calls():
+        exact = not rest[3] and (target in ("cummax", "cummin") or rest[2].startswith("int"))
+        if outer == 1 and not exact:
+            plans = [plan_scan(target, many, *rest, capability) for many in (1, 2, 1000) for capability in (75, 90)]
+            assert len({(plan["layout"], plan["tile"], plan["tiles"]) for plan in plans}) == 1
+
+
+def test_rare_scans():
+    """Calls that docs/scan.md names as rare take one layout whatever their rows are; others take that of their rows."""
+    rare = {
+        ("cumsum", "int8", False),
+        ("cumsum", "complex128", False),
+        ("cumprod", "int32", False),
+        ("cummax", "int32", True),
+        ("cumlogsumexp", "bfloat16", True),
+        ("cumsum", "float16", True),
+        ("cumlogsumexp", "float64", False),
+        ("cumprod_jvp", "complex64", False),
+        ("cummax_jvp", "float64", False),
+        ("linear_scan_vjp", "float64", False),
+        ("linear_scan_vjp", "complex64", True),
+        ("cumprod_jvp", "float32", True),
+    }
+    others = {
+        ("cumsum", "int32", False),
+        ("cumsum", "bfloat16", True),
+        ("cummax", "float64", True),
+        ("cumprod", "complex64", False),
+        ("cumlogsumexp", "float32", False),
+        ("cumprod_jvp", "float32", False),
+        ("linear_scan", "float32", True),
+        ("linear_scan", "float64", False),
+        ("linear_scan", "complex64", False),
+        ("linear_scan_vjp", "bfloat16", True),
+    }
+    for op, dtype, segmented in rare | others:
+        layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
+        assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
+    for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
+        assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
+        assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"
+
+
+def test_short_rows_of_few_elements():
+    """Exact operations along an axis that would go through shared memory take the small kernel for more elements."""
+    for call, dtype, length, most in (
+        ("cumprod", "int64", 4, 1 << 18),
+        ("cumprod", "int64", 2, 3 << 15),
+        ("cummax", "int8", 20, 1 << 18),
+        ("cumsum", "int32", 16, 3 << 15),  # packs
+        ("cumprod", "float32", 9, 1 << 17),
+    ):
+        plans = [
+            plan_scan(call, outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)
+        ]
+        assert [plan["algorithm"] == "small" for plan in plans] == [True, False], (call, dtype, length)
+
+
+def test_scan_nothing_to_do():
+    for rows in [(0, 5, 1), (3, 5, 0), (3, 0, 1)]:
+        plan = plan_scan("cumsum", *rows, "float32", False, 1, 90)
+        assert plan["algorithm"] == "empty" and plan["workspace_bytes"] == 0
+
+
+def test_scan_that_is_none():
+    with pytest.raises(ValueError, match="no such op: cummean"):
+        plan_scan("cummean", 1, 5, 1, "float32", False, 1, 90)
