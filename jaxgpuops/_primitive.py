@@ -48,7 +48,7 @@ _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pva
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
-_LEFT = "XLA's own kernels are faster"
+LEFT = "XLA's own kernels are faster"
 _OTHERS = "other kernels are faster"
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
@@ -308,7 +308,7 @@ class Kernel:
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
         elif planned and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params):
-            why = _LEFT
+            why = LEFT
         plan = {}
         if planned and not why:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
@@ -355,7 +355,7 @@ class Kernel:
         else:
             if platform == "cuda" and _native.missing("cuda"):
                 _warn_missing_cuda(choice.why)
-            plain = {_LEFT: self.left, _OTHERS: self.others}.get(choice.why, self.fallback)
+            plain = {LEFT: self.left, _OTHERS: self.others}.get(choice.why, self.fallback)
             outs = _lower_fun(ctx, functools.partial(plain, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 

@@ -12,6 +12,7 @@ import scan_reference
 from test_scan import INF, NAMES, NAN, values
 
 import jaxgpuops
+from jaxgpuops.lax import scan_primitives
 
 # cumsum, cumprod and linear_scan are linear in each single element: on small integers the difference quotient is the
 # derivative, exactly, and so are mixed second ones.
@@ -160,6 +161,27 @@ def test_derivatives_of_cumlogsumexp(flags):
             jax.jacfwd(jax.jacfwd(functools.partial(total, fn=lax_tier))),
         ):
             np.testing.assert_allclose(jax.jit(hessian)(x), numeric, atol=1e-8)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("name", scan_primitives.TANGENT)
+def test_derivatives_that_are_left_to_xla_on_a_gpu(name, length):
+    kernel = scan_primitives.TANGENT[name]
+    rng = np.random.default_rng(length)
+    x = rng.standard_normal((50, length)).astype(np.float32)
+    x[0], x[1, 0], x[2] = 0, -INF, 1
+    t, x = jnp.asarray(x[::-1]), jnp.asarray(x)
+    starts = jnp.asarray(rng.random((50, length)) < 0.3)
+    for reverse, exclusive, transpose in itertools.product([False, True], repeat=3):
+        for rest in ((), (starts,)):
+            flags = {"axis": 1, "reverse": reverse, "exclusive": exclusive}
+            [y] = scan_primitives.CUMULATIVE[name].fallback(x, *rest, **flags)
+            for remade, given in zip(
+                kernel.left(t, x, jnp.full_like(y, NAN), *rest, **flags, transpose=transpose),
+                kernel.fallback(t, x, y, *rest, **flags, transpose=transpose),
+                strict=True,
+            ):
+                np.testing.assert_allclose(remade, given, rtol=1e-5, atol=1e-6)
 
 
 def test_gradient_of_cumlogsumexp_is_stable():

@@ -27,6 +27,7 @@ from test_softmax import (
 )
 
 import jaxgpuops
+from jaxgpuops.lax import softmax_primitives
 
 # Plain JAX has one rule for both tiers.
 tiers_and_paths = pytest.mark.parametrize(
@@ -67,6 +68,21 @@ def test_what_is_left_of_1_is_not_lost_by_derivatives(paths):
             np.testing.assert_allclose(tangent, [-1, q, -1], rtol=1e-5)
             tangent = jax.jvp(jaxgpuops.lax.softmax, (x,), (t,))[1]
             np.testing.assert_allclose(tangent, [-p[0], q, -p[2]], rtol=1e-5)
+
+
+def test_gradient_of_pairs_that_is_left_to_xla_on_a_gpu():
+    x = np.array([[0, 0], [3, 40], [40, 3], [-INF, 3], [3, -INF], [1e30, 1], [-300, -301.5]], np.float32)
+    ct = np.array([[1, -2], [0, 1], [0, 1], [1, 2], [1, 2], [5, 7], [0.25, 3]], np.float32)
+    params = {"axis": 1, "factor": 1.0, "scaled": False, "masked": False, "query_axis": None}
+    kernel = softmax_primitives.log_softmax_jvp_p
+    [gradient] = kernel.left(ct, jax.nn.log_softmax(x), x, **params, transpose=True, of_logits=True)
+    p = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    p /= p.sum(1, keepdims=True)
+    own = ct * p[:, ::-1]
+    np.testing.assert_allclose(gradient, own - own[:, ::-1], rtol=1e-6)
+    for row in ([-INF, -INF], [INF, 1], [NAN, 1]):
+        x = np.array([row], np.float32)
+        assert np.all(np.isnan(kernel.left(x, x, x, **params, transpose=True, of_logits=True)[0]))
 
 
 @tiers
@@ -319,10 +335,10 @@ def test_gradients_make_the_result_again(cuda_build):
     for name in ("softmax", "log_softmax"):
         fn = getattr(jaxgpuops, name)
         for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
-            for n in (3, 2048 // size, 2048 // size + 1, (32 << 10) // size, (1 << 20) // size + 1):
+            for n in (2, 3, 2048 // size, 2048 // size + 1, (32 << 10) // size, (1 << 20) // size + 1):
                 assert from_x(fn, shaped(7, n, dtype=dtype))
                 assert from_x(jax.vmap(fn), shaped(2, 7, n, dtype=dtype))
-            for n in (2, (32 << 10) // size + 1, (1 << 20) // size):
+            for n in ((32 << 10) // size + 1, (1 << 20) // size):
                 assert not from_x(fn, shaped(7, n, dtype=dtype))
             # If a multiprocessor runs one block at a time, it may have one row, or two rows that are shorter.
             for rows, warps in ((132, 32), (264, 29), (1000, 16)):

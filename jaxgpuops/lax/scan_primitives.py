@@ -351,11 +351,17 @@ def _exp_difference(a, b):
     return jnp.exp(jnp.where((a == b) & jnp.isinf(a), np.zeros((), a.dtype), a - b))
 
 
-def _tangent_fallback(name):
+def _tangent_fallback(name, remakes_y=False):
+    """With ``remakes_y``, y is folded from x again: XLA makes one loop of that and the derivative, which then waits for no
+    kernel that computes y."""
+
     def fallback(t, x, y, *starts, axis, reverse, exclusive, transpose, split=None):
-        dtype, t = t.dtype, _wide(t)
+        dtype, t, x, y = t.dtype, _wide(t), _wide(x), _wide(y)
+        if remakes_y:
+            again = _cumulative_fallback(name)
+            [y] = again(x, *starts, axis=axis, reverse=reverse, exclusive=exclusive, accumulate=_scan_in_turn)
         starts = starts[0] if starts else None
-        c, w = _factors(name, _wide(x), _wide(y), starts, axis, reverse, exclusive, split)
+        c, w = _factors(name, x, y, starts, axis, reverse, exclusive, split)
         if not transpose:
             s = _scan(_or_zero(w, t), c, starts, axis, reverse, split=split)
             return ((_previous(s, axis, reverse, 0, starts, split) if exclusive else s).astype(dtype),)
@@ -372,6 +378,7 @@ def _tangent_kernel(name):
         f"{name}_jvp",
         3,
         fallback=_tangent_fallback(name),
+        left=_tangent_fallback(name, remakes_y=True),
         accepts=(FLOATS | COMPLEX if name == "cumprod" else FLOATS).__contains__,
         attributes=("reverse", "exclusive", "transpose"),
     )

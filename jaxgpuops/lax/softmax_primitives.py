@@ -28,7 +28,7 @@ from jax.interpreters import ad
 from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._arguments import FLOATS, given
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
-from jaxgpuops._primitive import Kernel, asks_partitioner, like
+from jaxgpuops._primitive import LEFT, Kernel, asks_partitioner, like
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
@@ -249,34 +249,38 @@ class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
     A call may have the param ``of_logits`` and x as its last operand. Then the CUDA handler may be given x in the place of
-    y, which it makes on the way: so XLA makes no y, if nothing else needs it. All other calls leave x out. There is
-    neither a scale nor a mask.
+    y, which it makes on the way: so XLA makes no y, if nothing else needs it. What is left to XLA has both. All other calls
+    leave x out. There is neither a scale nor a mask.
     """
 
     _MOST_BYTES = 16 << 20
 
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
         if of_logits:
-            partitioned = asks_partitioner(ctx)
-            remade = self._takes_x(platform, ctx.avals_in, partitioned, axis, **params)
-            # Where XLA splits the call, devices that have parts of rows need y.
-            kept = (0, 1, 2) if remade and partitioned and not _partition.missing else (0, 2) if remade else (0, 1)
+            kept = self._kept(platform, ctx.avals_in, asks_partitioner(ctx), axis, **params)
             operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
-            params |= {"of_logits": True} if remade else {}
+            params |= {"of_logits": True} if 2 in kept else {}
         return super()._lower(platform, ctx, *operands, axis=axis, **params)
 
-    def _takes_x(self, platform, avals, partitioned, axis, **params):
+    def _kept(self, platform, avals, partitioned, axis, **params):
+        """Returns which of the operands t, y and x are needed."""
         if platform != "cuda":
-            return False
+            return 0, 1
         choice = self.choose(platform, avals[:2], axis=axis, of_logits=True, **params)
-        if choice.kernel is None:
-            return False
+        if choice.why == LEFT and not partitioned:
+            return 0, 1, 2
+        if choice.kernel is None or not self._takes_x(choice, avals[0], partitioned):
+            return 0, 1
+        # Where XLA splits the call, devices that have parts of rows need y.
+        return (0, 1, 2) if partitioned and not _partition.missing else (0, 2)
+
+    def _takes_x(self, choice, aval, partitioned):
         # A row too long to be held is read once before its maximum and sum are known, so that its bits are not those of a
         # gradient made from y. The choice must then not depend on the batch: it holds for arrays of any size, split over
         # devices or not. Otherwise large arrays are not kept in the place of y.
         if choice.plan["algorithm"] == "rows_split":
             return True
-        size = math.prod(avals[0].shape) * avals[0].dtype.itemsize
+        size = math.prod(aval.shape) * aval.dtype.itemsize
         return not (partitioned or jax.export.is_symbolic_dim(size) or size > self._MOST_BYTES)
 
     def _custom_call(self, ctx, operands, choice, *, of_logits=False, **params):
@@ -324,12 +328,27 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     return (_where(mask, _times(out, factor, scale), 0).astype(dtype),)
 
 
+def _log_softmax_jvp_left(t, y, *rest, axis, transpose, of_logits=False, **params):
+    """The gradient of pairs along the last axis is made of x: XLA compiles this chain of reductions to one kernel, but
+    several if y is in it.
+
+    With p the probability of t's logit, and q that of the other one, the gradient is q t minus the same of the other one.
+    """
+    if not (transpose and of_logits and axis == t.ndim - 1):
+        return _log_softmax_jvp_fallback(t, y, *rest, axis=axis, transpose=transpose, of_logits=of_logits, **params)
+    d, e = _pairs(wide(rest[-1]), axis)
+    q = jnp.where(d < 0, np.ones((), d.dtype), e) / (1 + e)
+    sign = np.array([1, -1], d.dtype)
+    return ((sign * jnp.sum(sign * wide(t) * q, axis, keepdims=True)).astype(t.dtype),)
+
+
 # The tangent of y, given the tangent of x; transposed, the cotangent of x, given the cotangent of y.
 log_softmax_jvp_p = _kernel(
     "log_softmax_jvp",
     2,
     results=_like_first,
     fallback=_log_softmax_jvp_fallback,
+    left=_log_softmax_jvp_left,
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled", "masked", "transpose", "of_logits"),
     dimensions=("query_axis",),
