@@ -328,21 +328,15 @@ batching.primitive_batchers[linear_scan_vjp_p.primitive] = _batch_linear_scan_vj
 # ---- Derivatives of cumulative operations -----------------------------------------------------------------------------
 
 
-def _factors(name, x, y, starts, axis, reverse, exclusive, split):
-    """Returns c and w of the derivative s_k = c_k s_{k-1} + w_k t_k, where dy_k is s_k, or s_{k-1} if y is
-    exclusive."""
-    before = y if exclusive else None  # the fold up to the previous position
+def _factors(name, x, y, before):
+    """Returns c and w of the derivative s_k = c_k s_{k-1} + w_k t_k of y, where ``before`` is the fold up to the previous
+    position."""
     if name == "cumprod":
-        return x, _previous(y, axis, reverse, 1, starts, split) if before is None else before
+        return x, before
     if name == "cumlogsumexp":
-        if exclusive:
-            y = jnp.logaddexp(before, x)
-        else:
-            before = _previous(y, axis, reverse, -np.inf, starts, split)
         return _exp_difference(before, y), jnp.where(x == -np.inf, np.zeros((), x.dtype), _exp_difference(x, y))
     # Whether position k sets the running extreme; of equal elements, each sets it, so the last one counts.
-    first = x >= y if name == "cummax" else x <= y
-    takes = (first if exclusive else x == y) | jnp.isnan(x)
+    takes = (x == y) | jnp.isnan(x)
     return 1 - takes.astype(x.dtype), takes.astype(x.dtype)
 
 
@@ -351,17 +345,15 @@ def _exp_difference(a, b):
     return jnp.exp(jnp.where((a == b) & jnp.isinf(a), np.zeros((), a.dtype), a - b))
 
 
-def _tangent_fallback(name, remakes_y=False):
-    """With ``remakes_y``, y is folded from x again: XLA makes one loop of that and the derivative, which then waits for no
-    kernel that computes y."""
-
+def _tangent_fallback(name):
     def fallback(t, x, y, *starts, axis, reverse, exclusive, transpose, split=None):
         dtype, t, x, y = t.dtype, _wide(t), _wide(x), _wide(y)
-        if remakes_y:
-            again = _cumulative_fallback(name)
-            [y] = again(x, *starts, axis=axis, reverse=reverse, exclusive=exclusive, accumulate=_scan_in_turn)
         starts = starts[0] if starts else None
-        c, w = _factors(name, x, y, starts, axis, reverse, exclusive, split)
+        if exclusive:
+            y, before = _FOLD[name](y, x), y
+        else:
+            before = _previous(y, axis, reverse, _identity(name, y.dtype), starts, split)
+        c, w = _factors(name, x, y, before)
         if not transpose:
             s = _scan(_or_zero(w, t), c, starts, axis, reverse, split=split)
             return ((_previous(s, axis, reverse, 0, starts, split) if exclusive else s).astype(dtype),)
@@ -373,12 +365,62 @@ def _tangent_fallback(name, remakes_y=False):
     return fallback
 
 
+def _tangent_in_turn(name):
+    """Of a short axis, one position after the other: XLA makes one loop of it. It folds y again, which a kernel may compute,
+    so that the loop waits for none."""
+
+    def derivative(t, x, *starts, axis, reverse, exclusive, transpose):
+        order = range(x.shape[axis])[:: -1 if reverse else 1]
+        apart = lambda a: [lax.slice_in_dim(a, i, i + 1, axis=axis) for i in order]
+        t, x = apart(t), apart(x)
+        begins = [apart(a) for a in starts]
+        if reverse:
+            begins = [[None, *a[:-1]] for a in begins]
+
+        def crossing(k, a, fill):
+            """What passes from position k - 1 to k, or the other way: ``fill`` where a segment begins."""
+            return jnp.where(begins[0][k], np.array(fill, a.dtype), a) if begins else a
+
+        identity = _identity(name, x[0].dtype)
+        before, y = [jnp.full_like(x[0], identity)], [x[0]]
+        for k in range(1, len(x)):
+            before.append(crossing(k, y[-1], identity))
+            y.append(_FOLD[name](before[-1], x[k]))
+        c, w = zip(*(_factors(name, *at) for at in zip(x, y, before, strict=True)), strict=True)
+        added = lambda k, s, b: jnp.where(c[k] == 0, b, c[k] * s + b)
+        nothing, last = jnp.zeros_like(t[0]), len(t) - 1
+        if transpose and exclusive:
+            s = [nothing]
+            for k in range(last, 0, -1):
+                s.append(crossing(k, t[k] if k == last else added(k, s[-1], t[k]), 0))
+        elif transpose:
+            s = [t[last]]
+            for k in range(last, 0, -1):
+                s.append(t[k - 1] + crossing(k, added(k, s[-1], nothing), 0))
+        else:
+            s = [_or_zero(w[0], t[0])]
+            for k in range(1, len(t)):
+                s.append(_or_zero(w[k], t[k]) + crossing(k, added(k, s[-1], nothing), 0))
+            s = [nothing, *(crossing(k, s[k - 1], 0) for k in range(1, len(s)))] if exclusive else s
+        if transpose:
+            s = list(map(_or_zero, w, reversed(s)))
+        return lax.concatenate(s[:: -1 if reverse else 1], axis)
+
+    def left(t, x, y, *starts, **params):
+        s = as_automatic(
+            functools.partial(derivative, **params), jax.typeof(x).sharding.spec, _wide(t), _wide(x), *starts
+        )
+        return (s.astype(t.dtype),)
+
+    return left
+
+
 def _tangent_kernel(name):
     kernel = _kernel(
         f"{name}_jvp",
         3,
         fallback=_tangent_fallback(name),
-        left=_tangent_fallback(name, remakes_y=True),
+        left=_tangent_in_turn(name),
         accepts=(FLOATS | COMPLEX if name == "cumprod" else FLOATS).__contains__,
         attributes=("reverse", "exclusive", "transpose"),
     )
