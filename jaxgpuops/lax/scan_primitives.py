@@ -404,7 +404,11 @@ def _tangent_in_turn(name):
             s = [nothing, *(crossing(k, s[k - 1], 0) for k in range(1, len(s)))] if exclusive else s
         if transpose:
             s = list(map(_or_zero, w, reversed(s)))
-        return lax.concatenate(s[:: -1 if reverse else 1], axis)
+        s = s[:: -1 if reverse else 1]
+        if len(s) == 2:  # a choice takes half the time of a concatenation
+            shape = [2 if d == axis else n for d, n in enumerate(s[0].shape)]
+            return jnp.where(lax.broadcasted_iota(np.int32, shape, axis) == 0, *s)
+        return lax.concatenate(s, axis)
 
     def left(t, x, y, *starts, **params):
         s = as_automatic(
