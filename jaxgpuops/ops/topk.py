@@ -111,7 +111,8 @@ def topk(
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     largest, sorted = _arguments.flag(op, "largest", largest), _arguments.flag(op, "sorted", sorted)
     names = _arguments.names(op, axis_name)
-    offsets, lengths = _arguments.offsets(op, offsets), _arguments.optional(op, "lengths", lengths)
+    offsets = _arguments.offsets(op, offsets)
+    lengths = None if lengths is None else _arguments.labels(op, "lengths", lengths)
     if offsets is not None and lengths is not None:
         raise ValueError(f"{op}: only one of offsets and lengths may be given")
     if offsets is not None:
