@@ -192,6 +192,12 @@ def test_softmax_and_logsumexp_of_segments(shape, dtype):
     np.testing.assert_allclose(np.asarray(ours, np.float64), shares, atol=tolerance)
 
 
+def test_softmax_beside_an_infinity(paths):
+    x = np.array([np.inf, 1, -np.inf, np.nan, 1, -np.inf], np.float32)
+    shares = jaxgpuops.segment_softmax(x, np.array([0, 0, 0, 1, 1, 2]), 3)
+    np.testing.assert_array_equal(shares, [np.nan, 0, 0, np.nan, np.nan, np.nan])
+
+
 def test_softmax_of_float64():
     rng = np.random.default_rng(0)
     x, ids = 100 * rng.standard_normal((300, 2)), rng.integers(-1, 8, 300)
@@ -391,6 +397,15 @@ def test_large_ids_do_not_wrap():
             lambda: jaxgpuops.segment_sum([1.0], [0], 2, indices_are_sorted=1),
             "indices_are_sorted must be True or False",
         ),
+        (lambda: jaxgpuops.histogram([1.0], 2, weights=[1.0, 2.0]), "histogram: weights must broadcast to shape"),
+        (
+            lambda: jaxgpuops.histogram([1.0], 2, range=3.0),
+            "histogram: range must be two numbers, got an array of shape",
+        ),
+        (lambda: jaxgpuops.histogram([1.0], 2, range="ab"), "histogram: range must be two numbers, got 'ab'"),
+        (lambda: jaxgpuops.histogram([1.0], [0, 1j]), "histogram: bins has dtype complex64"),
+        (lambda: jaxgpuops.histogram([1.0], [[0], [1, 2]]), "histogram: bins must be an array of numbers"),
+        (lambda: jaxgpuops.histogram([1.0], 2, axis_name="x"), "histogram: axis_name must be of axes of the mesh"),
         (lambda: jaxgpuops.take(1.0, [0]), "take: table must have at least one dimension"),
         (lambda: jaxgpuops.take([1.0], [0.0]), "take: ids has dtype float32"),
     ],
