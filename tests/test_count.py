@@ -145,6 +145,18 @@ def test_complex_sums():
     np.testing.assert_array_equal(jaxgpuops.segment_sum(data, ids, 4), jax.ops.segment_sum(data, ids, 4))
 
 
+@pytest.mark.parametrize("name", ["sum", "max", "softmax", "logsumexp"])
+def test_symbolic_rows(name):
+    (n,) = jax.export.symbolic_shape("n")
+    function = getattr(jaxgpuops, f"segment_{name}")
+    step = jax.jit(jax.value_and_grad(lambda x, ids: (function(x, ids, 2) ** 2).sum()))
+    of = jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
+    exported = jax.export.export(step, disabled_checks=jaxgpuops.export_checks())(*of)
+    x, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 1, -1], np.int32)
+    for found, wanted in zip(exported.call(x, ids), step(x, ids), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def test_ties_share_the_gradient():
     data, ids = jnp.array([1.0, 3.0, 3.0, 2.0, 5.0]), jnp.array([0, 0, 0, 1, 7])
     weights = jnp.array([6.0, 5.0, 1.0])

@@ -127,7 +127,7 @@ def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted,
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
 def _jitted_segments(data, ids, name, length, sorted, op, names):
-    split = manual(op, names, len(ids))
+    split = manual(op, names, ids.shape[0])
     ids = as_ids(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
     return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted, split).astype(data.dtype)
@@ -383,7 +383,7 @@ class _Of(NamedTuple):
 
     def whole(self, kernel, x, ids):
         """Softmax of segments, or the logarithms of their sums."""
-        split = manual(self.op, self.names, len(ids))
+        split = manual(self.op, self.names, ids.shape[0])
         x, ids = align(x, ids.reshape(-1, *(1,) * (x.ndim - 1)))
         return kernel(x, ids, axis=0, length=self.segments, sorted=self.sorted, split=split)[0]
 
@@ -400,7 +400,7 @@ def _logsumexp_forward(x, ids, of):
 
 def _logsumexp_backward(of, residuals, ct):
     x, ids, out = residuals
-    split = manual(of.op, of.names, len(ids))
+    split = manual(of.op, of.names, ids.shape[0])
     ct = ct if split is None else split.cotangent(ct)
     zero = np.zeros((), x.dtype)
     out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
