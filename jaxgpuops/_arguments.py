@@ -40,9 +40,12 @@ def given(*operands: jax.Array | None) -> list[jax.Array]:
     return [x for x in operands if x is not None]
 
 
-def array(op: str, name: str, x: Any) -> jax.Array:
-    """Converts any array-like to a JAX array. Tracers and JAX arrays are returned as they are."""
+def array(op: str, name: str, x: Any, keys: bool = False) -> jax.Array:
+    """Converts any array-like to a JAX array. Tracers and JAX arrays are returned as they are; those of random keys only
+    where ``keys`` are allowed."""
     if isinstance(x, jax.Array):
+        if not keys and not isinstance(x.dtype, np.dtype):
+            raise TypeError(f"{op}: {name} must be an array of numbers or booleans, got one of dtype {x.dtype}")
         return x
     if getattr(x, "dtype", None) == jax.dtypes.float0:
         raise TypeError(f"{op}: {name} has dtype float0, the tangent type of integers, which has no values")
@@ -58,8 +61,8 @@ def optional(op: str, name: str, x: Any) -> jax.Array | None:
 
 
 def labels(op: str, name: str, x: Any) -> jax.Array:
-    """Converts any array-like of class numbers. Where JAX would truncate 64 bits to 32, numbers that do not fit become
-    -1 or 2^31 - 1, which are no classes, so that those in ascending order stay in it."""
+    """Converts any array-like of class numbers, or of places. Where JAX would truncate 64 bits to 32, numbers that do not
+    fit become -1 or 2^31 - 1, which are out of range, too, so that those in ascending order stay in it."""
     if not isinstance(x, jax.Array) and not jax.config.jax_enable_x64:
         try:
             wide = np.asarray(x)
@@ -219,7 +222,7 @@ def offsets(op: str, x: Any) -> jax.Array | None:
     """Checks that ``x`` is None or the offsets of segments: integers of one dimension, at least one of them."""
     if x is None:
         return None
-    x = array(op, "offsets", x)
+    x = labels(op, "offsets", x)
     dtype(op, "offsets", x.dtype, INTEGERS)
     if x.ndim != 1 or x.shape[0] == 0:
         raise ValueError(f"{op}: offsets must have shape (segments + 1,), got {x.shape}")

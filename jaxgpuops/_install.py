@@ -51,6 +51,10 @@ def _top_k_params(*, k, axis, is_stable=True):  # jax 0.11 added is_stable; a st
     return {"k": k, "axis": axis, "largest": True, "sorted": True}
 
 
+def _argmax_params(*, axes, index_dtype, largest):
+    return {"axis": int(axes[0]), "largest": largest}  # under vmap, JAX makes a NumPy integer of it
+
+
 def _cumulative_params(*, axis, reverse):
     return {"axis": axis, "reverse": reverse, "exclusive": False}
 
@@ -90,8 +94,8 @@ _PAYS = {
 
 _ROUTES = {
     "top_k": _Route(jax.lax.top_k_p, top_k_p, _top_k_params),
-    "argmax": _Route(jax.lax.argmax_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": True}),
-    "argmin": _Route(jax.lax.argmin_p, argmax_p, lambda *, axes, index_dtype: {"axis": axes[0], "largest": False}),
+    "argmax": _Route(jax.lax.argmax_p, argmax_p, functools.partial(_argmax_params, largest=True)),
+    "argmin": _Route(jax.lax.argmin_p, argmax_p, functools.partial(_argmax_params, largest=False)),
     **{name: _Route(getattr(jax.lax, f"{name}_p"), kernel, _cumulative_params) for name, kernel in CUMULATIVE.items()},
     "sort": _Route(jax.lax.sort_p, sort_p, _sort_params, _sort_call),
 }
@@ -131,6 +135,8 @@ def _function(name: str, original: Callable) -> Callable:
         # are not routed.
         dtypes = FLOATS | FLOATS8 if "where" in options else FLOATS | FLOATS8 | INTEGERS
         covered = options.keys() <= {"where", "keepdims"} and jnp.result_type(x) in dtypes
+        # JAX takes any keepdims that is true or false, and an array of axes.
+        covered = covered and isinstance(options.get("keepdims", True), bool) and not isinstance(axis, np.ndarray)
         if not covered or jnp.result_type(where) != bool or jnp.ndim(where) > jnp.ndim(x):
             return original(*args, **kwargs)
         return _NAMES[name].ours(x, axis=axis, **options)
@@ -150,6 +156,7 @@ def _segments(name: str, original: Callable) -> Callable:
         covered = (
             all(option is None for option in rest)
             and isinstance(length, numbers.Integral)
+            and length >= 0
             and jnp.result_type(data) in FLOATS | INTEGERS
             and jnp.result_type(ids) in INTEGERS
             and jnp.ndim(ids) == 1
@@ -280,9 +287,6 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     Raises:
       TypeError: for names that are no strings.
       ValueError: for unknown names.
-
-    Raises:
-      ValueError: for other names.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops

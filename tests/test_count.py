@@ -145,6 +145,18 @@ def test_complex_sums():
     np.testing.assert_array_equal(jaxgpuops.segment_sum(data, ids, 4), jax.ops.segment_sum(data, ids, 4))
 
 
+@pytest.mark.parametrize("name", ["sum", "max", "softmax", "logsumexp"])
+def test_symbolic_rows(name):
+    (n,) = jax.export.symbolic_shape("n")
+    function = getattr(jaxgpuops, f"segment_{name}")
+    step = jax.jit(jax.value_and_grad(lambda x, ids: (function(x, ids, 2) ** 2).sum()))
+    of = jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
+    exported = jax.export.export(step, disabled_checks=jaxgpuops.export_checks())(*of)
+    x, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 1, -1], np.int32)
+    for found, wanted in zip(exported.call(x, ids), step(x, ids), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def test_ties_share_the_gradient():
     data, ids = jnp.array([1.0, 3.0, 3.0, 2.0, 5.0]), jnp.array([0, 0, 0, 1, 7])
     weights = jnp.array([6.0, 5.0, 1.0])
@@ -190,6 +202,12 @@ def test_softmax_and_logsumexp_of_segments(shape, dtype):
     ours = jaxgpuops.segment_softmax(x, ids, 7)
     assert ours.dtype == x.dtype
     np.testing.assert_allclose(np.asarray(ours, np.float64), shares, atol=tolerance)
+
+
+def test_softmax_beside_an_infinity(paths):
+    x = np.array([np.inf, 1, -np.inf, np.nan, 1, -np.inf], np.float32)
+    shares = jaxgpuops.segment_softmax(x, np.array([0, 0, 0, 1, 1, 2]), 3)
+    np.testing.assert_array_equal(shares, [np.nan, 0, 0, np.nan, np.nan, np.nan])
 
 
 def test_softmax_of_float64():
@@ -391,6 +409,15 @@ def test_large_ids_do_not_wrap():
             lambda: jaxgpuops.segment_sum([1.0], [0], 2, indices_are_sorted=1),
             "indices_are_sorted must be True or False",
         ),
+        (lambda: jaxgpuops.histogram([1.0], 2, weights=[1.0, 2.0]), "histogram: weights must broadcast to shape"),
+        (
+            lambda: jaxgpuops.histogram([1.0], 2, range=3.0),
+            "histogram: range must be two numbers, got an array of shape",
+        ),
+        (lambda: jaxgpuops.histogram([1.0], 2, range="ab"), "histogram: range must be two numbers, got 'ab'"),
+        (lambda: jaxgpuops.histogram([1.0], [0, 1j]), "histogram: bins has dtype complex64"),
+        (lambda: jaxgpuops.histogram([1.0], [[0], [1, 2]]), "histogram: bins must be an array of numbers"),
+        (lambda: jaxgpuops.histogram([1.0], 2, axis_name="x"), "histogram: axis_name must be of axes of the mesh"),
         (lambda: jaxgpuops.take(1.0, [0]), "take: table must have at least one dimension"),
         (lambda: jaxgpuops.take([1.0], [0.0]), "take: ids has dtype float32"),
     ],

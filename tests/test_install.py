@@ -171,6 +171,29 @@ def test_index_dtypes():
         assert targets(lambda x: jnp.argmax(x, 1), x) == ["jaxgpuops.argmax"]
 
 
+def test_argmax_of_batches():
+    x = x_of(4, 5, 6)
+    with jaxgpuops.install(FUNCTIONS):
+        for axis in (0, 1, 2, -1):
+            np.testing.assert_array_equal(jax.vmap(jnp.argmax, axis)(x), [a.argmax() for a in np.moveaxis(x, axis, 0)])
+            rows = jax.vmap(jax.vmap(jnp.argmin, axis % 2), in_axes=axis)
+            np.testing.assert_array_equal(rows(x), np.moveaxis(np.moveaxis(x, axis, 0), axis % 2 + 1, 1).argmin(2))
+        np.testing.assert_array_equal(jax.lax.argmax(x, np.int64(1), np.int32), x.argmax(1))
+        assert targets(jax.vmap(lambda x: jnp.argmax(x, 0)), x) == ["jaxgpuops.argmax"]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "float4_e2m1fn"])
+def test_sorts_move_small_numbers(dtype):
+    """XLA packs what is less than a byte, which our kernels do not read."""
+    keys, values = jnp.array([3.0, 1.0, 2.0]), jnp.array([1, 2, 3]).astype(dtype)
+    with jaxgpuops.install("sort"):
+        moved = jax.lax.sort((keys, values), num_keys=1)[1]
+        assert moved.dtype == dtype and moved.tolist() == [2, 3, 1]
+        assert "jaxgpuops.sort" in targets(lambda *xs: jax.lax.sort(xs, num_keys=1), keys, values)
+        shuffled = jax.jit(lambda x: jax.random.permutation(jax.random.key(0), x))(values)
+    assert sorted(shuffled.tolist()) == [1, 2, 3]
+
+
 def test_uncovered_calls_go_the_way_of_jax(monkeypatch):
     x = np.arange(12).reshape(3, 4).astype(ml_dtypes.float8_e4m3fnuz)
     calls = [lambda x: jax.lax.top_k(x, 2), lambda x: jax.lax.argmax(x, 1, np.int32)]
@@ -307,6 +330,8 @@ def test_ways_to_call_functions():
         lambda: jax.nn.logsumexp(x, return_sign=True),
         lambda: jax.nn.logsumexp(x + 1j * x),
         lambda: jax.nn.logsumexp(x, 1, None, True),
+        lambda: jax.nn.logsumexp(x, keepdims=1),
+        lambda: jax.nn.logsumexp(x, np.array([0, 1])),
         lambda: jax.nn.logsumexp(a=x, axis=(1, 0), where=x > 0),
         lambda: jax.nn.softmax(x, where=np.ones((1, 3, 4), bool)),
         lambda: jax.nn.softmax(np.arange(5), where=None),
@@ -334,5 +359,7 @@ def test_segments_are_routed_when_asked_for():
             _, tangent = jax.jvp(lambda x, n=name: getattr(jax.ops, n)(x, ids, 3), (x,), (x,))
             np.testing.assert_array_equal(tangent, expected_tangent)
             assert getattr(jax.ops, name)(x, ids % 3).shape == (3, 2)  # JAX counts the segments
+            with pytest.raises(ValueError, match="num_segments must be non-negative"):
+                getattr(jax.ops, name)(x, ids, -1)
         with jaxgpuops.install():
             assert "jaxgpuops" not in call(name).as_text()

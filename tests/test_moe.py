@@ -379,6 +379,17 @@ def test_losses(score):
         np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
+def test_losses_count_ids_of_any_integer_dtype():
+    logits = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32)
+    ids = np.array([[0, 1], [44, 2], [-1, 100]])
+    wanted = jaxgpuops.moe_losses(logits, ids).load_balance
+    for dtype in (np.int8, np.int16, np.int64):
+        assert jaxgpuops.moe_losses(logits, ids.astype(dtype)).load_balance == wanted
+    of_bytes = ids.astype(np.uint8)  # 255 is an expert
+    wanted = jaxgpuops.moe_losses(logits, of_bytes.astype(np.int32)).load_balance
+    assert jaxgpuops.moe_losses(logits, of_bytes).load_balance == wanted
+
+
 def test_losses_at_the_ends():
     even, one = (jnp.array(ids, jnp.int32) for ids in ([[0, 1], [2, 3]], [[1, 1], [1, 1]]))
     assert jaxgpuops.moe_losses(jnp.zeros((2, 4)), even).load_balance == 1
@@ -494,7 +505,10 @@ def test_a_layer_is_a_kernel_for_each_step_and_its_gradient_two(cuda):
             lambda p: jaxgpuops.moe_combine(np.zeros((6, 2), np.float32), p, np.zeros((3, 1), np.float32)),
             ValueError, r"moe_combine: weights must have the shape \(3, 2\)",
         ),
+        (lambda p: jaxgpuops.moe_dispatch(np.zeros((3, 2), np.float32), None), TypeError, "moe_dispatch: plan must be a MoEPlan"),
+        (lambda p: jaxgpuops.moe_combine(np.zeros((6, 2), np.float32), tuple(p)), TypeError, "moe_combine: plan must be a MoEPlan"),
         (lambda p: jaxgpuops.moe_route(np.zeros(3, np.float32), 1), ValueError, "moe_route: logits must have shape"),
+        (lambda p: jaxgpuops.moe_route(np.zeros((3, 2), np.float32), 1, align=0), ValueError, "moe_route: align must be 1 or more"),
         (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), np.float32), np.zeros((2, 1), int)), ValueError, "moe_losses: logits and expert_ids"),
         (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), int), np.zeros((3, 1), int)), TypeError, "moe_losses: logits has dtype int"),
         (lambda p: jaxgpuops.moe_losses(np.zeros((3, 2), np.float32), np.zeros((3, 1), int), score="relu"), ValueError, "moe_losses: score must be"),

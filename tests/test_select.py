@@ -147,6 +147,8 @@ def test_derivatives_of_quantiles_are_jaxs():
         np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(jaxs)(x), rtol=1e-12)
         np.testing.assert_allclose(jax.jvp(ours, (x,), (x,))[1], jax.jvp(jaxs, (x,), (x,))[1], rtol=1e-12)
     of_q = lambda q: jaxgpuops.quantile(x[0], q)
+    several = jax.jit(lambda q: jaxgpuops.quantile(x[0], [q, 0.5]))(0.25)
+    np.testing.assert_allclose(several, np.quantile(x[0], [0.25, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(of_q)(0.37), jax.grad(lambda q: jnp.quantile(x[0], q))(0.37), rtol=1e-12)
 
 
@@ -276,6 +278,19 @@ def test_expand_and_where(dtype):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_expand_and_where_of_symbolic_shapes():
+    (n,) = jax.export.symbolic_shape("n")
+
+    def total(x):
+        return (jaxgpuops.expand(x[:, None], (x.shape[0], 2, 3)) ** 2).sum() + jaxgpuops.where(x > 0, x, x[:1]).sum()
+
+    step, x = jax.jit(jax.value_and_grad(total)), np.arange(-4.0, 8.0, dtype=np.float32).reshape(4, 3)
+    of = jax.ShapeDtypeStruct((n, 3), np.float32)
+    exported = jax.export.export(step, disabled_checks=jaxgpuops.export_checks())(of)
+    for found, wanted in zip(exported.call(x), step(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 X = np.ones((2, 3), np.float32)
@@ -286,6 +301,7 @@ WRONG = {
     "searchsorted axis": (lambda: jaxgpuops.searchsorted(X, X, axis=2), ValueError, "axis must be between -2 and 1"),
     "quantile q": (lambda: jaxgpuops.quantile(X, 1.5), ValueError, "quantile: q must be between 0 and 1, got 1.5"),
     "quantile q rank": (lambda: jaxgpuops.quantile(X, [[0.5]]), ValueError, "q must be a scalar or have one dimension"),
+    "quantile q dtype": (lambda: jaxgpuops.quantile(X, 0.5j), TypeError, "quantile: q must be floats, got complex"),
     "quantile method": (lambda: jaxgpuops.quantile(X, 0.5, method="mean"), ValueError, "quantile: method must be "),
     "quantile weights": (lambda: jaxgpuops.quantile(X, 0.5, weights=X), ValueError, "weights go with method"),
     "median dtype": (lambda: jaxgpuops.median(X + 0j), TypeError, "median: x has dtype complex64"),
@@ -294,6 +310,11 @@ WRONG = {
     "nonzero scalar": (lambda: jaxgpuops.nonzero(1, size=1), ValueError, "x must have at least one dimension"),
     "nonzero size": (lambda: jaxgpuops.nonzero(X, size=-1), ValueError, "nonzero: size must be between 0 and"),
     "nonzero fills": (lambda: jaxgpuops.nonzero(X, size=1, fill_value=(1,)), ValueError, "one entry for each of 2"),
+    "nonzero keys": (
+        lambda: jaxgpuops.nonzero(jax.random.split(jax.random.key(0)), size=1),
+        TypeError,
+        "nonzero: x must be an array of numbers or booleans, got one of dtype key",
+    ),
     "compact mask": (lambda: jaxgpuops.compact(X, X, size=1), TypeError, "compact: mask has dtype float32"),
     "compact shape": (
         lambda: jaxgpuops.compact(X, X[0] > 0, size=1),

@@ -323,6 +323,7 @@ IN_TYPES = {name: (ours, exact) for name, (ours, _, exact) in OPS.items()} | {
     ),
     "several axes": (gradient(lambda x: jaxgpuops.softmax(x, axis=(1, 2))), False),
     "a sum of all": (gradient(lambda x: jaxgpuops.sum(x, axis=None)), False),
+    "top-k of segments": (gradient(lambda x: jaxgpuops.topk(x, 3, axis=AXIS, offsets=[0, 5, 30]).values), False),
     "gate": (gradient(lambda x: jaxgpuops.topk_softmax(x, 3, axis=AXIS, normalize=False).weights), False),
     "gate of groups": (
         gradient(

@@ -226,6 +226,25 @@ def test_gradient_does_not_sort_again():
     assert text.count("jaxgpuops.sort[") == 1 and "scatter" not in text
 
 
+def test_values_of_any_dtype():
+    keys = jnp.array([[3.0, 1.0, 2.0]])
+    for dtype in ("int4", "uint4", "float4_e2m1fn", "float8_e4m3fnuz", "bool", "complex64"):
+        values = jnp.array([[1, 2, 0]]).astype(dtype)
+        for moved in (jaxgpuops.sort_key_val(keys, values)[1], jaxgpuops.lax.sort((keys, values))[1]):
+            assert moved.dtype == dtype and moved.tolist() == values[:, jnp.array([1, 2, 0])].tolist()
+
+
+def test_large_offsets_do_not_wrap():
+    x = np.arange(6.0)[::-1]
+    for dtype in (np.int64, np.uint64):
+        offsets = np.array([2, (1 << 32) + 3], dtype)
+        for x64 in (False, True):
+            with jax.enable_x64(x64):
+                assert jaxgpuops.sort(x, offsets=offsets).tolist() == [5, 4, 0, 1, 2, 3]
+                assert jaxgpuops.topk(x, 2, offsets=offsets).indices.tolist() == [[2, 3]]
+                assert jaxgpuops.topk(x, 2, lengths=offsets[1]).indices.tolist() == [0, 1]
+
+
 def test_arguments():
     x = np.ones((2, 3), np.float32)
     with pytest.raises(TypeError, match=r"jaxgpuops.sort: axis must be an integer known at trace time, got 1.0"):
@@ -240,6 +259,10 @@ def test_arguments():
         jaxgpuops.sort_key_val(x, x.T)
     with pytest.raises(ValueError, match=r"jaxgpuops.lax.sort: num_keys must be between 1 and 1, got 2"):
         jaxgpuops.lax.sort(x, num_keys=2)
+    with pytest.raises(
+        TypeError, match=r"sort_key_val: values\[0\] must be an array of numbers .* got one of dtype key"
+    ):
+        jaxgpuops.sort_key_val(x, jax.random.split(jax.random.key(0), (2, 3)))
     with pytest.raises(TypeError, match=r"jaxgpuops.lax.sort: operand must have at least one array, got none"):
         jaxgpuops.lax.sort([])
 

@@ -320,6 +320,17 @@ def test_gradients_of_lengths_and_segments():
     assert gradient.tolist() == [1 + 20, 10, 200, 2, 0, 0]
 
 
+def test_gradients_of_lengths_of_a_symbolic_batch():
+    (n,) = jax.export.symbolic_shape("n")
+    gradient = jax.jit(
+        jax.grad(lambda x, lengths: (jaxgpuops.topk(x, 2, lengths=lengths, largest=False).values[:, 0]).sum())
+    )
+    of = jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
+    exported = jax.export.export(gradient, disabled_checks=jaxgpuops.export_checks())(*of)
+    x, lengths = jnp.array([[3.0, 1.0, 2.0], [9.0, 0.0, 5.0]]), jnp.array([3, 1])
+    assert exported.call(x, lengths).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
 def test_lengths_take_nothing_from_x_again_but_tangents():
     x, lengths = jnp.array([[3.0, 1.0, 2.0], [9.0, 0.0, 5.0]]), jnp.array([1, 3])
     topk = lambda x: jaxgpuops.topk(x, 2, lengths=lengths)

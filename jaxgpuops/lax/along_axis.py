@@ -48,7 +48,13 @@ def _put_fallback(updates, indices, *, axis, length, along=None, permutes=False,
 
 
 def _accepts(dtype):
-    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and dtype.itemsize in (1, 2, 4, 8)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or dtype.itemsize not in (1, 2, 4, 8):
+        return False
+    if jnp.issubdtype(dtype, jnp.complexfloating) or dtype == np.dtype(bool):
+        return True
+    # XLA packs numbers of 2 and 4 bits; NumPy gives each a byte.
+    info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    return info(dtype).bits >= 8
 
 
 take_along_axis_p = Kernel(

@@ -46,12 +46,12 @@ def expand(x: ArrayLike, shape: int | Sequence[int]) -> jax.Array:
     [4.0, 4.0]
     """
     op = "jaxgpuops.expand"
-    x = _arguments.array(op, "x", x)
+    x = _arguments.array(op, "x", x, keys=True)
     sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
     sizes = tuple(_arguments.integer(op, "shape", n) for n in sizes)
     try:
-        fits = np.broadcast_shapes(x.shape, sizes) == sizes
-    except ValueError:
+        fits = jnp.broadcast_shapes(x.shape, sizes) == sizes
+    except (TypeError, ValueError):
         fits = False
     if not fits:
         raise ValueError(f"{op}: x of shape {x.shape} must broadcast to shape {sizes}")
@@ -106,7 +106,7 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> jax.Array:
     """
     op = "jaxgpuops.where"
     arrays = {"condition": condition, "x": x, "y": y}
-    arrays = {name: _arguments.array(op, name, value) for name, value in arrays.items()}
+    arrays = {name: _arguments.array(op, name, value, keys=True) for name, value in arrays.items()}
     _arguments.dtype(op, "condition", arrays["condition"].dtype, [np.dtype(bool)])
     return _jitted_where(*arrays.values())
 
@@ -115,8 +115,8 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> jax.Array:
 def _jitted_where(condition, x, y):
     dtype = jnp.result_type(x, y)
     try:
-        shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
-    except ValueError as error:
+        shape = jnp.broadcast_shapes(condition.shape, x.shape, y.shape)
+    except (TypeError, ValueError) as error:
         raise ValueError(
             "jaxgpuops.where: condition, x and y must broadcast to one shape, got "
             f"{condition.shape}, {x.shape} and {y.shape}"

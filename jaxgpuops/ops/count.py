@@ -78,16 +78,21 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axi
     x = _ids(op, "x", x)
     length = _length(op, "length", length)
     _arguments.axis_of(op, "x", x.shape, -1)
+    return _jitted_bincount(x, _weights(op, weights, x.shape), length, op, _arguments.names(op, axis_name))
+
+
+def _weights(op, weights, shape):
+    """Checks that weights are None or numbers that broadcast to ``shape``."""
     weights = _arguments.optional(op, "weights", weights)
-    if weights is not None:
-        _check_data(op, "weights", weights)
-        weights = _arguments.broadcasting(op, "weights", weights, x.shape)
-    return _jitted_bincount(x, weights, length, _arguments.names(op, axis_name))
+    if weights is None:
+        return None
+    _check_data(op, "weights", weights)
+    return _arguments.broadcasting(op, "weights", weights, shape)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
-def _jitted_bincount(x, weights, length, names):
-    split = manual("jaxgpuops.bincount", names, x.shape[-1])
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _jitted_bincount(x, weights, length, op, names):
+    split = manual(op, names, x.shape[-1])
     if weights is None:
         return _lax.bincount(x, x.ndim - 1, length, split)
     weights = jnp.broadcast_to(weights, (*weights.shape[:-1], x.shape[-1]))  # rows of x may share weights
@@ -122,7 +127,7 @@ def _segment_op(op, kernel, data, segment_ids, num_segments, indices_are_sorted,
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4, 5, 6), inline=True)
 def _jitted_segments(data, ids, name, length, sorted, op, names):
-    split = manual(op, names, len(ids))
+    split = manual(op, names, ids.shape[0])
     ids = as_ids(ids, length).reshape(-1, *(1,) * (data.ndim - 1))
     own = data.astype(np.uint8) if data.dtype == np.dtype(bool) else data
     return _segments(SEGMENT_KERNELS[name], own, ids, 0, length, sorted, split).astype(data.dtype)
@@ -378,7 +383,7 @@ class _Of(NamedTuple):
 
     def whole(self, kernel, x, ids):
         """Softmax of segments, or the logarithms of their sums."""
-        split = manual(self.op, self.names, len(ids))
+        split = manual(self.op, self.names, ids.shape[0])
         x, ids = align(x, ids.reshape(-1, *(1,) * (x.ndim - 1)))
         return kernel(x, ids, axis=0, length=self.segments, sorted=self.sorted, split=split)[0]
 
@@ -395,7 +400,7 @@ def _logsumexp_forward(x, ids, of):
 
 def _logsumexp_backward(of, residuals, ct):
     x, ids, out = residuals
-    split = manual(of.op, of.names, len(ids))
+    split = manual(of.op, of.names, ids.shape[0])
     ct = ct if split is None else split.cotangent(ct)
     zero = np.zeros((), x.dtype)
     out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
@@ -477,7 +482,8 @@ def segment_softmax(
 
     Returns:
       An array of the shape and dtype of data, computed in float32 at least; rows whose id is out of range have 0. A
-      segment is NaN if it has a NaN or inf, or rows of -inf only. The same bits in every run and batch.
+      segment is NaN if it has a NaN, or rows of -inf only. Beside inf, whose rows are NaN, the others have 0. The same bits
+      in every run and batch.
 
     Derivatives: the gradient has one segment sum. Otherwise as `segment_sum`.
 
@@ -528,7 +534,8 @@ def histogram(
 
     Raises:
       TypeError: for other dtypes, and ``bins`` that is neither an integer known at trace time nor an array.
-      ValueError: for a scalar ``x``, edges of another shape, fewer than two of them, and weights that do not broadcast.
+      ValueError: for a scalar ``x``, edges of another shape, fewer than two of them, a ``range`` that is not two numbers or
+        goes with edges, and weights that do not broadcast.
 
     Algorithms: docs/count.md.
 
@@ -544,26 +551,40 @@ def histogram(
     _arguments.axis_of(op, "x", x.shape, -1)
     if x.dtype not in _arguments.FLOATS:
         x = x.astype(_arguments.inexact(x.dtype))
-    even = jnp.ndim(bins) == 0
-    if even and range is None and axis_name is not None and x.size:
-        range = (reduce.min(x.ravel(), axis_name=axis_name), reduce.max(x.ravel(), axis_name=axis_name))
+    weights, names = _weights(op, weights, x.shape), _arguments.names(op, axis_name)
+    even = not isinstance(bins, list | tuple) and jnp.ndim(bins) == 0
     if even:
         count = _length(op, "bins", bins)
+        if range is not None:
+            range = _range(op, range, x.dtype)
+        elif manual(op, names, x.shape[-1]) is not None and x.size:
+            range = (reduce.min(x.ravel(), axis_name=names), reduce.max(x.ravel(), axis_name=names))
         edges = jnp.histogram_bin_edges(x, count, range)
     else:
         if range is not None:
             raise ValueError(f"{op}: range is that of bins of equal width; got edges and range={range}")
         edges = _arguments.array(op, "bins", bins)
+        _arguments.dtype(op, "bins", edges.dtype, _arguments.INTEGERS | _arguments.FLOATS)
         if edges.ndim != 1 or edges.shape[0] < 2:
             raise ValueError(f"{op}: edges must have shape (bins + 1,), got {edges.shape}")
         count = edges.shape[0] - 1
     edges = edges.astype(x.dtype)
-    names = _arguments.names(op, axis_name)
     if even and weights is None and count > 0:
         return _jitted_histogram(x, edges, names), edges
     flat = lambda x, edges: _lax.bins_of(x, edges.reshape(*(1,) * (x.ndim - 1), -1), x.ndim - 1, even)
     places: Any = as_automatic(flat, jax.typeof(x).sharding.spec, x, edges)
-    return bincount(places, count, weights, axis_name=axis_name), edges
+    return _jitted_bincount(places, weights, count, op, names), edges
+
+
+def _range(op, range, dtype):
+    """Returns the first and the last edge as an array."""
+    try:
+        ends = jnp.asarray(range, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{op}: range must be two numbers, got {range!r}") from error
+    if ends.shape != (2,):
+        raise ValueError(f"{op}: range must be two numbers, got an array of shape {ends.shape}")
+    return ends
 
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)

@@ -15,6 +15,7 @@ from jaxgpuops import _arguments
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops._primitive import like
 from jaxgpuops._split import manual
+from jaxgpuops.lax._count import as_int32
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
     combine_vjp,
@@ -128,7 +129,10 @@ def moe_plan(
     >>> plan.row_of_assignment.tolist()
     [[4, 0], [1, 2], [5, 3]]
     """
-    op = "jaxgpuops.moe_plan"
+    return _checked_plan("jaxgpuops.moe_plan", expert_ids, num_experts, capacity, align, axis_name)
+
+
+def _checked_plan(op, expert_ids, num_experts, capacity, align, axis_name):
     expert_ids = _arguments.labels(op, "expert_ids", expert_ids)
     _arguments.dtype(op, "expert_ids", expert_ids.dtype, _arguments.INTEGERS)
     if expert_ids.ndim < 2:
@@ -223,7 +227,7 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
     TypeError.
 
     Raises:
-      TypeError: for other dtypes.
+      TypeError: for other dtypes, and a plan that is no `MoEPlan`.
       ValueError: where x and plan do not belong together.
 
     Algorithms: docs/moe.md.
@@ -235,7 +239,13 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
     [[3.0, 4.0], [1.0, 2.0], [5.0, 6.0]]
     """
     op = "jaxgpuops.moe_dispatch"
-    return _jitted_dispatch(_arguments.array(op, "x", x), plan)
+    return _jitted_dispatch(_arguments.array(op, "x", x), _plan_of(op, plan))
+
+
+def _plan_of(op, plan):
+    if isinstance(plan, MoEPlan):
+        return plan
+    raise TypeError(f"{op}: plan must be a MoEPlan, as moe_plan makes it, got {plan!r}")
 
 
 @functools.partial(jax.jit, inline=True)
@@ -284,7 +294,7 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
     of it; forward mode raises TypeError.
 
     Raises:
-      TypeError: for other dtypes.
+      TypeError: for other dtypes, and a plan that is no `MoEPlan`.
       ValueError: where y, plan and weights do not belong together.
 
     Algorithms: docs/moe.md.
@@ -298,6 +308,7 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
     """
     op = "jaxgpuops.moe_combine"
     y, weights = _arguments.array(op, "y", y), _arguments.optional(op, "weights", weights)
+    plan = _plan_of(op, plan)
     if weights is not None:
         _arguments.dtype(op, "weights", weights.dtype, _arguments.FLOATS)
         if weights.shape != plan.row_of_assignment.shape:
@@ -436,7 +447,7 @@ def moe_route(
         raise ValueError(f"{op}: logits must have shape (..., tokens, experts), got {logits.shape}")
     losses = _arguments.flag(op, "losses", losses)
     weights, ids, *log_sum = gated(op, *operands[:-1], options._replace(log_sums=losses))
-    plan = moe_plan(ids, logits.shape[-1], capacity=capacity, align=align, axis_name=axis_name)
+    plan = _checked_plan(op, ids, logits.shape[-1], capacity, align, axis_name)
     if not losses:
         return weights, ids, plan
     counts = plan.group_sizes if capacity is None else _counts(ids, logits.shape[-1])
@@ -505,7 +516,7 @@ def moe_losses(
 
 def _counts(ids, experts):
     """Returns the number of assignments of each expert."""
-    return (ids[..., None] == jnp.arange(experts, dtype=ids.dtype)).sum((-3, -2))
+    return (as_int32(ids, experts)[..., None] == jnp.arange(experts, dtype=np.int32)).sum((-3, -2))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)

@@ -130,8 +130,8 @@ def _checked(op, x, q, axis, method, weights, keepdims, axis_name):
     length = math.prod(x.shape[d] for d in axes)
     if (split := _split(op, names, x.shape, axes)) is not None:
         length = split.length
-    if not isinstance(q, jax.Array):
-        q = np.asarray(_arguments.array(op, "q", q) if not _is_numeric(q) else q, np.float64)
+    q = np.asarray(q, np.float64) if _is_numeric(q) else _arguments.array(op, "q", q)
+    if isinstance(q, np.ndarray):
         if not ((q >= 0) & (q <= 1)).all():
             raise ValueError(f"{op}: q must be between 0 and 1, got {q}")
     elif not jnp.issubdtype(q.dtype, jnp.floating):
@@ -151,9 +151,9 @@ def _split(op, names, shape, axes):
 
 
 def _is_numeric(q: Any) -> bool:
-    """Whether NumPy can convert it to numbers."""
+    """Whether NumPy can convert it to real numbers, and it is no JAX array."""
     try:
-        return np.asarray(q).dtype.kind in "iuf"
+        return not isinstance(q, jax.Array) and np.asarray(q).dtype.kind in "iuf"
     except (TypeError, ValueError):
         return False
 

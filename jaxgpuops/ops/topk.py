@@ -16,6 +16,7 @@ from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis
 from jaxgpuops.lax.order import from_keys, identity, to_keys
+from jaxgpuops.ops.search import _whole
 
 
 class TopK(NamedTuple):
@@ -111,7 +112,8 @@ def topk(
     k, axis = _arguments.integer(op, "k", k), _arguments.integer(op, "axis", axis)
     largest, sorted = _arguments.flag(op, "largest", largest), _arguments.flag(op, "sorted", sorted)
     names = _arguments.names(op, axis_name)
-    offsets, lengths = _arguments.offsets(op, offsets), _arguments.optional(op, "lengths", lengths)
+    offsets = _arguments.offsets(op, offsets)
+    lengths = None if lengths is None else _arguments.labels(op, "lengths", lengths)
     if offsets is not None and lengths is not None:
         raise ValueError(f"{op}: only one of offsets and lengths may be given")
     if offsets is not None:
@@ -146,25 +148,25 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
 
     # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. And a key is its value, which need not be taken from
     # x again; only tangents are.
+    keys = to_keys(jax.lax.stop_gradient(x))
+    # No key comes after that of padding; of equal keys, padding comes last.
+    last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
+    own = within(keys, lengths) if split is None else split.positions(keys.shape, axis) < lengths
+    keys, indices = top_k_p(jnp.where(own, keys, last), axis=axis, k=k, largest=largest, sorted=sorted, split=split)
+    values = from_keys(jnp.where(within(keys, lengths), keys, to_keys(jnp.asarray(fill))), x.dtype)
+
     @jax.custom_jvp
-    def select(x, lengths):
-        keys = to_keys(x)
-        # No key comes after that of padding; of equal keys, padding comes last.
-        last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)
-        own = within(keys, lengths) if split is None else split.positions(keys.shape, axis) < lengths
-        keys, indices = top_k_p(jnp.where(own, keys, last), axis=axis, k=k, largest=largest, sorted=sorted, split=split)
-        return from_keys(jnp.where(within(keys, lengths), keys, to_keys(jnp.asarray(fill))), x.dtype), indices
+    def taken(x, values, indices, lengths):
+        return values
 
-    @select.defjvp
-    def _(primals, tangents) -> Any:
-        values, indices = select(*primals)
-        moved = np.zeros(values.shape, jax.dtypes.float0)
-        if tangents[0].dtype != jax.dtypes.float0:
-            moved = take_along_axis(tangents[0], indices, axis, split)
-            moved = jnp.where(within(values, primals[1]), moved, jnp.zeros_like(moved))
-        return (values, indices), (moved, np.zeros(indices.shape, jax.dtypes.float0))
+    def taken_jvp(primals, tangents) -> Any:  # only x has a tangent
+        _, values, indices, lengths = primals
+        moved = take_along_axis(tangents[0], indices, axis, split)
+        return taken(*primals), jnp.where(within(values, lengths), moved, jnp.zeros_like(moved))
 
-    values, indices = select(x, lengths)
+    taken.defjvp(taken_jvp, symbolic_zeros=True)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        values = taken(x, values, indices, lengths)
     return TopK(values, jnp.where(within(indices, lengths), indices, -1))
 
 
@@ -184,6 +186,7 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
     of_row = functools.partial(
         _of_segments_of_row, offsets=offsets, length=length, k=k, largest=largest, sorted=sorted, split=split
     )
+    x = _whole(x, axis)
     for _ in range(axis):
         of_row = jax.vmap(of_row)
     for _ in range(x.ndim - 1 - axis):
