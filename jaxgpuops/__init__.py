@@ -2,6 +2,8 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from jax import export as _export
+
 from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
@@ -43,6 +45,10 @@ try:
     __version__ = version("jaxgpuops")
 except PackageNotFoundError:  # the package is used from a source tree
     __version__ = "0+unknown"
+
+# Exported programs may have these as results, or as arguments.
+for _result in (MoEExchange, MoELosses, MoEPlan, RaggedSizes, TopK, TopKSoftmax):
+    _export.register_namedtuple_serialization(_result, serialized_name=f"jaxgpuops.{_result.__name__}")
 
 # The names that `from jaxgpuops import *` gives: all public ones except max, min and sum, which would hide the
 # builtins.

@@ -302,6 +302,20 @@ def test_exports_for_cuda_without_a_gpu(cuda):
     assert custom_calls(exported.mlir_module()) == ["jaxgpuops.topk"]
 
 
+def test_named_results_can_be_serialized():
+    def call(x):
+        ids = x[:, :2].astype(np.int32)
+        gate = jaxgpuops.topk_softmax(x, 2)
+        return jaxgpuops.topk(x, 2), gate, jaxgpuops.moe_plan(ids, 4), jaxgpuops.moe_losses(x, ids)
+
+    x = jnp.arange(12.0).reshape(3, 4)
+    exported = jax.export.export(jax.jit(call), disabled_checks=jaxgpuops.export_checks())(x)
+    pytest.importorskip("flatbuffers", reason="JAX serializes by it")
+    again = jax.export.deserialize(exported.serialize()).call(x)
+    assert jax.tree.structure(again) == jax.tree.structure(call(x))
+    jax.tree.map(np.testing.assert_array_equal, again, call(x))
+
+
 def test_symbolic_shapes_on_cuda(cuda):
     b, n = jax.export.symbolic_shape("b, n")
     fn = lambda x: jaxgpuops.topk(x, 2)
