@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from jaxgpuops._derivatives import def_linear
 from jaxgpuops._primitive import Kernel
@@ -90,6 +91,15 @@ def put_along_axis(
 def along(x: jax.Array, axis: int):
     """Returns the axes of an explicit mesh along which x is split in dimension ``axis``."""
     return jax.typeof(x).sharding.spec[axis]
+
+
+def gathered(x: jax.Array, axis: int) -> jax.Array:
+    """Returns x, gathered along ``axis`` if an explicit mesh splits that dimension."""
+    if along(x, axis) is None:
+        return x
+    sharding = jax.typeof(x).sharding
+    spec = sharding.spec.update(partitions=[None if d == axis else s for d, s in enumerate(sharding.spec)])
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 def _take_transpose(ct, x, indices, *, axis, permutes, split=None):

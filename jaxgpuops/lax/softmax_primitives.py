@@ -27,7 +27,7 @@ from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._arguments import FLOATS, given
-from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to, zero_tangent
 from jaxgpuops._primitive import Kernel, asks_partitioner, like
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
@@ -395,11 +395,6 @@ def logit_cotangents(dz, x, scale, bias, factor):
     return dx, dscale, None if bias is None else sum_to(dz, bias.shape).astype(bias.dtype)
 
 
-def sum_to(x: jax.Array, shape: tuple) -> jax.Array:
-    axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
-    return jnp.sum(x, axes, keepdims=True) if axes else x
-
-
 # ---- Softmax and log_softmax ------------------------------------------------------------------------------------------
 
 _LOGITS = {"attributes": ("factor", "scaled", "biased", "masked"), "dimensions": ("query_axis",)}
@@ -561,7 +556,7 @@ def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, ma
     logits = {"axis": axis, "factor": factor, "scaled": scaled, "biased": biased, "masked": masked, "split": split}
     both = logsumexp_p(x, *rest, parts=True, query_axis=query_axis, **logits)
     outs = both if parts else [whole(both, x.dtype)]
-    zeros = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
+    zeros = list(map(zero_tangent, outs))
     tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
     if all(t is None for t in tangents):
         return outs, zeros

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName
+from jaxgpuops._derivatives import sum_to
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _count as _lax
@@ -156,7 +157,7 @@ def _reduced_backward(name, axis, length, sorted, shape, residuals, ct):
     if extreme is not None:
         data, out = extreme
         rows = (_lax.share_of_ties(out, data, ids, axis, sorted) * rows).astype(ct.dtype)
-    return _lax.sum_to(rows, shape, axis), None
+    return sum_to(rows, shape), None
 
 
 _reduced.defvjp(_reduced_forward, _reduced_backward)

@@ -12,11 +12,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import Axis, given
+from jaxgpuops._arguments import Axis, AxisName, given
 from jaxgpuops.lax import cross_entropy_primitives as entropy
 from jaxgpuops.lax import softmax_primitives as primitives
 from jaxgpuops.lax._softmax import (
-    AxisName,
     arguments,
     cross_entropy_arguments,
     cross_entropy_operands,

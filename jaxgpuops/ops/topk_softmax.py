@@ -7,7 +7,7 @@ import functools
 import jax
 from jax.typing import ArrayLike
 
-from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName
 from jaxgpuops.lax._topk_softmax import (
     Score,
     TopKSoftmax,
@@ -32,7 +32,7 @@ def topk_softmax(
     groups: int = 1,
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> TopKSoftmax:
     """The gate of a mixture of experts: the ``k`` experts with the highest scores, and their weights, in one kernel.
 
