@@ -279,9 +279,6 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
 
     Raises:
       TypeError: for names that are no strings.
-      ValueError: for unknown names.
-
-    Raises:
       ValueError: for other names.
 
     >>> import jax, jax.numpy as jnp

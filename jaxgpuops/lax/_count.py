@@ -113,8 +113,8 @@ def histogram(x: jax.Array, edges: jax.Array, axis: int, split=None) -> jax.Arra
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
-# Ids stand along the axis, or several axes of segments. They may have size 1 before it, and always have it after it. Data
-# and tables may have size 1 before it, too: ids of several features share them.
+# Ids stand along the axis (or axes; segments may have several). After it they have size 1. Before it, ids, data and tables
+# may have size 1 where others have more: the ids of several features may share data.
 
 
 def _in_range(ids, length):
@@ -260,15 +260,16 @@ def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, so
 
 
 def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: bool = True) -> jax.Array:
-    """``out[.., j, ..] = table[.., ids[.., j], ..]``, zeros where an id is out of range.
+    """Returns ``out[.., j, ..] = table[.., ids[.., j], ..]``, with zeros where an id is out of range.
 
-    Without ``fill`` it is anything there: XLA's CPU backend makes slow loops of what follows a choice.
+    Without ``fill``, it has any values there: filling is a choice, and XLA's CPU backend makes slow loops of what follows
+    one.
     """
     return take_rows_p(table, ids.astype(np.int32), axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
 def rows_of_segments(table: jax.Array, ids: jax.Array, axis: int | tuple[int, ...], sorted: bool) -> jax.Array:
-    """`take_rows` of what `segments` gives, with its ids and its axis or axes."""
+    """Returns for each row the result of its segment: `take_rows` of a result of `segments`, with the same ids and axes."""
     first, after = ends(axis)
     return take_rows(jax.lax.expand_dims(table, range(first, after - 1)), ids, after - 1, sorted)
 

@@ -25,8 +25,8 @@ from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import sort_keys
 
 MAX_KEYS = 4
-# The most pairs of places and offsets that are compared to find the segments of places: XLA makes one kernel of it, where
-# counting and gathering take four. On a GPU that takes no longer even if there are many more.
+# The segment of each place is found by comparing it with all offsets, if there are at most so many pairs: XLA makes one
+# kernel of that, where counting and gathering take four. A GPU compares many more pairs in that time.
 MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
 # The longest rows that are sorted by segment and key together if that takes integers of 64 bits. To sort longer rows twice
 # takes no longer on a GPU, and half the time on a CPU.
@@ -100,7 +100,7 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
 
 
 def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: int) -> jax.Array:
-    """Returns the number of each place's segment: of the offsets at or before it."""
+    """Returns the number of the segment of each place, which is how many offsets are at or before it."""
     length, count = shape[axis] if split is None else split.length, offsets.shape[0]
     edges, dtype = bounds(offsets, length), np.min_scalar_type(count)
     known = not any(map(jax.export.is_symbolic_dim, (*shape, count)))
@@ -371,12 +371,12 @@ def_jvp(ranked_p, _ranked_jvp)
 
 
 def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
-    """The elements of those ranks along the axis, which all rows share, and whether the last is NaN."""
+    """Returns the elements of these ranks, which all rows share, and whether the last element of each row is NaN."""
     return ranked_p(*align(x, ranks), axis=axis, split=split)
 
 
 def _select_split(select, splits, x, ranks, *, axis):
-    """Devices exchange their parts of the axis for rows, and then tell each other what they have found."""
+    """Devices exchange their parts of the axis for rows, select in these, and gather the results."""
     split = splits[axis]
     dim = _rows_to_exchange(split, x, ranks, axis)
     there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)

@@ -151,8 +151,8 @@ def _argmax_fallback(x, *, axis, largest):
 
 
 def _argmax_left(x, *, axis, largest):
-    """As the fallback, but compares floats, not keys, of which XLA's GPU backend sometimes makes one more kernel. Its CPU
-    backend would take subnormal numbers for zeros."""
+    """As the fallback, but compares floats and not keys, since XLA's GPU backend sometimes makes one more kernel for keys.
+    XLA's CPU backend needs the keys: it takes subnormal floats for zeros."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.int32) if x.dtype.itemsize < 4 else x  # a fifth faster on a GPU
         return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)

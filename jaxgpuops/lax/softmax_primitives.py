@@ -33,10 +33,11 @@ from jaxgpuops._primitive import Kernel, asks_partitioner, like
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
-# Rows of so few numbers are left to XLA on a GPU: as expressions of a whole row, in which the order of additions is
-# fixed. Those of a pair are elementwise, so XLA makes one loop of them and of what is around them.
+# Rows of up to so many numbers are left to XLA on a GPU: softmax and log_softmax of pairs, log-sum-exps of SHORT numbers. Each
+# is one expression of a row, so the order of additions is fixed, and XLA fuses it with the operations around it.
 PAIR, SHORT = 2, 8
-# The same of the log-sum-exp of float32 columns of so few numbers, at least so many beside each other: a loop over columns.
+# Log-sum-exps of float32 columns of up to SHORT_COLUMN numbers are left to XLA, too, if at least BESIDE columns lie side by
+# side.
 SHORT_COLUMN, BESIDE = 16, 16
 
 
@@ -248,9 +249,9 @@ def _times(y, factor, scale):
 class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
-    A call may have the param ``of_logits`` and x as its last operand. Then the CUDA handler may be given x in the place of
-    y, which it makes on the way: so XLA makes no y, if nothing else needs it. All other calls leave x out. There is
-    neither a scale nor a mask.
+    A call without a scale and a mask may have the param ``of_logits``, and x as a last operand. The CUDA handler may then
+    be given x in the place of y, and computes y itself: if nothing else needs y, XLA drops the kernel that made it. Where
+    the handler is given y, x is left out.
     """
 
     _MOST_BYTES = 16 << 20
@@ -273,7 +274,7 @@ class _Derivative(Kernel):
             return False
         # A row too long to be held is read once before its maximum and sum are known, so that its bits are not those of a
         # gradient made from y. The choice must then not depend on the batch: it holds for arrays of any size, split over
-        # devices or not. Otherwise large arrays are not kept in the place of y.
+        # devices or not. Other rows take x only in small arrays, because x stays in memory until the backward pass.
         if choice.plan["algorithm"] == "rows_split":
             return True
         size = math.prod(avals[0].shape) * avals[0].dtype.itemsize

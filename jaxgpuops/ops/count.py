@@ -352,7 +352,7 @@ _taken.defvjp(
 
 
 def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    """Data in the dtype that it is computed in, and the other arguments, checked, as `_Of`."""
+    """Checks the arguments; returns the data in the dtype of computations, the ids, the segments, and the dtype of data."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
     ids, count = _rows_of_ids(op, data, segment_ids, num_segments)
