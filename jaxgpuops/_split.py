@@ -186,9 +186,9 @@ class Rule:
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
         operands; ``splits`` has a `Split` for each dimension that is split, with the rank of rows as key for units (see
-        ``free``). It is called if the axis is split (of several axes, any) or units are. If only other dimensions are
-        split, it is called for a result that is a sum over one of them whose parts are not equal; it then adds up the sums
-        of all devices.
+        ``free``). It is called if the axis is split (of several axes, any), or a dimension whose index matters, or units.
+        If only other dimensions are split, it is called for a result that is a sum over one of them whose parts are not
+        equal; it then adds up the sums of all devices.
       operands: which operands are split with the axis if they have all of it, by index; None: every one. If the first
         operand is not one of them, the axis is that of the results.
       keeps: whether results that have the axis are split along it. Otherwise every device has all of them.
