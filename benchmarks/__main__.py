@@ -1,4 +1,5 @@
-"""``python -m benchmarks topk | table | plot``; run it in the root of the source tree, with jaxgpuops installed."""
+"""``python -m benchmarks <family> | sweep | programs | sharded | table | plot``; run it in the root of the source tree, with
+jaxgpuops installed."""
 
 import argparse
 import os

@@ -110,12 +110,19 @@ inline Element require_ordered(const char* name, ffi::AnyBuffer buffer) {
   throw invalid(name, " has an element type without an order: ", printable(buffer.element_type()));
 }
 
+// The order of argmax (or, if not `largest`, of argmin) of such elements.
+inline ArgOrder arg_order_of(const Element& element, bool largest) {
+  ArgOrder order;
+  order.order = key_order(element.kind, element.bits, largest);
+  order.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
+  order.nan_above = element.nan_above;
+  return order;
+}
+
 // The order of a sort of such elements.
 inline SortOrder sort_order_of(const Element& element, bool descending) {
   SortOrder order;
-  order.ascending.order = key_order(element.kind, element.bits, true);  // larger elements have larger keys
-  order.ascending.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
-  order.ascending.nan_above = element.nan_above;
+  order.ascending = arg_order_of(element, true);  // larger elements have larger keys
   order.invert = descending ? ~uint64_t{0} : 0;
   return order;
 }
@@ -194,6 +201,12 @@ inline void require_shape(const char* name, ffi::AnyBuffer buffer, const Dims& e
 inline void require_type(const char* name, ffi::AnyBuffer buffer, ffi::DataType expected) {
   if (buffer.element_type() != expected)
     throw invalid(name, " has element type ", printable(buffer.element_type()), ", expected ", printable(expected));
+}
+
+// Checks that a buffer has as many dimensions as another one.
+inline void require_rank_of(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffer other) {
+  const size_t rank = buffer.dimensions().size(), expected = other.dimensions().size();
+  if (rank != expected) throw invalid(name, " has rank ", rank, ", expected ", expected);
 }
 
 // `dims` with the entry at `axis` replaced, or removed.

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 Axis = int | Sequence[int] | None  # the axis argument of functions that take one axis, several, or all
+AxisName = str | tuple[str, ...] | None  # the axis_name argument: the mesh axes that the axis is split along
 
 # The dtypes that kernels take.
 INTEGERS: frozenset[Any] = frozenset(
@@ -116,9 +117,6 @@ def axes(op: str, value: Any) -> int | tuple[int, ...] | None:
     if isinstance(value, tuple | list):
         return tuple(integer(op, "each axis", axis) for axis in value)
     return None if value is None else integer(op, "axis", value)
-
-
-AxisName = str | tuple[str, ...] | None
 
 
 def one_axis(op: str, names: tuple[str, ...] | None, axes: tuple[int, ...]) -> bool:

@@ -6,14 +6,22 @@ import functools
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import ad
 
 from jaxgpuops._primitive import Kernel, as_automatic
 from jaxgpuops._split import rule_of
 
 
-def _zero_tangent(out):
+def zero_tangent(out: jax.Array) -> ad.Zero:
+    """Returns the tangent of a result that does not depend on what is differentiated."""
     return ad.Zero(jax.typeof(out).to_tangent_aval())
+
+
+def sum_to(x: jax.Array, shape: tuple) -> jax.Array:
+    """Returns the cotangent of an operand of this shape, given that of its broadcast."""
+    axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
+    return jnp.sum(x, axes, keepdims=True) if axes else x
 
 
 def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> None:
@@ -24,9 +32,9 @@ def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> 
         outs = kernel(*primals, **params)
         tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
         if all(t is None for t in tangents):
-            return outs, [_zero_tangent(out) for out in outs]
+            return outs, [zero_tangent(out) for out in outs]
         douts = rule(outs, primals, tangents, **params)
-        return outs, [_zero_tangent(out) if d is None else d for out, d in zip(outs, douts, strict=True)]
+        return outs, [zero_tangent(out) if d is None else d for out, d in zip(outs, douts, strict=True)]
 
     ad.primitive_jvps[kernel.primitive] = jvp
 

@@ -206,8 +206,8 @@ class _Call:
         return {*itertools.chain(*(own for e, own in names.items() if excludes(e)))}
 
     def _names(self, arrays) -> dict[int, tuple]:
-        """Returns for each dimension of rows the mesh axes along which the first array is split there; none is used
-        twice."""
+        """Returns the mesh axes along which each dimension of rows is split: those of the first array that is split
+        there. No mesh axis is used twice."""
         names: dict[int, tuple] = {}
         for rows, spec in arrays:
             for d, entry in zip(rows, spec, strict=True):
@@ -216,9 +216,9 @@ class _Call:
         return names
 
     def _ways(self, arrays, mesh):
-        """Returns what may be split along which mesh axes: as operands are, or as results are wanted; the axis, too, or
-        not. Where the axis and other dimensions are split along the same mesh axes, either may be split along unused ones
-        in place of these, or not along these."""
+        """Yields the ways to split the call, each as mesh axes by dimension of rows: as operands are split or as
+        results are wanted, with the axis or without it. Where the axis and other dimensions are split along the same
+        mesh axes, either side may take unused ones in their place, or do without them."""
         for names in (self._names(arrays), self._names(arrays[::-1])):
             axes, others = ({d: e for d, e in names.items() if (d in self.axes) == own} for own in (True, False))
             yield others
@@ -289,8 +289,8 @@ class _Call:
 
 
 def _places(mesh, axes: set[str], others: set[str]) -> list[dict[str, str | None]]:
-    """Returns what may take the place of the mesh axes that are in both sets: unused ones of the same sizes, if there are
-    so many, and nothing."""
+    """Returns replacements to try for the mesh axes that are in both sets: unused ones of the same sizes, if there are
+    enough of them, and None for each, which drops it."""
     unused, other = [name for name in mesh.axis_names if name not in axes | others], {}
     for name in sorted(axes & others):
         other[name] = next((n for n in unused if mesh.shape[n] == mesh.shape[name]), None)

@@ -136,16 +136,16 @@ class Kernel:
       accepts: whether the kernel takes first operands of a dtype. None: there is no kernel, the fallback is made of
         other kernels; it is a primitive to have its own derivative.
       attributes: the params that the handler reads; the others only shape results.
-      dimensions: the params that are dimension numbers, or None; the handler reads -1 for None. They are before the
-        axis. A result depends on the index along such a dimension, which is therefore not split over devices. Or tuples
-        of numbers, of which the handler knows nothing, and which are.
-      aliases: ``{operand: result}``, by index, of those that share memory: XLA copies an operand that lives on. An
-        argument of the program that is not donated shares none: it would be copied for nothing. (On a GPU, neither do
-        those of little memory: there a copy is one more kernel.)
+      dimensions: the params that are numbers of dimensions before the axis, or None, for which the handler reads -1. A
+        result depends on the index along such a dimension, which is therefore not split over devices. A param may also
+        be a tuple of dimensions: the handler does not get it, and these dimensions may be split.
+      aliases: ``{operand: result}``, by index: pairs that share memory. XLA copies an operand that lives on. So an
+        argument of the program that is not donated shares no memory: it would be copied for nothing. (On a GPU, neither
+        does an operand of less than 64 MiB: there a copy is one more kernel.)
       broadcasts: ``broadcasts(count, **params)`` gives which of ``count`` operands may have size 1 where others have
         more: under vmap, they are not copied for each element of a batch that they do not depend on.
-      shortest: length of the shortest rows that the CPU handler is for: for shorter ones the fallback is faster, of which
-        XLA makes one loop with what is around it.
+      shortest: length of the shortest rows that the CPU handler takes. For shorter ones the fallback is faster, since
+        XLA fuses it with the operations around it.
       plan: ``plan(rows, avals, compute_capability, axis, **params)`` gives the algorithm that the CUDA handler takes
         for operands of types ``avals``, with rows = (outer, length, inner), and ``workspace_bytes``, the scratch memory
         it needs per outer index. The handler gets it as one more uint8 result. Algorithm "none": the fallback, which is
@@ -153,13 +153,13 @@ class Kernel:
       leaves: ``leaves(rows, avals, **params)`` says whether XLA's own kernels are faster on a GPU than those of
         the CUDA handler. It is not asked where XLA may split the program: there the kernel's `Rule` holds, and it is
         asked again for each device's part.
-      left: what is left to XLA then, if that is not the fallback.
-      others: what takes its place on a GPU where the plan is "none", if that is not the fallback.
-      reindexes: whether the axis of results is another one than that of the operands: then it is split over an explicit
-        mesh only as the param ``along`` says, if there is one. Others are split as the operands are. So are those of
-        calls with the param ``permutes``.
-      splits_as_one: of a fallback that is made of other kernels: whether XLA is asked how to split all of it over
-        devices at once, and not each of these.
+      left: the plain JAX that runs where ``leaves`` is True, if that is not the fallback.
+      others: the plain JAX that runs on a GPU where the plan's algorithm is "none", if that is not the fallback.
+      reindexes: whether the axis of the results is another one than that of the operands. Over an explicit mesh, the
+        results are then split along it only as the param ``along`` says, if the kernel has it; without ``reindexes``,
+        and in calls whose param ``permutes`` is True, they are split as the operands are.
+      splits_as_one: for a kernel whose fallback is made of other kernels: whether XLA is asked once how to split all of
+        it over devices, and not once for each of these kernels.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class Kernel:
         p.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[p] = self._batch
         for platform in ("cpu", "cuda"):
-            # JAX lowers in a function of its own what it keeps for equal calls. There, an operand does not show where it
-            # is from.
+            # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
+            # argument of the program, which `_is_kept` must know.
             keeps = not self.aliases
             mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
         mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
@@ -288,8 +288,8 @@ class Kernel:
     # ---- Lowering ---------------------------------------------------------------------------------------------------
 
     def choose(self, platform: str, avals, *, axis: int, partitioned: bool = False, **params) -> Lowering:
-        """Kernel or plain JAX, for a call on a platform; no GPU is needed to ask. ``partitioned``: XLA may split it over
-        devices."""
+        """Returns whether a call on a platform takes the kernel or plain JAX, and why. No GPU is needed to ask.
+        ``partitioned``: whether XLA may split the call over devices."""
         x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
@@ -338,7 +338,7 @@ class Kernel:
         choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
-        # A kernel that is not split as one is made of others, which are recorded instead.
+        # Of a call that is made of others, these are recorded instead, unless XLA splits it as one.
         if partitioned or not self.splits_as_one:
             record(choice)
         if own and _partition.missing:
@@ -423,9 +423,9 @@ def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:
 
 
 def _is_kept(ctx, operand) -> bool:
-    """Whether a value is an argument of the whole program that is not donated, so that it lives on. Of this a lowering
-    rule is told nothing, but the function that JAX is writing has it among its attributes."""
-    if not isinstance(ctx.module_context.axis_context, ShardingContext):  # what a device does with its part of an array
+    """Whether a value is an argument of the whole program that is not donated, so that it lives on. JAX does not tell
+    lowering rules, but the function that it is writing has attributes that say so."""
+    if not isinstance(ctx.module_context.axis_context, ShardingContext):  # not a whole program, but that of one device
         return False
     while isinstance(operand, mlir.ir.OpResult) and operand.owner.operation.name == "stablehlo.reshape":
         [operand] = operand.owner.operation.operands
@@ -504,8 +504,8 @@ def _explicit_axes(mesh) -> tuple[str, ...]:
 
 
 def _merged_spec(avals, apart=None):
-    """Returns the explicit sharding of each dimension: that of any operand that is sharded there; but None of the
-    dimension ``apart``, or these."""
+    """Returns the explicit sharding of each dimension: that of any operand that is sharded there. It is None for the
+    dimension, or the dimensions, ``apart``."""
     spec, apart = [], () if apart is None else range(*ends(apart))
     for dim, parts in enumerate(zip(*(a.sharding.spec for a in avals), strict=True)):
         named = {part for part in parts if part is not None and dim not in apart}
@@ -517,7 +517,7 @@ def _merged_spec(avals, apart=None):
 
 def align(*operands: jax.Array, apart: int | None = None) -> list[jax.Array]:
     """Makes operands of one rank vary over the same manual axes, and be split alike in all dimensions that they have.
-    In the dimension ``apart``, which is not the same one, each stays split as it is."""
+    The dimension ``apart`` means something else in each operand, so it stays split as it is."""
     operands = _vary(*operands)
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
@@ -561,9 +561,9 @@ def like(x: jax.Array, aval, split=None) -> jax.Array:
 
 
 def batch_first(kernel: Kernel, always: bool = False) -> None:
-    """Batches a kernel whose operands after the first have nothing after the axis. If one of these has a batch, the
-    batch comes first in all operands. A batch of the first operand alone stays where it is, unless there is no other
-    operand or, ``always``, this one has nothing after the axis, either."""
+    """Sets the batching rule of a kernel whose operands after the first have size 1 after the axis, where they cannot
+    have a batch. If one of these has a batch, it is moved to the front of all operands. A batch of the first operand
+    alone stays where it is, unless there is no other operand, or ``always`` is True."""
 
     def batch(operands, dims, **params):
         if always or any(d is not None for d in dims[1:]) or len(dims) == 1:

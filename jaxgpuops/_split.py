@@ -23,13 +23,13 @@ from jax.sharding import AbstractMesh, AxisType
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A dimension that is split over devices, as seen by one device: it has number ``index()`` of ``shards`` equal
-    parts.
+    """A dimension that is split over devices in ``shards`` equal parts, as seen by the device that has part number
+    ``index()``.
 
     If parts would not be equal, arrays are padded at the end, with any values.
 
-    It is also the param of calls inside `jax.shard_map` with ``axis_name``: each device has its part of operands and
-    results, and all devices have the same where a result has no parts. ``checked`` says whether JAX knows that
+    A `Split` is also the param of calls inside `jax.shard_map` with ``axis_name``: each device has its part of operands
+    and results, and all devices have the same result where it has no parts. ``checked`` says whether JAX knows that
     (``check_vma``).
     """
 
@@ -83,7 +83,7 @@ class Split:
         return _as_bits(lambda x: lax.all_gather(x, self.names, axis=dim, tiled=True), x)
 
     def exchange(self, x: jax.Array, dim: int, axis: int) -> jax.Array:
-        """Exchanges parts: a device gets one part of dimension ``dim`` from all devices, which follow each other along
+        """Exchanges parts: a device gets its part of dimension ``dim`` from every device, and joins these along
         ``axis``."""
         _note("all-to-all", x)
         return _as_bits(lambda x: lax.all_to_all(x, self.names, dim, axis, tiled=True), x)
@@ -186,25 +186,28 @@ class Rule:
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
         operands; ``splits`` has a `Split` for each dimension that is split, with the rank of rows as key for units (see
-        ``free``). If only dimensions off the axis are split, it is not called, except for a result that is a sum over one
-        of these, split in unequal parts. It adds up such sums of all devices. Of several axes, some are split.
-      operands: which operands are split with the axis if they have all of it, by index; None: every one. Where the
-        first is none of them, the axis is that of the results.
+        ``free``). It is called if the axis is split (of several axes, any), or a dimension whose index matters, or units.
+        If only other dimensions are split, it is called for a result that is a sum over one of them whose parts are not
+        equal; it then adds up the sums of all devices.
+      operands: which operands are split with the axis if they have all of it, by index; None: every one. If the first
+        operand is not one of them, the axis is that of the results.
       keeps: whether results that have the axis are split along it. Otherwise every device has all of them.
-      pays: ``pays(split, avals, **params)``, with the axis' split and what one device has of the operands and, after
-        these, of the results: whether this moves less than gathering the axis. Of several axes it is asked once.
-      free: ``{array: size}`` for operands (0, 1, ..) and results (~0, ~1, ..) whose axis is not that of the others. It
-        consists of units of that size, which do not depend on each other, and so it is split as a dimension off the axis
-        is, in equal parts of whole units; never if the size is 0.
+      pays: ``pays(split, avals, **params)`` says whether ``local`` moves fewer bytes than gathering the axis. It gets the
+        split of the axis, and the types of one device's part of the operands and, after these, of the results. For
+        several axes it is called once.
+      free: ``{array: size}`` for operands (0, 1, ..) and results (~0, ~1, ..) whose axis is not that of the others. This
+        axis consists of units of that size, which do not depend on each other. So it is split like a dimension off the
+        axis, in equal parts of whole units; never if the size is 0.
       scatters: whether a dimension off the axis may be split along the same mesh axes as the axis is, if no array has
         both. Each device then gets its part of that dimension, of the sum of what all devices have.
       gathers: operands, by index, that are never split along mesh axes along which the axis is split.
-      moves: ``moves(splits, avals, axis, **params)``, with avals as for ``pays``: the bytes that ``local`` moves, or infinity
-        if it cannot split the call so. If given, it takes the place of ``pays``: of all ways to split the call, that is
-        taken which moves least, with what XLA moves to split operands so, and results as they are wanted.
-      beside: ``beside(*operands, axis, **params)``: what XLA computes of whole arrays beside the call, where it may know
-        more of them than we do, as that they are constants. These are further operands of ``local``, which drops those that
-        it does not need, and are not split along the axis. Where ``axis_name`` is given there are none.
+      moves: ``moves(splits, avals, axis, **params)``, with avals as for ``pays``, returns the bytes that ``local`` moves, or
+        infinity if it cannot split the call in this way. It takes the place of ``pays``: the call is split in the way
+        that moves the fewest bytes, including those that XLA moves to split the operands in this way, and the results as
+        they are wanted.
+      beside: ``beside(*operands, axis, **params)`` returns arrays that XLA computes from the whole operands, outside the
+        call, since it may know more about them (for instance that they are constants). ``local`` gets them as further
+        operands, not split along the axis, and may ignore them. With ``axis_name`` there are none.
     """
 
     local: Callable[..., Sequence[jax.Array]]

@@ -68,7 +68,7 @@ def mesh(several_devices):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Takes the kernels where XLA's own are faster, too."""
+    """Makes calls take our kernels, also where XLA's own are faster."""
     for kernel in _primitive.KERNELS.values():
         monkeypatch.setattr(kernel, "leaves", None)
 
@@ -82,7 +82,7 @@ def cuda_build(monkeypatch):
 
 @pytest.fixture
 def cuda(cuda_build, kernels):
-    """The same, and takes the kernels where XLA's own are faster, too."""
+    """Lowers for CUDA as a full build does, and takes our kernels, also where XLA's own are faster."""
 
 
 @pytest.fixture(params=["", "all"], ids=["kernels", "plain JAX"])

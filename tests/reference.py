@@ -1,5 +1,7 @@
-"""Top-k and argmax in NumPy, on integer keys, and data that is hard on selection algorithms."""
+"""What tests of values share: top-k and argmax in NumPy, on integer keys, data that is hard on selection algorithms, and
+a comparison of floats."""
 
+import jax
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
@@ -17,6 +19,11 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 6), st.integers(1, 60), st.integers(1, 40)),
     st.tuples(st.integers(1, 3), st.integers(2000, 6000)),
 )
+
+
+def x64(dtype):
+    """64-bit arrays exist in JAX only where they are enabled."""
+    return jax.enable_x64(np.dtype(dtype) in map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
 def is_float(dtype):
@@ -138,3 +145,21 @@ def adversarial(rng, n, dtype):
     special = special_values(dtype)
     rows["special values"] = special[rng.integers(0, len(special), n)]
     return rows
+
+
+def assert_close(actual, expected, bound):
+    """Same NaNs and infinities, and no further off than the bound; 0 stands for equal."""
+    if is_float(actual.dtype) and np.isnan(np.array(np.inf, actual.dtype)):
+        expected = np.where(np.isinf(expected), np.nan, expected)
+    actual = np.asarray(actual).astype(expected.dtype)
+    assert actual.shape == expected.shape
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        exact = np.ndim(bound) == 0 and bound == 0
+        wrong = ~same if exact else ~(same | (np.abs(actual - expected) <= bound))
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        limit = np.broadcast_to(bound, wrong.shape)[at]
+        raise AssertionError(
+            f"{wrong.sum()} of {wrong.size} wrong; the first at {at}: {actual[at]} for {expected[at]} +- {limit}"
+        )

@@ -9,16 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from reference import x64
 
 import jaxgpuops
 from jaxgpuops._arguments import FLOATS8
 from jaxgpuops.lax._topk import _argmax_fallback, _argmax_left
 
 plan_argmax = jaxgpuops._native.modules["cpu"].plan_argmax
-
-
-def x64(dtype):
-    return jax.enable_x64(np.dtype(dtype).itemsize == 8)
 
 
 def check(x, axis, names=None):

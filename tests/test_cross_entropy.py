@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scan_reference
+from reference import assert_close, x64
 from softmax_reference import cross_entropy
-from test_softmax import FLOATS, INF, NAN, TIERS, X, assert_close, tiers, x64
+from test_softmax import FLOATS, INF, NAN, TIERS, X, tiers
 
 import jaxgpuops
 

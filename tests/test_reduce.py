@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import reference
 import scan_reference
+from reference import assert_close, x64
 
 import jaxgpuops
 from jaxgpuops.lax import _reduce as reduce
@@ -22,11 +23,6 @@ DTYPES = sorted(reduce.SUMMED_DTYPES, key=str)
 INF, NAN = np.inf, np.nan
 TIERS = {"public": jaxgpuops, "lax": jaxgpuops.lax}
 tiers = pytest.mark.parametrize("module", TIERS.values(), ids=TIERS)
-
-
-def x64(dtype):
-    """64-bit arrays exist in JAX only where they are enabled."""
-    return jax.enable_x64(np.dtype(dtype).itemsize == 8)
 
 
 def values(rng, shape, dtype):
@@ -83,16 +79,7 @@ def compare(y, name, arrays, axis=-1, where=None):
         else:
             assert y.dtype == dtype
         bound = bound + 2 * scan_reference.rounding(dtype, np.nan_to_num(expected)) if is_float else bound
-    y = y.astype(expected.dtype)
-    assert y.shape == expected.shape
-    wrong = (
-        ~((y == expected) | (np.isnan(y) & np.isnan(expected)) | (abs(y - expected) <= bound))
-        if is_float
-        else y != expected
-    )
-    if name == "mean" and not is_float:
-        wrong = ~((abs(y - expected) <= bound) | np.isnan(expected))
-    assert not wrong.any(), (name, dtype, y[wrong], expected[wrong])
+    assert_close(y, expected, bound)
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "dot"])

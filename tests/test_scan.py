@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import reference
 import scan_reference
+from reference import assert_close, x64
 
 import jaxgpuops
 from jaxgpuops.lax import scan_primitives as scan
@@ -20,11 +21,6 @@ NAMES = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 FLOATS = [np.dtype(d) for d in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
 LINEAR_DTYPES = [*FLOATS, np.dtype("complex64"), np.dtype("complex128")]
 DTYPES = {name: sorted(scan.CUMULATIVE_DTYPES[name], key=str) for name in NAMES}
-
-
-def x64(dtype):
-    """64-bit arrays exist in JAX only where they are enabled."""
-    return jax.enable_x64(np.dtype(dtype).itemsize >= 8 and np.dtype(dtype) != np.dtype("complex64"))
 
 
 def values(rng, shape, dtype, name=""):
@@ -40,23 +36,6 @@ def values(rng, shape, dtype, name=""):
     if dtype.kind == "c":
         x = x * np.exp(1j * rng.standard_normal(shape))
     return x.astype(dtype)
-
-
-def assert_close(actual, expected, bound):
-    """Same NaNs and infinities, and no further off than the bound; 0 stands for equal."""
-    if reference.is_float(actual.dtype) and np.isnan(np.array(np.inf, actual.dtype)):
-        expected = np.where(np.isinf(expected), np.nan, expected)
-    actual = np.asarray(actual).astype(expected.dtype)
-    assert actual.shape == expected.shape
-    with np.errstate(invalid="ignore", over="ignore"):
-        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-        wrong = ~same if np.isscalar(bound) else ~(same | (np.abs(actual - expected) <= bound))
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        limit = np.broadcast_to(bound, wrong.shape)[at]
-        raise AssertionError(
-            f"{wrong.sum()} of {wrong.size} wrong; the first at {at}: {actual[at]} for {expected[at]} +- {limit}"
-        )
 
 
 def check(name, x, axis=-1, **flags):

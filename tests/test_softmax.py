@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scan_reference
+from reference import assert_close, x64
 from softmax_reference import Logits
 
 import jaxgpuops
@@ -23,26 +24,6 @@ FLOATS8 = [np.dtype(d) for d in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 INF, NAN = np.inf, np.nan
 TIERS = {"public": jaxgpuops, "lax": jaxgpuops.lax}
 tiers = pytest.mark.parametrize("module", TIERS.values(), ids=TIERS)
-
-
-def x64(dtype):
-    """64-bit arrays exist in JAX only where they are enabled."""
-    return jax.enable_x64(np.dtype(dtype) == np.dtype("float64"))
-
-
-def assert_close(actual, expected, bound):
-    """Same NaNs and infinities, and no further off than the bound."""
-    actual = np.asarray(actual).astype(expected.dtype)
-    assert actual.shape == expected.shape
-    with np.errstate(invalid="ignore", over="ignore"):
-        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-        wrong = ~(same | (abs(actual - expected) <= bound))
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        limit = np.broadcast_to(bound, wrong.shape)[at]
-        raise AssertionError(
-            f"{wrong.sum()} of {wrong.size} wrong; the first at {at}: {actual[at]} for {expected[at]} +- {limit}"
-        )
 
 
 def check(name, x, **options):

@@ -8,23 +8,10 @@ import jax.test_util
 import numpy as np
 import pytest
 import scan_reference
+from reference import assert_close, x64
 from softmax_reference import Logits, cross_entropy, tiny
 from test_cross_entropy import OPTIONS
-from test_softmax import (
-    FLOATS,
-    INF,
-    NAMES,
-    NAN,
-    SIZES,
-    TIERS,
-    X,
-    arrays_of,
-    assert_close,
-    large,
-    numbers_of,
-    tiers,
-    x64,
-)
+from test_softmax import FLOATS, INF, NAMES, NAN, SIZES, TIERS, X, arrays_of, large, numbers_of, tiers
 
 import jaxgpuops
 from jaxgpuops.lax import softmax_primitives

@@ -10,16 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from reference import x64
 
 import jaxgpuops
 from jaxgpuops.lax._sort import sort_p
 
 plan_sort = jaxgpuops._native.modules["cpu"].plan_sort
-
-
-def x64(dtype):
-    """64-bit arrays exist in JAX only where they are enabled."""
-    return jax.enable_x64(np.dtype(dtype).itemsize >= 8)
 
 
 def order_of(x, axis, descending):

@@ -11,15 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
+from reference import x64
 
 import jaxgpuops
 
 plan_topk = jaxgpuops._native.modules["cpu"].plan_topk
-
-
-def x64(dtype):
-    """64-bit arrays exist in JAX only where they are enabled."""
-    return jax.enable_x64(np.dtype(dtype).itemsize == 8)
 
 
 def assert_topk(out, x, k, axis=-1, largest=True, sorted=True, names=None):

@@ -16,12 +16,14 @@ class Problem:
 
     call: what is called, as text.
     bytes: what has to be moved at least.
-    ours, jax, torch: the function of arrays of each library; a tree of arrays. The last may be missing.
+    ours, jax, torch: for each library, a function of its arrays, which returns a tree of arrays. That of torch may be
+      missing.
     right: ``right(operands, results)`` is a boolean scalar, in JAX.
     others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent",
       "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis), "sorted" (values that do).
-    kind: of the first: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to 1) or ids.
-    data: distribution of values.
+    kind: that of the first operand: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to 1)
+      or ids.
+    data: the distribution of values, one of `drawn.DATA`.
     """
 
     family: str

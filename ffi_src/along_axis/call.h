@@ -13,8 +13,7 @@ inline Problem problem_of(const char* whole_name, ffi::AnyBuffer whole, const ch
   Problem problem;
   problem.bytes = require_movable(whole_name, whole);
   problem.rows = require_rows(whole_name, whole, axis);
-  if (part.dimensions().size() != whole.dimensions().size())
-    throw invalid(part_name, " has rank ", part.dimensions().size(), ", expected ", whole.dimensions().size());
+  require_rank_of(part_name, part, whole);
   problem.k = part.dimensions()[axis];
   require_type(part_name, part, whole.element_type());
   require_type("indices", indices, ffi::DataType::S32);

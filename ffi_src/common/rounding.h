@@ -1,3 +1,4 @@
+// Divisions that round up.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,9 @@ namespace jaxgpuops {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+constexpr int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
+
 // Parts of a workspace begin at multiples of 256 bytes.
-constexpr int64_t aligned(int64_t bytes) { return ceil_div(bytes, 256) * 256; }
+constexpr int64_t aligned(int64_t bytes) { return round_up(bytes, 256); }
 
 }  // namespace jaxgpuops

@@ -1,4 +1,5 @@
-// What a call asks for: buffers and attributes in, a checked problem out. Both backends' handlers start here.
+// Turns the buffers and attributes of a target of counts, segments, searches or selections into a checked problem. The
+// handlers of both backends start here.
 #pragma once
 
 #include "count/count.h"
@@ -8,8 +9,7 @@ namespace jaxgpuops::count {
 
 // The number of bins, which is the size of `counts` along the axis. Its other sizes must be those of x.
 inline int64_t require_counts(ffi::AnyBuffer x, ffi::AnyBuffer counts, int64_t axis) {
-  if (counts.dimensions().size() != x.dimensions().size())
-    throw invalid("counts has rank ", counts.dimensions().size(), ", expected ", x.dimensions().size());
+  require_rank_of("counts", counts, x);
   const int64_t bins = require_rows("counts", counts, axis).length;
   require_type("counts", counts, ffi::DataType::S32);
   require_shape("counts", counts, with_axis(dims_of(x), axis, bins));
@@ -36,8 +36,7 @@ inline Histogram histogram_of(ffi::AnyBuffer x, ffi::AnyBuffer edges, ffi::AnyBu
   problem.rows = require_rows("x", x, axis);
   problem.bins = require_counts(x, counts, axis);
   require_type("edges", edges, x.element_type());
-  if (edges.dimensions().size() != x.dimensions().size())
-    throw invalid("edges has rank ", edges.dimensions().size(), ", expected ", x.dimensions().size());
+  require_rank_of("edges", edges, x);
   if (require_rows("edges", edges, axis).length != problem.bins + 1 || rows_of("edges", edges, axis).inner != 1)
     throw invalid("edges has shape ", text_of(dims_of(edges)), ": it must have ", problem.bins + 1, " along axis ",
                   axis, " and nothing after it");
@@ -55,8 +54,7 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   if (!accepts(problem.dtype))
     throw invalid("data has element type ", printable(data.element_type()), ", which is not supported here");
   const Rows own = require_rows("data", data, axis);
-  if (out.dimensions().size() != data.dimensions().size())
-    throw invalid("out has rank ", out.dimensions().size(), ", expected ", data.dimensions().size());
+  require_rank_of("out", out, data);
   problem.rows = require_rows("out", out, axis);
   const int64_t results = segments < 0 ? problem.rows.length : own.length;
   problem.segments = segments < 0 ? results : segments;
@@ -64,8 +62,7 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
   require_type("out", out, data.element_type());
   problem.byte_ids = ids.element_type() == ffi::DataType::U8;
   if (!problem.byte_ids) require_type("ids", ids, ffi::DataType::S32);
-  if (ids.dimensions().size() != data.dimensions().size())
-    throw invalid("ids has rank ", ids.dimensions().size(), ", expected ", data.dimensions().size());
+  require_rank_of("ids", ids, data);
   Dims whole = dims_of(data);
   for (int64_t d = 0; d < axis; ++d)
     if (whole[d] == 1) whole[d] = ids.dimensions()[d];
@@ -101,8 +98,7 @@ inline Search search_of(ffi::AnyBuffer queries, ffi::AnyBuffer sorted, ffi::AnyB
   problem.right = right;
   problem.rows = rows_of("queries", queries, axis);
   require_type("sorted", sorted, queries.element_type());
-  if (sorted.dimensions().size() != queries.dimensions().size())
-    throw invalid("sorted has rank ", sorted.dimensions().size(), ", expected ", queries.dimensions().size());
+  require_rank_of("sorted", sorted, queries);
   problem.length = require_rows("sorted", sorted, axis).length;
   problem.sorted = require_broadcast("sorted", sorted, with_axis(dims_of(queries), axis, problem.length), axis);
   require_type("places", places, ffi::DataType::S32);
@@ -118,8 +114,7 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
   problem.order = sort_order_of(element, false);
   problem.rows = require_rows("x", x, axis);
   require_type("ranks", ranks, ffi::DataType::S32);
-  if (ranks.dimensions().size() != x.dimensions().size())
-    throw invalid("ranks has rank ", ranks.dimensions().size(), ", expected ", x.dimensions().size());
+  require_rank_of("ranks", ranks, x);
   problem.count = require_rows("ranks", ranks, axis).length;
   const Dims dims = with_axis(dims_of(x), axis, problem.count);
   problem.ranks = require_broadcast("ranks", ranks, dims, axis);
@@ -141,9 +136,8 @@ inline Choose choose_of(ffi::AnyBuffer x, ffi::AnyBuffer fill, ffi::AnyBuffer pl
   problem.rows = require_rows("x", x, axis);
   if (problem.rows.inner != 1) throw invalid("x has dimensions after axis ", axis);
   require_type("places", places, ffi::DataType::S32);
-  for (const auto& [name, other] : {std::pair{"fill", fill}, std::pair{"places", places}})
-    if (other.dimensions().size() != x.dimensions().size())
-      throw invalid(name, " has rank ", other.dimensions().size(), ", expected ", x.dimensions().size());
+  require_rank_of("fill", fill, x);
+  require_rank_of("places", places, x);
   problem.size = require_rows("places", places, axis).length;
   require_shape("places", places, with_axis(dims_of(x), axis, problem.size));
   require_type("fill", fill, ffi::DataType::S32);
@@ -151,7 +145,8 @@ inline Choose choose_of(ffi::AnyBuffer x, ffi::AnyBuffer fill, ffi::AnyBuffer pl
   return problem;
 }
 
-// What the handlers take, in the order of their parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 
 template <class Backend>
 auto bincount_binding() {
@@ -215,7 +210,7 @@ auto softmax_binding() {
   return segments_binding<Backend>().template Attr<int64_t>("length");
 }
 
-// The tables of cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

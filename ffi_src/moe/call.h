@@ -1,5 +1,5 @@
-// Turns buffers and attributes into a checked problem. The handlers of both backends start here. The values of the
-// indices are not checked, since `plan` has computed them.
+// Turns the buffers and attributes of a target into a checked problem. The handlers of both backends start here. The
+// values of the indices are not checked, since moe_plan has computed them.
 #pragma once
 
 #include "ffi.h"
@@ -131,7 +131,8 @@ inline VjpCall vjp_call(ffi::AnyBuffer y, ffi::AnyBuffer ct, ffi::AnyBuffer row_
   return call;
 }
 
-// The operands, results and attributes of the targets, in the order of the handlers' parameters.
+// The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
+// the handlers' parameters.
 template <class Backend>
 auto plan_binding() {
   return Backend::scratch(Backend::start()

@@ -12,11 +12,11 @@ namespace jaxgpuops::moe {
 
 constexpr int64_t kMostExperts = 4096;  // with more, the counters of a block do not fit into its shared memory
 
-constexpr int64_t kMostHeld = 512;  // the most assignments of a warp that its registers hold
+constexpr int64_t kMostHeld = 512;  // the most assignments that the registers of a warp hold
 
-constexpr int64_t kClusterHeld = 128;  // and of a warp of a cluster
+constexpr int64_t kClusterHeld = 128;  // the same for a warp of a cluster
 
-constexpr int64_t kWarpMost = 256;  // the most assignments that each warp looks at by itself
+constexpr int64_t kWarpMost = 256;  // the most assignments of kWarp, where each warp looks at all of them
 
 enum class Algorithm {
   kWarp,     // a warp for each 32 experts, which looks at all assignments

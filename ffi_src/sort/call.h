@@ -51,8 +51,7 @@ inline Call segments_call(ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::Remaini
                           bool descending, bool values, bool indices) {
   Call call = sort_call(x, results, axis, descending, values, indices, -1);
   require_type("offsets", offsets, ffi::DataType::S32);
-  if (offsets.dimensions().size() != x.dimensions().size())
-    throw invalid("offsets has rank ", offsets.dimensions().size(), ", expected ", x.dimensions().size());
+  require_rank_of("offsets", offsets, x);
   call.problem.offsets = require_rows("offsets", offsets, axis).length;
   if (call.problem.offsets == 0) throw invalid("offsets is empty along axis ", axis);
   call.problem.offsets_at =
@@ -61,7 +60,7 @@ inline Call segments_call(ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::Remaini
   return call;
 }
 
-// The FFI targets of each backend, defined in cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

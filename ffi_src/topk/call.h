@@ -12,8 +12,7 @@ inline Problem topk_problem(ffi::AnyBuffer x, ffi::AnyBuffer values, ffi::AnyBuf
   const Element element = require_ordered("x", x);
   Problem problem;
   problem.rows = require_rows("x", x, axis);
-  if (values.dimensions().size() != x.dimensions().size())
-    throw invalid("values has rank ", values.dimensions().size(), ", expected ", x.dimensions().size());
+  require_rank_of("values", values, x);
   problem.k = values.dimensions()[axis];
   if (problem.k > problem.rows.length) throw invalid("k is ", problem.k, " but x has length ", problem.rows.length);
   require_type("values", values, x.element_type());
@@ -34,9 +33,7 @@ inline ArgProblem argmax_problem(ffi::AnyBuffer x, ffi::AnyBuffer indices, int64
   require_type("indices", indices, ffi::DataType::S32);
   require_shape("indices", indices, without_axis(dims_of(x), axis));
   problem.key_bits = element.bits;
-  problem.order.order = key_order(element.kind, element.bits, largest);
-  problem.order.sign = element.kind == KeyKind::kFloat ? uint64_t{1} << (element.bits - 1) : 0;
-  problem.order.nan_above = element.nan_above;
+  problem.order = arg_order_of(element, largest);
   return problem;
 }
 

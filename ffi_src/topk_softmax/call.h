@@ -41,8 +41,7 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16 && problem.dtype != DType::kFloat32)
     throw invalid("logits has element type ", printable(logits.element_type()), ", which is not supported here");
   problem.rows = require_rows("logits", logits, axis);
-  if (weights.dimensions().size() != logits.dimensions().size())
-    throw invalid("weights has rank ", weights.dimensions().size(), ", expected ", logits.dimensions().size());
+  require_rank_of("weights", weights, logits);
   problem.k = weights.dimensions()[axis];
   if (problem.k > problem.rows.length)
     throw invalid("k is ", problem.k, " but logits has length ", problem.rows.length);
@@ -75,7 +74,8 @@ inline Call call_of(ffi::AnyBuffer logits, ffi::RemainingArgs arguments, ffi::An
   return call;
 }
 
-// The operands, results and attributes of the targets, in the order of the handlers' parameters.
+// The binding of the target, which both backends share. The operands, results and attributes are in the order of the
+// handler's parameters.
 template <class Backend>
 auto gate_binding() {
   return Backend::start()
@@ -94,7 +94,7 @@ auto gate_binding() {
       .template Attr<bool>("log_sums");
 }
 
-// The FFI targets of each backend, defined in cpu/handlers.cc and cuda/handlers.cc.
+// Defined in cpu/handlers.cc and cuda/handlers.cc.
 std::vector<Target> cpu_targets();
 std::vector<Target> cuda_targets();
 

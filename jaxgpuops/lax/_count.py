@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._derivatives import def_jvp, def_linear
+from jaxgpuops._derivatives import def_jvp, def_linear, sum_to
 from jaxgpuops._primitive import Kernel, batch_first
 from jaxgpuops._split import RULES, Rule, all_axes, ends, filled_axes, plain_rule
 from jaxgpuops.lax.along_axis import along, take_along_axis
-from jaxgpuops.lax.order import from_keys, to_keys
+from jaxgpuops.lax.order import from_keys, identity, to_keys
 
 # ---- Counts ---------------------------------------------------------------------------------------------------------
 
@@ -113,8 +113,8 @@ def histogram(x: jax.Array, edges: jax.Array, axis: int, split=None) -> jax.Arra
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
-# Ids stand along the axis, or several axes of segments. They may have size 1 before it, and always have it after it. Data
-# and tables may have size 1 before it, too: ids of several features share them.
+# Ids stand along the axis (or axes; segments may have several). After it they have size 1. Before it, ids, data and tables
+# may have size 1 where others have more: the ids of several features may share data.
 
 
 def _in_range(ids, length):
@@ -137,13 +137,7 @@ def _each(fn, x, ids, axis):
 
 def empty(name: str, dtype: np.dtype):
     """Returns the result of a segment without rows."""
-    if name == "segment_sum":
-        return np.zeros((), dtype)
-    largest = name == "segment_min"
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.asarray(np.inf if largest else -np.inf, dtype)
-    info = jnp.iinfo(dtype)
-    return np.asarray(info.max if largest else info.min, dtype)
+    return np.zeros((), dtype) if name == "segment_sum" else identity(name.removeprefix("segment_"), dtype)
 
 
 def _segments_fallback(data, ids, *, axis, length, sorted, name, along=None):
@@ -266,28 +260,23 @@ def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, so
 
 
 def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: bool = True) -> jax.Array:
-    """``out[.., j, ..] = table[.., ids[.., j], ..]``, zeros where an id is out of range.
+    """Returns ``out[.., j, ..] = table[.., ids[.., j], ..]``, with zeros where an id is out of range.
 
-    Without ``fill`` it is anything there: XLA's CPU backend makes slow loops of what follows a choice.
+    Without ``fill``, it has any values there: filling is a choice, and XLA's CPU backend makes slow loops of what follows
+    one.
     """
     return take_rows_p(table, ids.astype(np.int32), axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
 def rows_of_segments(table: jax.Array, ids: jax.Array, axis: int | tuple[int, ...], sorted: bool) -> jax.Array:
-    """`take_rows` of what `segments` gives, with its ids and its axis or axes."""
+    """Returns for each row the result of its segment: `take_rows` of a result of `segments`, with the same ids and axes."""
     first, after = ends(axis)
     return take_rows(jax.lax.expand_dims(table, range(first, after - 1)), ids, after - 1, sorted)
 
 
-def sum_to(x: jax.Array, shape: tuple, axis: int) -> jax.Array:
-    """Returns the cotangent of an array that had size 1 in some dimensions before the axis."""
-    shared = tuple(d for d in range(axis) if shape[d] == 1 and x.shape[d] != 1)
-    return jnp.sum(x, shared, keepdims=True) if shared else x
-
-
 def _segment_sum_transpose(ct, data, ids, *, axis, length, sorted, along, split=None):
     ct = ct if split is None else split.cotangent(ct)
-    return sum_to(rows_of_segments(ct, ids, axis, sorted), data.shape, ends(axis)[0])
+    return sum_to(rows_of_segments(ct, ids, axis, sorted), data.shape)
 
 
 def _take_transpose(ct, table, ids, *, axis, sorted, fill, along):
@@ -297,7 +286,7 @@ def _take_transpose(ct, table, ids, *, axis, sorted, fill, along):
         first -= 1
     axes = tuple(range(first, axis + 1)) if first < axis else axis
     ct = segments(segment_sum_p, ct, ids, axes, table.shape[axis], sorted and first == axis, table.sharding.spec[axis])
-    return sum_to(jax.lax.expand_dims(ct, range(first, axis)), table.shape, first)
+    return sum_to(jax.lax.expand_dims(ct, range(first, axis)), table.shape)
 
 
 def_linear(segment_sum_p, _segment_sum_transpose)

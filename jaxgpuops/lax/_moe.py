@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._derivatives import def_jvp
@@ -212,10 +212,6 @@ RULES["moe_combine"] = lambda choices, **_: Rule(
 )
 
 
-for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
-    batch_first(_each)
-
-
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 
 
@@ -332,15 +328,7 @@ def_jvp(moe_combine_vjp_p, _combine_vjp_jvp)
 
 for _each in (moe_plan_p, moe_dispatch_p, moe_combine_p):
     batch_first(_each)
-
-
-def _batch_combine_vjp(operands, dims, **params):
-    """Batches with the batch dimension first in all operands. Indices without a batch get size 1 there."""
-    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
-    return moe_combine_vjp_p._batch(moved, [None if d is None else 0 for d in dims], **params)
-
-
-batching.primitive_batchers[moe_combine_vjp_p.primitive] = _batch_combine_vjp
+batch_first(moe_combine_vjp_p, always=True)
 
 
 def _derivatives(kernel, other, pair):

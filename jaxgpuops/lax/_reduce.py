@@ -12,7 +12,7 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, Axis, given
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, Axis, AxisName, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
 from jaxgpuops._primitive import Kernel, align, like
@@ -108,16 +108,11 @@ sum_p = _kernel(
 )
 
 
-def with_axis(y: jax.Array, axis) -> jax.Array:
-    """Gives a result its axis, or several, back, with length 1."""
-    return jnp.expand_dims(y, axis)
-
-
 def sum_cotangent(ct, aval, where, axis, divisor, split=None):
     """Returns the cotangent of x: a row's cotangent over the divisor at each of its entries that count, else 0."""
     ct = ct if split is None else split.cotangent(ct)
     ct = ct if divisor == 1 else _divided(ct.astype(_arguments.wide(ct.dtype)), divisor)
-    return _where(where, like(with_axis(ct, axis), aval, split), 0).astype(aval.dtype)
+    return _where(where, like(jnp.expand_dims(ct, axis), aval, split), 0).astype(aval.dtype)
 
 
 def _sum_transpose(cts, x, *where, axis, divisor, split=None, **_):
@@ -157,7 +152,7 @@ def _dot_jvp(outs, primals, tangents, **params):
 def dot_cotangent(ct, other, where, axis):
     """Returns the cotangent of one of the two arrays of a dot product."""
     dtype = _arguments.wide(other.dtype)
-    ct = with_axis(ct.astype(dtype), axis)
+    ct = jnp.expand_dims(ct.astype(dtype), axis)
     return _where(where, ct * other.astype(dtype), 0).astype(other.dtype)
 
 
@@ -232,7 +227,7 @@ def extreme_cotangent(ct, x, y, where, axis, split=None):
     """Returns the cotangent of x, given the cotangent of its maximum or minimum y, which has the axis."""
     ct = ct if split is None else split.cotangent(ct)
     takes, count = _takes(x, y, where, axis, split)
-    share = with_axis(ct, axis).astype(count.dtype) / count
+    share = jnp.expand_dims(ct, axis).astype(count.dtype) / count
     return jnp.where(takes, share, np.zeros((), share.dtype)).astype(ct.dtype)
 
 
@@ -249,7 +244,7 @@ def_jvp_by_fallback(extreme_jvp_p)
 
 def _extreme_jvp(outs, primals, tangents, *, axis, **params):
     x, *where = primals
-    return extreme_jvp_p(tangents[0], x, with_axis(outs[0], axis), *where, axis=axis, **params)
+    return extreme_jvp_p(tangents[0], x, jnp.expand_dims(outs[0], axis), *where, axis=axis, **params)
 
 
 def_jvp(max_p, _extreme_jvp)
@@ -291,7 +286,6 @@ RULES["extreme_jvp"] = plain_rule(extreme_jvp_p)
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
 KERNELS = {"sum": sum_p, "max": max_p, "min": min_p, "dot": dot_p}
-AxisName = _arguments.AxisName
 
 
 def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):

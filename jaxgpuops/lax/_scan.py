@@ -11,12 +11,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import COMPLEX, FLOATS, given
+from jaxgpuops._arguments import COMPLEX, FLOATS, AxisName, given
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax.scan_primitives import CUMULATIVE, CUMULATIVE_DTYPES, last, linear_scan_p
-
-AxisName = _arguments.AxisName
 
 
 def cumulative_operands(op, arg, name, x, starts, axis, names):

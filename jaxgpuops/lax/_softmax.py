@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, given
+from jaxgpuops._arguments import FLOATS, FLOATS8, INTEGERS, Axis, AxisName, given
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
@@ -23,7 +23,6 @@ from jaxgpuops.lax.softmax_primitives import bind, log_softmax_p, logsumexp_p, s
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 
-AxisName = _arguments.AxisName
 
 DTYPES = FLOATS | FLOATS8 | INTEGERS | {np.dtype(bool)}
 

@@ -15,7 +15,8 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._derivatives import def_jvp, differentiated
+from jaxgpuops._arguments import AxisName
+from jaxgpuops._derivatives import def_jvp, differentiated, zero_tangent
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule, by_rows, manual
 from jaxgpuops.lax._count import bincount, take_rows
@@ -24,8 +25,8 @@ from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import sort_keys
 
 MAX_KEYS = 4
-# The most pairs of places and offsets that are compared to find the segments of places: XLA makes one kernel of it, where
-# counting and gathering take four. On a GPU that takes no longer even if there are many more.
+# The segment of each place is found by comparing it with all offsets, if there are at most so many pairs: XLA makes one
+# kernel of that, where counting and gathering take four. A GPU compares many more pairs in that time.
 MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
 # The longest rows that are sorted by segment and key together if that takes integers of 64 bits. To sort longer rows twice
 # takes no longer on a GPU, and half the time on a CPU.
@@ -70,12 +71,16 @@ sort_p = Kernel(
 def _sort_jvp(primals, tangents, *, indices, axis, values, split=None, **params):
     """The permutation is locally constant, so tangents are permuted like the elements."""
     outs = sort_p(*primals, axis=axis, values=values, indices=True, split=split, **params)
-    zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
-    follow = lambda t: take_along_axis(t, outs[-1], axis, split, permutes=True)
-    tangents = [zero(outs[0]) if isinstance(t, ad.Zero) else follow(t) for t in tangents]
+    return _with_tangents(outs, tangents[0], axis, values, indices, split)
+
+
+def _with_tangents(outs, tangent, axis, values, indices, split=None):
+    """Returns the results that are wanted, of values and indices, and their tangents."""
     if not values:
-        return outs, [zero(outs[0])]
-    return outs[: 1 + indices], [*tangents, zero(outs[-1])][: 1 + indices]
+        return outs, [zero_tangent(outs[0])]
+    is_zero = isinstance(tangent, ad.Zero)
+    moved = zero_tangent(outs[0]) if is_zero else take_along_axis(tangent, outs[1], axis, split, permutes=True)
+    return outs[: 1 + indices], [moved, zero_tangent(outs[1])][: 1 + indices]
 
 
 ad.primitive_jvps[sort_p.primitive] = _sort_jvp
@@ -95,7 +100,7 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
 
 
 def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: int) -> jax.Array:
-    """Returns the number of each place's segment: of the offsets at or before it."""
+    """Returns the number of the segment of each place, which is how many offsets are at or before it."""
     length, count = shape[axis] if split is None else split.length, offsets.shape[0]
     edges, dtype = bounds(offsets, length), np.min_scalar_type(count)
     known = not any(map(jax.export.is_symbolic_dim, (*shape, count)))
@@ -180,10 +185,9 @@ RULES["sort_together"] = by_rows(sort_together_p)
 
 def _sort_together_jvp(primals, tangents, *, axis, indices, split=None, **params):
     *outs, order = sort_together_p(*primals, axis=axis, indices=True, split=split, **params)
-    zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
     follow = lambda t: take_along_axis(t, order, axis, split, permutes=True)
-    tangents = [zero(y) if isinstance(t, ad.Zero) else follow(t) for t, y in zip(tangents, outs, strict=True)]
-    return ([*outs, order], [*tangents, zero(order)]) if indices else (outs, tangents)
+    tangents = [zero_tangent(y) if isinstance(t, ad.Zero) else follow(t) for t, y in zip(tangents, outs, strict=True)]
+    return ([*outs, order], [*tangents, zero_tangent(order)]) if indices else (outs, tangents)
 
 
 ad.primitive_jvps[sort_together_p.primitive] = _sort_together_jvp
@@ -260,12 +264,7 @@ def sort_segments(x, offsets, axis: int, descending: bool, values: bool, indices
 
 def _sort_segments_jvp(primals, tangents, *, axis, indices, values, **params):
     outs = sort_segments_p(*primals, axis=axis, values=values, indices=True, **params)
-    zero = lambda out: ad.Zero(jax.typeof(out).to_tangent_aval())
-    if not values:
-        return outs, [zero(outs[0])]
-    is_zero = isinstance(tangents[0], ad.Zero)
-    tangent = zero(outs[0]) if is_zero else take_along_axis(tangents[0], outs[1], axis, permutes=True)
-    return outs[: 1 + indices], [tangent, zero(outs[1])][: 1 + indices]
+    return _with_tangents(outs, tangents[0], axis, values, indices)
 
 
 ad.primitive_jvps[sort_segments_p.primitive] = _sort_segments_jvp
@@ -372,12 +371,12 @@ def_jvp(ranked_p, _ranked_jvp)
 
 
 def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
-    """The elements of those ranks along the axis, which all rows share, and whether the last is NaN."""
+    """Returns the elements of these ranks, which all rows share, and whether the last element of each row is NaN."""
     return ranked_p(*align(x, ranks), axis=axis, split=split)
 
 
 def _select_split(select, splits, x, ranks, *, axis):
-    """Devices exchange their parts of the axis for rows, and then tell each other what they have found."""
+    """Devices exchange their parts of the axis for rows, select in these, and gather the results."""
     split = splits[axis]
     dim = _rows_to_exchange(split, x, ranks, axis)
     there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
@@ -441,7 +440,7 @@ def sort(
     is_stable: bool = True,
     num_keys: int = 1,
     *,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Sorts one array, or several by the first of them: `jax.lax.sort` as a kernel.
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._arguments import FLOATS, FLOATS8
+from jaxgpuops._arguments import FLOATS, FLOATS8, AxisName
 from jaxgpuops._derivatives import def_jvp
 from jaxgpuops._primitive import Kernel
 from jaxgpuops._split import RULES, Rule, manual
@@ -101,9 +101,7 @@ def _top_k(operand, k, axis, names):
     return top_k_p(operand, axis=axis, k=k, largest=True, sorted=True, split=split)
 
 
-def top_k(
-    operand: ArrayLike, k: int, *, axis: int = -1, axis_name: _arguments.AxisName = None
-) -> tuple[jax.Array, jax.Array]:
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1, axis_name: AxisName = None) -> tuple[jax.Array, jax.Array]:
     """The ``k`` largest elements along ``axis`` and their indices: `jax.lax.top_k` as a kernel.
 
     Values, order, ties, NaNs, signed zeros and errors are those of `jaxgpuops.topk`. Unlike that function,
@@ -153,8 +151,8 @@ def _argmax_fallback(x, *, axis, largest):
 
 
 def _argmax_left(x, *, axis, largest):
-    """As the fallback, but compares floats, not keys, of which XLA's GPU backend sometimes makes one more kernel. Its CPU
-    backend would take subnormal numbers for zeros."""
+    """As the fallback, but compares floats and not keys, since XLA's GPU backend sometimes makes one more kernel for keys.
+    XLA's CPU backend needs the keys: it takes subnormal floats for zeros."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.int32) if x.dtype.itemsize < 4 else x  # a fifth faster on a GPU
         return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
@@ -282,9 +280,7 @@ def _argmax(operand, axis, index_dtype, names, largest):
     return argmax_p(operand, axis=axis, largest=largest, split=split)[0].astype(index_dtype)
 
 
-def argmax(
-    operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: _arguments.AxisName = None
-) -> jax.Array:
+def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: AxisName = None) -> jax.Array:
     """The index of the largest element along ``axis``: `jax.lax.argmax` as a kernel.
 
     The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are not
@@ -317,9 +313,7 @@ def argmax(
     return _argmax(operand, axis, np.dtype(index_dtype), names, True)
 
 
-def argmin(
-    operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: _arguments.AxisName = None
-) -> jax.Array:
+def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: AxisName = None) -> jax.Array:
     """The index of the smallest element along ``axis``: `jax.lax.argmin` as a kernel.
 
     The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Arguments, result,

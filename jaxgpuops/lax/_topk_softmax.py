@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
+from jaxgpuops._arguments import AxisName
 from jaxgpuops._derivatives import def_jvp
 from jaxgpuops._primitive import Kernel, align
 from jaxgpuops._split import RULES, Rule, manual
@@ -416,7 +417,7 @@ def topk_softmax(
     groups: int = 1,
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> TopKSoftmax:
     """The ``k`` experts with the highest scores, and their weights: as `jaxgpuops.topk_softmax` defines them.
 

@@ -1,9 +1,10 @@
 """take_along_axis and put_along_axis: how tangents follow the indices of a selection, and cotangents return.
 
-Indices are made by this package: int32, in range, and distinct along the axis. That makes each the other's transpose,
-and lets put scatter without atomics. Of the part of a split axis that a device has, those of put may be out of range:
-they go nowhere (``drops`` says so to plain JAX). Where indices are a permutation of the axis, as sorts make them
-(``permutes``), all arrays may be split along it; of other selections only the whole one is.
+Indices are made by this package: int32, in range, and distinct along the axis. So each op is the transpose of the other,
+and put scatters without atomics. If the axis is split over devices, some indices of put are out of range on a device,
+because they belong to other devices: these updates are dropped (the param ``drops`` tells plain JAX). If the indices
+permute the whole axis, as those of sorts do (the param ``permutes``), all arrays may be split along it; otherwise only the
+operand of take and the result of put, which have the whole axis.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from jaxgpuops._derivatives import def_linear
 from jaxgpuops._primitive import Kernel
@@ -96,6 +98,15 @@ def put_along_axis(
 def along(x: jax.Array, axis: int):
     """Returns the axes of an explicit mesh along which x is split in dimension ``axis``."""
     return jax.typeof(x).sharding.spec[axis]
+
+
+def gathered(x: jax.Array, axis: int) -> jax.Array:
+    """Returns x, gathered along ``axis`` if an explicit mesh splits that dimension."""
+    if along(x, axis) is None:
+        return x
+    sharding = jax.typeof(x).sharding
+    spec = sharding.spec.update(partitions=[None if d == axis else s for d, s in enumerate(sharding.spec)])
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 def _take_transpose(ct, x, indices, *, axis, permutes, split=None):

@@ -22,9 +22,10 @@ from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
 from jaxgpuops import _native
-from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given
-from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
+from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given, wide
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to
 from jaxgpuops._primitive import Kernel, as_automatic, groups_after
+from jaxgpuops.lax.order import identity
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
 
@@ -33,8 +34,8 @@ SHORT = 3  # axes of up to so many positions are scanned in one expression
 
 def _leaves(name, rows, avals, **_):
     """Whether XLA is faster on a GPU, as measured on an H200: it makes one loop of a scan along a short axis, its gradient,
-    and what is around them. (But kernels load the rows of 16 bits by vectors.) The choice depends on the axis alone, and so
-    do the bits of floats.
+    and what is around them. (Ours are faster at forward scans of 16-bit rows, which they load as vectors.) The choice does
+    not depend on the batch, so neither do the bits of floats.
     """
     _, length, inner = rows
     forward = name in _FOLD or name == "linear_scan"
@@ -72,12 +73,10 @@ def _optional(rest, initial):
 
 
 def _wide(x):
-    """Converts x to the dtype in which it is computed."""
+    """Converts x to the dtype in which it is computed. None stays None."""
     if x is None:
         return None
-    if x.dtype == np.dtype(bool):
-        return x.astype(np.uint8)
-    return x.astype(np.float32) if x.dtype in FLOATS8 or x.dtype.itemsize == 2 and x.dtype in FLOATS else x
+    return x.astype(np.uint8 if x.dtype == np.dtype(bool) else wide(x.dtype))
 
 
 def _first(x, axis, reverse):
@@ -140,11 +139,6 @@ def _at_first(x, axis, reverse, length, split=None):
 def _or_zero(factor, x):
     """Returns ``factor * x``, and 0 where the factor is 0, whatever x is."""
     return factor * jnp.where((factor == 0) & ~jnp.isfinite(x), np.zeros((), x.dtype), x)
-
-
-def _sum_to(x, shape):
-    axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
-    return jnp.sum(x, axes, keepdims=True) if axes else x
 
 
 def _scan_in_turn(fold, operands, *, axis, reverse):
@@ -250,10 +244,10 @@ def _pull_back(g, a, h, h0, starts, axis, reverse, shape, split=None):
             h0 = jnp.broadcast_to(h0, (*g.shape[:axis], 1, *g.shape[axis + 1 :]))
         operands = given(g, a, h, h0, starts)
         da, db = linear_scan_vjp_p(*operands, axis=axis, reverse=reverse, initial=h0 is not None, split=split)
-        return _sum_to(da, shape), db
+        return sum_to(da, shape), db
     db = _scan(g, a, starts, axis, not reverse, transpose=True, split=split)
     da = _wide(db) * _previous_state(_wide(h), _wide(h0), starts, axis, reverse, split)
-    return _sum_to(da, shape).astype(g.dtype), db
+    return sum_to(da, shape).astype(g.dtype), db
 
 
 def linear_scan_cotangents(g, a, h, h0, starts, axis, reverse):
@@ -452,20 +446,10 @@ _FOLD = {"cumsum": lax.add, "cumprod": lax.mul, "cummax": lax.max, "cummin": lax
 
 
 def _identity(name, dtype):
-    """Returns the first result of an exclusive scan. For extremes it is the lowest or highest number if the dtype has
-    no infinity."""
-    if name in ("cumsum", "cumprod"):
-        return int(name == "cumprod")
-    if name == "cumlogsumexp":
-        return -np.inf
-    highest = name == "cummin"
-    if dtype == np.dtype(bool):
-        return highest
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.iinfo(dtype).max if highest else jnp.iinfo(dtype).min
-    if np.isnan(np.array(np.inf, dtype)):
-        return float(jnp.finfo(dtype).max if highest else jnp.finfo(dtype).min)
-    return np.inf if highest else -np.inf
+    """Returns the first result of an exclusive scan."""
+    if name in ("cummax", "cummin"):
+        return identity(name.removeprefix("cum"), dtype)
+    return {"cumsum": 0, "cumprod": 1, "cumlogsumexp": -np.inf}[name]
 
 
 def _as_initial(name, x):
@@ -512,7 +496,8 @@ CUMULATIVE_DTYPES = {
 
 
 def _cumulative_kernel(name, tangent_kernel=None):
-    """Only the rule of a split axis gives it an h0 (and the param ``initial``): what comes before the first position."""
+    """Makes the kernel of a cumulative operation. Only the rule of a split axis calls it with h0, the fold of everything
+    before the first position, and the param ``initial``."""
     kernel = _kernel(
         name,
         1,

@@ -27,16 +27,17 @@ from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._arguments import FLOATS, given
-from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to, zero_tangent
 from jaxgpuops._primitive import LEFT, Kernel, asks_partitioner, like
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
-# Rows of so few numbers are left to XLA on a GPU: as expressions of a whole row, in which the order of additions is
-# fixed. Those of a pair are elementwise, so XLA makes one loop of them and of what is around them.
+# Rows of up to so many numbers are left to XLA on a GPU: softmax and log_softmax of pairs, log-sum-exps of SHORT numbers. Each
+# is one expression of a row, so the order of additions is fixed, and XLA fuses it with the operations around it.
 PAIR, SHORT = 2, 8
-# The same of the log-sum-exp of float32 columns of so few numbers, at least so many beside each other: a loop over columns.
+# Log-sum-exps of float32 columns of up to SHORT_COLUMN numbers are left to XLA, too, if at least BESIDE columns lie side by
+# side.
 SHORT_COLUMN, BESIDE = 16, 16
 
 
@@ -248,9 +249,9 @@ def _times(y, factor, scale):
 class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
-    A call may have the param ``of_logits`` and x as its last operand. Then the CUDA handler may be given x in the place of
-    y, which it makes on the way: so XLA makes no y, if nothing else needs it. What is left to XLA has both. All other calls
-    leave x out. There is neither a scale nor a mask.
+    A call without a scale and a mask may have the param ``of_logits``, and x as a last operand. The CUDA handler may then
+    be given x in the place of y, and computes y itself: if nothing else needs y, XLA drops the kernel that made it. Where
+    the handler is given y, x is left out. A function that is left to XLA has both.
     """
 
     _MOST_BYTES = 16 << 20
@@ -277,7 +278,7 @@ class _Derivative(Kernel):
     def _takes_x(self, choice, aval, partitioned):
         # A row too long to be held is read once before its maximum and sum are known, so that its bits are not those of a
         # gradient made from y. The choice must then not depend on the batch: it holds for arrays of any size, split over
-        # devices or not. Otherwise large arrays are not kept in the place of y.
+        # devices or not. Other rows take x only in small arrays, because x stays in memory until the backward pass.
         if choice.plan["algorithm"] == "rows_split":
             return True
         size = math.prod(aval.shape) * aval.dtype.itemsize
@@ -412,11 +413,6 @@ def logit_cotangents(dz, x, scale, bias, factor):
     dx = _times(dz, factor, scale).astype(x.dtype)
     dscale = None if scale is None else sum_to(_times(dz * _finite(x), factor, None), scale.shape)
     return dx, dscale, None if bias is None else sum_to(dz, bias.shape).astype(bias.dtype)
-
-
-def sum_to(x: jax.Array, shape: tuple) -> jax.Array:
-    axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
-    return jnp.sum(x, axes, keepdims=True) if axes else x
 
 
 # ---- Softmax and log_softmax ------------------------------------------------------------------------------------------
@@ -580,7 +576,7 @@ def _logsumexp_jvp(primals, tangents, *, axis, parts, factor, scaled, biased, ma
     logits = {"axis": axis, "factor": factor, "scaled": scaled, "biased": biased, "masked": masked, "split": split}
     both = logsumexp_p(x, *rest, parts=True, query_axis=query_axis, **logits)
     outs = both if parts else [whole(both, x.dtype)]
-    zeros = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
+    zeros = list(map(zero_tangent, outs))
     tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
     if all(t is None for t in tangents):
         return outs, zeros

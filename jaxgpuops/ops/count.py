@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName
+from jaxgpuops._derivatives import sum_to
 from jaxgpuops._primitive import align, as_automatic
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _count as _lax
@@ -161,7 +162,7 @@ def _reduced_backward(name, axis, length, sorted, shape, residuals, ct):
     if extreme is not None:
         data, out = extreme
         rows = (_lax.share_of_ties(out, data, ids, axis, sorted) * rows).astype(ct.dtype)
-    return _lax.sum_to(rows, shape, axis), None
+    return sum_to(rows, shape), None
 
 
 _reduced.defvjp(_reduced_forward, _reduced_backward)
@@ -356,7 +357,7 @@ _taken.defvjp(
 
 
 def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    """Data in the dtype that it is computed in, and the other arguments, checked, as `_Of`."""
+    """Checks the arguments; returns the data in the dtype of computations, the ids, the segments, and the dtype of data."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
     ids, count = _rows_of_ids(op, data, segment_ids, num_segments)

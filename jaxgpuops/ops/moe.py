@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops._primitive import like
 from jaxgpuops._split import manual
@@ -91,7 +92,7 @@ def moe_plan(
     *,
     capacity: int | None = None,
     align: int = 1,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> MoEPlan:
     """Where the rows of a mixture of experts go: in the order of experts, then of tokens, then of choices.
 
@@ -378,7 +379,7 @@ def moe_route(
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
     losses: Literal[False] = False,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> tuple[jax.Array, jax.Array, MoEPlan]: ...
 @overload
 def moe_route(
@@ -394,7 +395,7 @@ def moe_route(
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
     losses: Literal[True],
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> tuple[jax.Array, jax.Array, MoEPlan, MoELosses]: ...
 def moe_route(
     logits: ArrayLike,
@@ -409,7 +410,7 @@ def moe_route(
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
     losses: bool = False,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ):
     """A gate and its plan: `topk_softmax` of logits ``(*batch, tokens, num_experts)``, then `moe_plan` of its choice.
 
@@ -461,7 +462,7 @@ def moe_losses(
     expert_ids: ArrayLike,
     *,
     score: Score = "softmax",
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> MoELosses:
     """The auxiliary losses of a gate: how uneven the load of its experts is, and how large its logits are.
 

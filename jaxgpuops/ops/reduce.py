@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxgpuops._arguments import Axis, AxisName
@@ -247,7 +248,7 @@ def _backward(name, axis, params, residuals, ct):
         return dx, dy, *nothing[1:]
     if name == "sum":
         return primitives.sum_cotangent(ct, jax.typeof(x), others, axis, dict(params)["divisor"]), *nothing
-    return primitives.extreme_cotangent(ct, x, primitives.with_axis(out, axis), others, axis), *nothing
+    return primitives.extreme_cotangent(ct, x, jnp.expand_dims(out, axis), others, axis), *nothing
 
 
 _reduce.defvjp(_forward, _backward)

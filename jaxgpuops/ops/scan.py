@@ -10,6 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName, given
+from jaxgpuops._split import manual
 from jaxgpuops.lax import _scan as scan
 from jaxgpuops.lax import scan_primitives
 
@@ -21,7 +23,7 @@ def cumsum(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
-    axis_name: scan.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Sums of the elements up to each position of an axis.
 
@@ -80,7 +82,7 @@ def cumprod(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
-    axis_name: scan.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Products of the elements up to each position of an axis.
 
@@ -126,7 +128,7 @@ def cummax(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
-    axis_name: scan.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The largest element up to each position of an axis.
 
@@ -175,7 +177,7 @@ def cummin(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
-    axis_name: scan.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The smallest element up to each position of an axis.
 
@@ -214,7 +216,7 @@ def cumlogsumexp(
     reverse: bool = False,
     exclusive: bool = False,
     segment_starts: ArrayLike | None = None,
-    axis_name: scan.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The logarithm of the sum of the exponentials of the elements up to each position of an axis.
 
@@ -277,13 +279,13 @@ def _jitted(name, x, starts, axis, names, reverse, exclusive):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _cumulative(name, axis, reverse, exclusive, x, starts=None):
-    operands = scan.given(x, starts)
+    operands = given(x, starts)
     return scan_primitives.CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
 
 
 def _cumulative_forward(name, axis, reverse, exclusive, x, starts=None):
     # The primitive, not `_cumulative`: it has forward mode, so that forward over reverse (`jax.hessian`) works.
-    operands = scan.given(x, starts)
+    operands = given(x, starts)
     y = scan_primitives.CUMULATIVE[name](*operands, axis=axis, reverse=reverse, exclusive=exclusive)[0]
     return y, (starts,) if name == "cumsum" else (x, y, starts)
 
@@ -293,10 +295,10 @@ def _cumulative_backward(name, axis, reverse, exclusive, residuals, ct):
     if ct.dtype == jax.dtypes.float0:  # integers: no gradient
         return None, None
     if name == "cumsum":
-        [dx] = scan_primitives.cumsum_p(*scan.given(ct, starts), axis=axis, reverse=not reverse, exclusive=exclusive)
+        [dx] = scan_primitives.cumsum_p(*given(ct, starts), axis=axis, reverse=not reverse, exclusive=exclusive)
     else:
         params = {"axis": axis, "reverse": reverse, "exclusive": exclusive, "transpose": True}
-        [dx] = scan_primitives.TANGENT[name](ct, *values, *scan.given(starts), **params)
+        [dx] = scan_primitives.TANGENT[name](ct, *values, *given(starts), **params)
     return dx, None
 
 
@@ -315,7 +317,7 @@ def linear_scan(
     reverse: bool = ...,
     segment_starts: ArrayLike | None = ...,
     return_last: Literal[False] = ...,
-    axis_name: scan.AxisName = ...,
+    axis_name: AxisName = ...,
 ) -> jax.Array: ...
 @overload
 def linear_scan(
@@ -327,7 +329,7 @@ def linear_scan(
     reverse: bool = ...,
     segment_starts: ArrayLike | None = ...,
     return_last: Literal[True],
-    axis_name: scan.AxisName = ...,
+    axis_name: AxisName = ...,
 ) -> tuple[jax.Array, jax.Array]: ...
 @overload
 def linear_scan(
@@ -339,7 +341,7 @@ def linear_scan(
     reverse: bool = ...,
     segment_starts: ArrayLike | None = ...,
     return_last: bool = ...,
-    axis_name: scan.AxisName = ...,
+    axis_name: AxisName = ...,
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def linear_scan(
     a: ArrayLike,
@@ -350,7 +352,7 @@ def linear_scan(
     reverse: bool = False,
     segment_starts: ArrayLike | None = None,
     return_last: bool = False,
-    axis_name: scan.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """The linear recurrence ``h[k] = a[k] * h[k - 1] + b[k]`` along an axis.
 
@@ -421,13 +423,13 @@ def _jitted_linear(a, b, h0, starts, axis, names, reverse, return_last):
     op = "jaxgpuops.linear_scan"
     b, a, h0, starts, axis = scan.linear_operands(op, a, b, h0, starts, axis)
     if names is not None:
-        return scan.states(b, a, h0, starts, axis, scan.manual(op, names, b.shape[axis]), reverse, return_last)
+        return scan.states(b, a, h0, starts, axis, manual(op, names, b.shape[axis]), reverse, return_last)
     h = _linear(axis, reverse, a, b, h0, starts)
     return scan.with_last(h, h0, axis, reverse) if return_last else h
 
 
 def _linear_forward(axis, reverse, a, b, h0, starts):
-    operands = scan.given(b, a, h0, starts)
+    operands = given(b, a, h0, starts)
     [h] = scan_primitives.linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=h0 is not None)
     return h, (a, h, h0, starts)
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
@@ -21,7 +21,7 @@ from jaxgpuops.lax import _search as _lax
 from jaxgpuops.lax._count import take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._sort import sort_operands
-from jaxgpuops.lax.along_axis import along, put_along_axis
+from jaxgpuops.lax.along_axis import gathered, put_along_axis
 
 
 def searchsorted(
@@ -30,7 +30,7 @@ def searchsorted(
     side: Literal["left", "right"] = "left",
     *,
     axis: int = -1,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Where queries belong in sorted rows: `jax.numpy.searchsorted` for one row or a batch of them.
 
@@ -92,7 +92,7 @@ def _searchsorted(sorted, queries, axis, right, names):
     else:
         shape = _shape_of_places(op, sorted.shape, queries.shape, axis)
         queries = jnp.broadcast_to(queries, shape)
-    queries, sorted = align(queries, _whole(sorted, axis), apart=axis)
+    queries, sorted = align(queries, gathered(sorted, axis), apart=axis)
     places = _lax.searchsorted(sorted, queries, axis, right).reshape(shape)
     return places if split is None else split.sum(places)
 
@@ -108,15 +108,6 @@ def _shape_of_places(op, sorted, queries, axis):
             f"sorted one dimension; got {queries}"
         )
     return tuple(m if d == axis or n == 1 else n for d, (n, m) in enumerate(zip(sorted, queries, strict=True)))
-
-
-def _whole(x, axis):
-    """Returns x, which over an explicit mesh is then not split along the axis."""
-    if along(x, axis) is None:
-        return x
-    sharding = jax.typeof(x).sharding
-    spec = sharding.spec.update(partitions=[None if d == axis else s for d, s in enumerate(sharding.spec)])
-    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 # ---- What a mask chooses --------------------------------------------------------------------------------------------
@@ -179,7 +170,7 @@ def nonzero(
 @functools.partial(jax.jit, static_argnums=2, inline=True)
 def _nonzero(x, fills, size):
     mask = x if x.dtype == np.dtype(bool) else x != np.zeros((), x.dtype)
-    row = _whole(_flat("jaxgpuops.nonzero", "x", mask), 0)
+    row = gathered(_flat("jaxgpuops.nonzero", "x", mask), 0)
     if x.ndim == 1:
         return (_lax.choose(row, size, fills[0]),)
     place = _lax.choose(row, size)
@@ -234,9 +225,9 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
 @functools.partial(jax.jit, static_argnums=3, inline=True)
 def _compact(x, mask, fill, size):
     axis = _arguments.indexed_axis("jaxgpuops.compact", "x", x, mask.ndim - 1)
-    place = _lax.choose(_whole(mask, mask.ndim - 1), size)
+    place = _lax.choose(gathered(mask, mask.ndim - 1), size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
-    rows, place = align(_whole(x, axis), place)
+    rows, place = align(gathered(x, axis), place)
     return jnp.where(place < np.int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
 
 
@@ -340,7 +331,7 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
     index, inverse, counts = wanted
-    [values], order = sort_operands([_whole(row, 0)], 0, 1, indices=index or inverse)
+    [values], order = sort_operands([gathered(row, 0)], 0, 1, indices=index or inverse)
     place = _lax.choose(values, min(size, length) + 1, starts=True)
     if size > length:  # there are no more; what follows is written without being read
         place = lax.pad(place, np.int32(length), [(0, size - length, 0)])

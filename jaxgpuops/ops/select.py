@@ -15,15 +15,14 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import Axis
+from jaxgpuops._arguments import Axis, AxisName
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._search import searchsorted
 from jaxgpuops.lax._sort import check_operands, follow, permutation, ranked, select, sort_operands, sort_p
-from jaxgpuops.lax.along_axis import take_along_axis
-from jaxgpuops.ops.search import _whole
+from jaxgpuops.lax.along_axis import gathered, take_along_axis
 
 Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]
 METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
@@ -37,7 +36,7 @@ def quantile(
     method: Method = "linear",
     weights: ArrayLike | None = None,
     keepdims: bool = False,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Quantiles along an axis, or several: `jax.numpy.quantile` on a sort of its own.
 
@@ -90,9 +89,7 @@ def quantile(
     return _checked("jaxgpuops.quantile", x, q, axis, method, weights, keepdims, axis_name)
 
 
-def median(
-    x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False, axis_name: _arguments.AxisName = None
-) -> jax.Array:
+def median(x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False, axis_name: AxisName = None) -> jax.Array:
     """Medians along an axis, or several: `jaxgpuops.quantile` of one half, with method "midpoint".
 
     Args:
@@ -270,7 +267,7 @@ def _at(x, place, axis, split):
 # ---- One rank -------------------------------------------------------------------------------------------------------
 
 
-def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: _arguments.AxisName):
+def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: AxisName):
     """Checks an array and a rank along an axis. The rank counts from the largest if it is negative; returns the array, the
     rank from the smallest, the axis and its names."""
     x = _arguments.array(op, "x", x)
@@ -286,9 +283,7 @@ def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: _
     return x, rank % length, axis, names
 
 
-def kth_value(
-    x: ArrayLike, k: int, *, axis: int = -1, axis_name: _arguments.AxisName = None
-) -> tuple[jax.Array, jax.Array]:
+def kth_value(x: ArrayLike, k: int, *, axis: int = -1, axis_name: AxisName = None) -> tuple[jax.Array, jax.Array]:
     """The element of rank k along an axis, and its index.
 
     Args:
@@ -325,7 +320,7 @@ def kth_value(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _kth_value(x, k, axis, names):
-    x, split = _whole(x, axis), manual("jaxgpuops.kth_value", names, x.shape[axis])
+    x, split = gathered(x, axis), manual("jaxgpuops.kth_value", names, x.shape[axis])
     if x.dtype in _arguments.ORDERED_DTYPES:
         rank = jnp.full((1,) * x.ndim, k, np.int32)
         value, index = select(x, rank, axis, split)
@@ -335,7 +330,7 @@ def _kth_value(x, k, axis, names):
     return lax.squeeze(value, (axis,)), lax.squeeze(index, (axis,))
 
 
-def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: _arguments.AxisName = None) -> jax.Array:
+def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: AxisName = None) -> jax.Array:
     """The elements along an axis, reordered: the kth is the one that a sort puts there, none before it is larger, and none
     after it is smaller. That is the contract of `jax.numpy.partition`.
 
@@ -370,5 +365,5 @@ def _partition(x, kth, axis, names):
     split = manual("jaxgpuops.partition", names, x.shape[axis])
     if x.dtype not in _arguments.ORDERED_DTYPES:
         return sort_operands([x], axis, 1, split=split)[0][0]
-    [values] = sort_p(_whole(x, axis), axis=axis, descending=False, values=True, indices=False, kth=kth, split=split)
+    [values] = sort_p(gathered(x, axis), axis=axis, descending=False, values=True, indices=False, kth=kth, split=split)
     return values

@@ -12,11 +12,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import Axis, given
+from jaxgpuops._arguments import Axis, AxisName, given
 from jaxgpuops.lax import cross_entropy_primitives as entropy
 from jaxgpuops.lax import softmax_primitives as primitives
 from jaxgpuops.lax._softmax import (
-    AxisName,
     arguments,
     cross_entropy_arguments,
     cross_entropy_operands,
@@ -66,9 +65,9 @@ def softmax(
 
     Derivatives: with respect to ``x``, ``scale`` and ``bias``; a cotangent that broadcasts is summed. That of ``x`` is
     one kernel, which reads the cotangent and the result (of short rows in small arrays: ``x``). Masked entries have the
-    gradient 0, never NaN. Reverse mode works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For
-    forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.softmax`; here JAX raises
-    TypeError.
+    gradient 0, never NaN. Reverse mode works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`,
+    `jax.hessian`, gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use
+    `jaxgpuops.lax.softmax`; here JAX raises TypeError.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` or a flag that is not known at trace time, and for ``where`` that are
@@ -325,8 +324,8 @@ def softmax_cross_entropy(
     return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
-# Part of the function that is traced, so that the kernel's lowering sees whether logits are an argument of the program. (In
-# jax 0.12 True means that a function is lowered on its own first.)
+# The function is inlined while its caller is traced, so that the kernel's lowering sees whether the logits are an argument of
+# the program. (In jax 0.12, True would lower it on its own first.)
 _INLINE = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 

@@ -8,6 +8,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import check_operands, permutation, sort_operands
@@ -20,7 +21,7 @@ def sort(
     axis: int = -1,
     descending: bool = False,
     offsets: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The elements along an axis in ascending (or descending) order.
 
@@ -90,7 +91,7 @@ def argsort(
     axis: int = -1,
     descending: bool = False,
     offsets: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """The int32 indices that sort along an axis: ``jnp.take_along_axis(x, indices, axis)`` is `jaxgpuops.sort`.
 
@@ -128,7 +129,7 @@ def sort_key_val(
     axis: int = -1,
     descending: bool = False,
     offsets: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> tuple[jax.Array, ...]:
     """Sorts keys along an axis, and other arrays with them.
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName
 from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
@@ -40,7 +41,7 @@ def topk(
     sorted: bool = True,
     offsets: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> TopK:
     """The ``k`` largest (or smallest) elements along an axis, and their indices.
 

@@ -7,7 +7,7 @@ import functools
 import jax
 from jax.typing import ArrayLike
 
-from jaxgpuops import _arguments
+from jaxgpuops._arguments import AxisName
 from jaxgpuops.lax._topk_softmax import (
     Score,
     TopKSoftmax,
@@ -32,7 +32,7 @@ def topk_softmax(
     groups: int = 1,
     topk_groups: int | None = None,
     scale: ArrayLike | None = None,
-    axis_name: _arguments.AxisName = None,
+    axis_name: AxisName = None,
 ) -> TopKSoftmax:
     """The gate of a mixture of experts: the ``k`` experts with the highest scores, and their weights, in one kernel.
 
@@ -66,8 +66,8 @@ def topk_softmax(
 
     Derivatives: of the weights with respect to the logits and ``scale``; the choice is constant, the bias gets no
     gradient. Only the logits of chosen experts have a gradient, except with ``score="softmax"`` and
-    ``normalize=False``, where all logits have one. Reverse mode works, and
-    whatever is built on top of it; for forward mode at the bottom use `jaxgpuops.lax.topk_softmax`.
+    ``normalize=False``, where all logits have one. Reverse mode works, and whatever is built on top of it; for forward
+    mode at the bottom use `jaxgpuops.lax.topk_softmax`.
 
     One kernel takes ``n <= 1024``, ``k <= 64`` and ``groups <= 64`` (not float64); other calls are composed of top-k and
     other kernels.

@@ -19,6 +19,7 @@
 
 #include "common/broadcast.h"
 #include "common/cpu/parallel.h"
+#include "common/rounding.h"
 #include "common/rows.h"
 
 namespace jaxgpuops {
@@ -38,8 +39,6 @@ struct StripShape {
   int64_t resident = 0;             // elements of a strip that a thread can keep
 };
 
-inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 struct Strips {
   Strips(const Rows& memory, const StripShape& shape)
       : turned(memory.elements() > 0 && shape.turned > 0 &&
@@ -50,7 +49,7 @@ struct Strips {
     if (turned) {
       elements = kTurnedElements;
       width = std::min(elements / length / 16 * 16, kTurnedWidth) / memory.inner * memory.inner;
-      count = (rows.inner + width - 1) / width;
+      count = ceil_div(rows.inner, width);
       steps = length;
       blocks = 1;
       resident = true;
@@ -60,11 +59,11 @@ struct Strips {
     elements = inner <= kRowLanes ? shape.row_elements : shape.column_elements;
     const int64_t most =
         inner <= kRowLanes ? inner : std::clamp(elements / length, shape.least_width, shape.most_width);
-    count = (inner + most - 1) / most;
-    width = count == 1 ? inner : round_up((inner + count - 1) / count, 16);
-    count = (inner + width - 1) / width;
+    count = ceil_div(inner, most);
+    width = count == 1 ? inner : round_up(ceil_div(inner, count), 16);
+    count = ceil_div(inner, width);
     steps = elements / width;
-    blocks = (length + steps - 1) / steps;
+    blocks = ceil_div(length, steps);
     resident = blocks * elements <= shape.resident + elements;
   }
 
@@ -122,7 +121,7 @@ class Units {
       const int64_t elements = round_up(std::max<int64_t>(rows.length * rows.inner, 1), 16);
       outers_ = std::max<int64_t>(std::min(strips.elements / elements, kMaxColumns / strips.width), 1);
     }
-    count = (rows.outer + outers_ - 1) / outers_ * strips.count;
+    count = ceil_div(rows.outer, outers_) * strips.count;
   }
 
   Unit operator[](int64_t index) const {
@@ -210,7 +209,6 @@ template <class Job>
 void run_strips(const Job& job, const Strips& strips, const Workers& workers) {
   constexpr int64_t kTaskElements = Job::kTaskElements;
   const Units units(strips);
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   if (strips.blocks == 1 || units.count >= 4 * workers.threads) {
     const int64_t elements = std::max<int64_t>(strips.rows.elements() / std::max<int64_t>(units.count, 1), 1);
     const int64_t share = std::max<int64_t>(kTaskElements / elements, 1);

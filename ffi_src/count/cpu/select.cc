@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/rounding.h"
 #include "count/call.h"
 #include "count/cpu/loops.h"
 
@@ -73,13 +74,13 @@ void select(const Select& problem, const void* x_, const int32_t* ranks, void* v
             const Workers& workers) {
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return;
-  const int64_t inner = rows.inner, tile = std::min(inner, kTile), tiles = (inner + tile - 1) / tile;
+  const int64_t inner = rows.inner, tile = std::min(inner, kTile), tiles = ceil_div(inner, tile);
   const int64_t units = rows.outer * tiles, each = std::max<int64_t>(1, kTaskElements / (rows.length * tile));
   with_width(problem.bits / 8, [&](auto width) {
     using T = decltype(width);
     const auto* x = static_cast<const T*>(x_);
     auto* values = static_cast<T*>(values_);
-    parallel_for(workers, (units + each - 1) / each, [&](int64_t task) {
+    parallel_for(workers, ceil_div(units, each), [&](int64_t task) {
       std::vector<Row<T>> own(tile, Row<T>(rows.length));
       for (int64_t unit = task * each; unit < std::min(units, (task + 1) * each); ++unit) {
         const int64_t o = unit / tiles, first = unit % tiles * tile, columns = std::min(tile, inner - first);

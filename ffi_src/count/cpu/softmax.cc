@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "common/cpu/simd_math.h"
+#include "common/rounding.h"
 #include "count/cpu/loops.h"
 
 namespace jaxgpuops::count {
@@ -68,7 +69,7 @@ void softmax_of(const Segments& problem, const Real* data, const int32_t* ids, R
 
   // Calls body(o, begin, end) for some rows of each outer index.
   const int64_t some = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, inner));
-  const int64_t parts = (rows.length + some - 1) / some;
+  const int64_t parts = ceil_div(rows.length, some);
   const auto for_rows = [&](const auto& body) {
     parallel_for(workers, rows.outer * parts, [&](int64_t task) {
       const int64_t begin = task % parts * some;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/cpu/narrow_float.h"
+#include "common/rounding.h"
 #include "moe/call.h"
 
 namespace jaxgpuops::moe {
@@ -61,7 +62,7 @@ template <class Body>
 void for_each_line(const Workers& workers, int64_t outer, int64_t lines, int64_t inner, const Body& body) {
   if (outer * lines * inner == 0) return;
   const int64_t each = std::max<int64_t>(1, kTaskElements / inner), count = outer * lines;
-  parallel_for(workers, (count + each - 1) / each, [&](int64_t task) {
+  parallel_for(workers, ceil_div(count, each), [&](int64_t task) {
     for (int64_t at = task * each; at < std::min(count, (task + 1) * each); ++at) body(at / lines, at % lines);
   });
 }

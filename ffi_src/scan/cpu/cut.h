@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/cpu/parallel.h"
+#include "common/rounding.h"
 #include "scan/cpu/monoid.h"
 
 namespace jaxgpuops::scan::cpu {
@@ -17,8 +18,6 @@ constexpr int64_t kShort = 512;             // the longest row that is one lane
 constexpr int64_t kBlockTiles = 32;         // tiles of a block, if lanes share rows
 constexpr int64_t kBlockSteps = 512;        // steps of a block of columns; few, so that rounding errors do not add up
 constexpr int64_t kTaskElements = 1 << 15;  // target number of elements of a task of short rows
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // A strip is the rows that are scanned side by side. Its tiles follow each other along the axis and form blocks. The
 // fold of a block starts with its own first element, so that blocks can be folded in parallel.

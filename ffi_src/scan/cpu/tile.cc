@@ -5,6 +5,7 @@
 
 #include "common/cpu/narrow_float.h"
 #include "common/cpu/transpose.h"
+#include "common/rounding.h"
 
 namespace jaxgpuops::scan::cpu {
 namespace {
@@ -33,7 +34,6 @@ struct Block {
       first_run = 0, runs = all, first_step = first.first, steps = first.last - first.first;
       return;
     }
-    const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
     first_run = std::min(ceil_div(std::max<int64_t>(-(tile.first + shift + begin), 0), tile.spread), all);
     const int64_t room = tile.length - (tile.first + shift + end);  // positions after those of the first part
     runs = std::max<int64_t>(std::min(room < 0 ? 0 : room / tile.spread + 1, all) - first_run, 0);

@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> plan -> launch.
+// CUDA handlers of the scans: each checks its buffers, plans the call and launches the kernels.
 #include "common/cuda/device.h"
 #include "scan/call.h"
 #include "scan/cuda/launch.h"

@@ -1,4 +1,4 @@
-// CUDA handlers: buffers -> plan -> launch.
+// CUDA handlers of top-k and argmax: each checks its buffers, plans the call and launches the kernels.
 #include "common/cuda/device.h"
 #include "topk/call.h"
 #include "topk/cuda/launch.h"

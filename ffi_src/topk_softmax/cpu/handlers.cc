@@ -6,6 +6,7 @@
 
 #include "common/cpu/narrow_float.h"
 #include "common/cpu/simd_math.h"
+#include "common/rounding.h"
 #include "topk/cpu/selector.h"
 #include "topk_softmax/call.h"
 
@@ -263,7 +264,7 @@ void run(const Call& call, const Workers& workers) {
   const Rows& rows = call.problem.rows;
   if (rows.count() == 0 || call.problem.k == 0) return;
   const int64_t rows_a_task = std::max<int64_t>(1, kTaskElements / rows.length);
-  parallel_for(workers, (rows.count() + rows_a_task - 1) / rows_a_task, [&](int64_t task) {
+  parallel_for(workers, ceil_div(rows.count(), rows_a_task), [&](int64_t task) {
     Gate<Element, kBiased> gate(call.problem, call.buffers);
     const int64_t last = std::min(rows.count(), (task + 1) * rows_a_task);
     for (int64_t r = task * rows_a_task; r < last; ++r) gate.run(r / rows.inner, r % rows.inner);

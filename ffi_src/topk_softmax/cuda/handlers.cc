@@ -1,4 +1,4 @@
-// CUDA handler: buffers -> plan -> launch.
+// CUDA handler of the gate: checks its buffers, plans the call and launches the kernel.
 #include "common/cuda/device.h"
 #include "topk_softmax/call.h"
 #include "topk_softmax/cuda/launch.h"
