@@ -234,8 +234,8 @@ def test_large_offsets_do_not_wrap():
     x = np.arange(6.0)[::-1]
     for dtype in (np.int64, np.uint64):
         offsets = np.array([2, (1 << 32) + 3], dtype)
-        for x64 in (False, True):
-            with jax.enable_x64(x64):
+        for wide in (False, True):
+            with jax.enable_x64(wide):
                 assert jaxgpuops.sort(x, offsets=offsets).tolist() == [5, 4, 0, 1, 2, 3]
                 assert jaxgpuops.topk(x, 2, offsets=offsets).indices.tolist() == [[2, 3]]
                 assert jaxgpuops.topk(x, 2, lengths=offsets[1]).indices.tolist() == [0, 1]
