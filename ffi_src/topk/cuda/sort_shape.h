@@ -15,6 +15,7 @@ constexpr int kSortFew = 4;              // elements of a thread if a selection 
 constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a block, if it has several rows
 constexpr int kMostManyBytes = 4;        // of keys; wider ones would not fit into the registers of that warp
 constexpr int kManyEach = 32;            // elements of a thread if there are many rows of more than 512 elements
+constexpr int kMostPickEach = 64;        // the most elements of a thread if a warp selects from a row
 
 // Whether a block of threads sorts each row, not a part of a warp.
 constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team > 32; }
@@ -41,15 +42,37 @@ constexpr int64_t sort_tile_bytes(int64_t elements, int64_t key_bytes, int64_t i
   return (elements * key_bytes + (inner == 1 ? 15 : 0) + 15) / 16 * 16;
 }
 
-// The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole. They are sorted by
-// the team, or by as many warps of a block as they need. For results in the order of indices, exactly k are selected
-// and none is sorted, unless k is so small, or keys so long, that more steps of the selection take longer than a sort.
+#ifdef LAB
+extern int lab_exact;
+#endif
+// Whether the selected elements need not be sorted: results in the order of indices, unless k is so small, or keys so
+// long, that the steps to exactly k elements take longer than a sort.
+constexpr bool selects_exactly(int64_t length, int64_t k, int key_bytes, bool sorted) {
+  return !sorted && 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
+}
+
+// The most elements that a warp selects from a row, to be sorted in its place; 0: the row is not for a warp that
+// selects.
+constexpr int pick_each(int64_t length) { return length <= 32 * kManyEach ? kManyEach : kMostPickEach; }
+inline int64_t pick_room(int64_t length, int64_t k, int key_bytes, bool sorted) {
+#ifdef LAB
+  if (!lab_exact) return 0;
+#endif
+  if (length <= 128 || length > 32 * (key_bytes == 8 ? kManyEach : kMostPickEach) || k == length) return 0;
+  if (selects_exactly(length, k, key_bytes, sorted)) return k;
+  int64_t few = 64;
+  while (few < 256 && 9 * k > 8 * few && 4 * few <= length) few *= 2;
+  return k <= few && 2 * few <= length ? few : 0;
+}
+
+// The same for the team of `shape`. As many warps of a block as they need sort the selected elements.
 inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k, int key_bytes, bool sorted) {
-  const bool exact = 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
-  if (!sorted && exact) return shape.each == 16 && length > 128 && k < length ? k : 0;
-  int64_t few = kSortFew * std::min(shape.team, 32);
+  if (shape.each >= kManyEach) return pick_room(length, k, key_bytes, sorted);
+  if (shape.each != 16 || shape.team <= 32) return 0;
+  if (selects_exactly(length, k, key_bytes, sorted)) return k < length ? k : 0;
+  int64_t few = kSortFew * 32;
   while (few < kSortFew * shape.team && 5 * k > 4 * few) few *= 2;
-  return shape.each == 16 && 5 * k <= 4 * few && length > 128 && length >= 2 * few ? few : 0;
+  return 5 * k <= 4 * few && length >= 2 * few ? few : 0;
 }
 
 inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t multiprocessors,
@@ -73,7 +96,8 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
     shape.each = 4;
   if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
     shape.each = kManyEach;
-  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : team(shape.each));
+  if (pick_room(rows.length, k, key_bytes, sorted)) shape.each = pick_each(rows.length);
+  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : shape.each >= kManyEach ? 32 : team(shape.each));
   // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
   if (sorts_by_block(shape.each, shape.team)) shape.threads = shape.team;
