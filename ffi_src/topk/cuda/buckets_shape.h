@@ -19,7 +19,8 @@ constexpr int64_t kBucketsSlice = 1 << 13, kBucketsSliceOfTwo = 1 << 16;
 constexpr uint32_t kBucketsSample = 16;                           // the most elements of a row that a thread samples
 constexpr uint32_t kFewestSplitters = 64, kMostSplitters = 2048;  // a row has one bucket more
 constexpr uint32_t kBucketsDigits = 1 << 11;
-constexpr size_t kBucketsStagedBytes = 64 << 10;  // candidates that a block collects before it lists them
+constexpr size_t kBucketsStagedBytes = 60 << 10;  // candidates that a block collects before it lists them
+constexpr uint32_t buckets_staged(size_t composite) { return static_cast<uint32_t>(kBucketsStagedBytes / composite); }
 // A block sorts the buckets that begin within so many places,
 constexpr uint32_t buckets_window(size_t composite) { return static_cast<uint32_t>((16 << 10) / composite); }
 // in shared memory if they have at most so many candidates. Up to so many candidates of a row are not divided: a block
@@ -64,6 +65,16 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   shape.bytes = shape.in_order + shape.room * composite;
   return shape;
 }
+// Whether the sample, in order, divides the candidates of a row into buckets that are small enough. Between two of the
+// best samples of threads lie so many elements that hardly ever 18 times as many do. The blocks of a row must have room
+// for all candidates in shared memory.
+inline bool sample_divides(int64_t length, int64_t k, int key_bytes, int64_t slices) {
+  const BucketsShape shape = buckets_shape(length, k, key_bytes);
+  const int64_t composite = composite_bytes(key_bytes), threads = kBucketsThreads;
+  const int64_t between = length / shape.sample / (threads - shape.reach);
+  return 18 * between + buckets_window(composite) / 4 <= buckets_room(composite) && shape.reach < threads &&
+         shape.room / slices + 1024 <= buckets_staged(composite);
+}
 static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= buckets_room(16));
 
 // Bytes of shared memory: bins and counters, then what the block has staged, or the splitters (twice) and two numbers
@@ -71,7 +82,8 @@ static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= buckets_ro
 constexpr size_t buckets_control(size_t composite) { return stream_control_bytes(composite, kBucketsThreads); }
 constexpr size_t buckets_shared(size_t composite) {
   return buckets_control(composite) +
-         std::max<size_t>(kBucketsStagedBytes, kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
+         std::max<size_t>(kBucketsStagedBytes + kBucketsThreads * (2 * composite + 8),
+                          kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
 }
 constexpr size_t buckets_sort_shared(size_t composite) {
   return buckets_control(composite) + 2 * buckets_room(composite) * composite;
