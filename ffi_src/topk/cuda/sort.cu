@@ -134,6 +134,18 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
   return false;
 }
 
+// Whether neighbours have words with the same key bits, so that they may be in the wrong order.
+template <class Key, int kEach, class Team>
+__device__ __forceinline__ bool has_ties(const Row<Key>& row, uint32_t count, const Team& team,
+                                         const uint32_t (&words)[kEach]) {
+  const uint32_t first = team.t * kEach, next = team.from(1, words[0]);
+  bool tied = false;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j)
+    tied |= first + j + 1 < count && (words[j] ^ (j + 1 < kEach ? words[(j + 1) % kEach] : next)) <= row.mask();
+  return team.any(tied);
+}
+
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
 template <class Key, int kEach, bool kBlock, bool kFirst>
@@ -171,7 +183,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
     if constexpr (kWide) {
       if (guesses) {
         guesses = false;
-        if (!mend(row, count, team, index)) {
+        if (has_ties(row, count, team, words) && !mend(row, count, team, index)) {
           digits = true;
           shift = 0;
           continue;
