@@ -52,7 +52,7 @@ struct Buckets : Call {
   int64_t first_row;
   uint32_t slices;  // blocks that share a row
   uint32_t sample, reach, splitters, room;
-  uint32_t alone;  // the most candidates of a row that are not divided
+  uint32_t alone;   // the most candidates of a row that are not divided
   uint32_t window;  // places within which buckets begin that one block sorts
   bool direct;      // the sample divides the candidates
   int64_t starts, list, in_order;
@@ -217,8 +217,8 @@ struct Block {
   __device__ __forceinline__ C* samples() const { return buffer + kStaged<C>; }
 
   // Sorts so many values, a power of two, from `to` on, where there must be room for them twice, and returns where they
-  // are. Each warp sorts 32 of them at a time. Then neighbouring runs are merged: a value's place is its rank in its own
-  // run plus that in the other one.
+  // are. Each warp sorts 32 of them at a time. Then neighbouring runs are merged: a value's place is its rank in its
+  // own run plus that in the other one.
   template <class Load>
   __device__ __forceinline__ C* sorted(C* to, uint32_t count, Load load) const {
     C* merged = to + count;
@@ -718,8 +718,10 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
   a.direct = !kColumns && sample_divides(problem.rows.length, problem.k, sizeof(Key), a.slices);
   a.window = buckets_window(sizeof(C)) / (a.direct && a.sorted ? 4 : 1);
 #ifdef LAB
-  if (!lab_exact) a.direct = false, a.window = buckets_window(sizeof(C));
-  else if (lab_alone && a.direct && a.sorted) a.window = lab_alone;
+  if (!lab_exact)
+    a.direct = false, a.window = buckets_window(sizeof(C));
+  else if (lab_alone && a.direct && a.sorted)
+    a.window = lab_alone;
 #endif
   const uint32_t windows = (a.k + a.window - 1) / a.window;
   a.alone = !a.direct && (a.sorted || windows == 1) ? kRoom<C> : 0;

@@ -81,9 +81,8 @@ static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= buckets_ro
 // for each bucket; in the second kernel, candidates (twice).
 constexpr size_t buckets_control(size_t composite) { return stream_control_bytes(composite, kBucketsThreads); }
 constexpr size_t buckets_shared(size_t composite) {
-  return buckets_control(composite) +
-         std::max<size_t>(kBucketsStagedBytes + kBucketsThreads * (2 * composite + 8),
-                          kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
+  return buckets_control(composite) + std::max<size_t>(kBucketsStagedBytes + kBucketsThreads * (2 * composite + 8),
+                                                       kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
 }
 constexpr size_t buckets_sort_shared(size_t composite) {
   return buckets_control(composite) + 2 * buckets_room(composite) * composite;
