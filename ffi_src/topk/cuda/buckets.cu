@@ -218,7 +218,8 @@ struct Block {
 
   // Sorts so many values, a power of two, from `to` on, where there must be room for them twice, and returns where they
   // are. Each warp sorts 32 of them at a time. Then neighbouring runs are merged: a value's place is its rank in its
-  // own run plus that in the other one.
+  // own run plus that in the other one, behind the equal values of an earlier run. (Threads may sample the same
+  // element.)
   template <class Load>
   __device__ __forceinline__ C* sorted(C* to, uint32_t count, Load load) const {
     C* merged = to + count;
@@ -237,12 +238,14 @@ struct Block {
       to[i] = mine;
     }
     __syncthreads();
-    const auto above = [](const C* run, uint32_t size, C c) {  // the rank of c in a run, whose size is a power of two
+    // The rank of c in a run, whose size is a power of two.
+    const auto above = [](const C* run, uint32_t size, C c, bool later) {
       uint32_t rank = 0;
+      const auto before = [&](C other) { return other > c || (later && other == c); };
 #pragma unroll 1
       for (uint32_t half = size / 2; half; half /= 2)
-        if (run[rank + half - 1] > c) rank += half;
-      return rank + (run[rank] > c);
+        if (before(run[rank + half - 1])) rank += half;
+      return rank + before(run[rank]);
     };
 #pragma unroll 1
     for (uint32_t size = 32; size < count; size *= 2) {
@@ -250,7 +253,7 @@ struct Block {
       for (uint32_t i = tid; i < count; i += kThreads) {
         const C mine = to[i];
         const uint32_t run = i & ~(size - 1);
-        merged[(run & ~size) + (i - run) + above(to + (run ^ size), size, mine)] = mine;
+        merged[(run & ~size) + (i - run) + above(to + (run ^ size), size, mine, i & size)] = mine;
       }
       __syncthreads();
       C* const from = to;

@@ -37,7 +37,9 @@ template <class Key>
 // 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
 constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
 constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }  // blocks of a multiprocessor
-constexpr int pick_residents(size_t key_bytes, int each) { return key_bytes == 8 || each > 32 ? 2 : 3; }
+constexpr int pick_residents(size_t key_bytes, int each) {
+  return each == 16 ? 4 : key_bytes == 8 || each > 32 ? 2 : 3;
+}
 
 template <class Key>
 __device__ __forceinline__ void load_element(const Key* from, Key* to) {
@@ -207,7 +209,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
 }
 
 // Selects at least k elements of a row and at most a.most, among them the k best: those that reach a threshold, and of
-// those that equal it the first ones, if there are too many. The team is a warp or a block.
+// those that equal it the first ones, if there are too many. The team is half a warp, a warp or a block.
 //
 // The threshold is sought between the least and the largest key, where a line through the last two counts meets the
 // wanted number; every fourth step halves the range, so that no data take long.
@@ -216,18 +218,21 @@ struct Selection {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
   using Bits = std::conditional_t<(kEach > 32), uint64_t, uint32_t>;  // one for each of the thread's elements
   static constexpr int kGroup = 4;  // slots that are skipped together, if no thread has an element there
+  static constexpr uint32_t kLanes = kEach == 16 && !kBlock ? 16 : 32;
 
   const Args& a;
   const Row<Key>& row;
   const SortTeam<kEach, kBlock>& team;
   Word low = 0, largest = 0;  // the threshold, and the largest key of the row
 
-  __device__ __forceinline__ uint32_t at(int j) const { return team.t + j * (kBlock ? team.size : 32); }
+  // Whether a condition that the threads of a team have in common holds for any team of the warp.
+  __device__ __forceinline__ static bool any(bool b) { return kLanes == 32 ? b : __any_sync(kEveryLane, b); }
+  __device__ __forceinline__ uint32_t at(int j) const { return team.t + j * (kBlock ? team.size : kLanes); }
   template <class Use>
   __device__ __forceinline__ void each(Use use) const {
 #pragma unroll
     for (int g = 0; g < kEach; g += kGroup) {
-      if (!kBlock && g * 32 >= row.n) break;
+      if (!kBlock && g * kLanes >= row.n) break;
 #pragma unroll
       for (int j = g; j < g + kGroup; ++j) use(j);
     }
@@ -239,10 +244,11 @@ struct Selection {
   __device__ __forceinline__ void rank(Bits bits, Use use) const {
     const uint32_t lane = threadIdx.x % 32, before = (1u << lane) - 1;
     if constexpr (!kBlock) {
+      const uint32_t mates = kLanes == 32 ? kEveryLane : 0xffffu << (lane & 16);
       uint32_t to = 0;
 #pragma unroll 4
-      for (uint32_t j = 0; j < (row.n + 31) / 32; ++j) {
-        const uint32_t all = __ballot_sync(kEveryLane, bits >> j & 1);
+      for (uint32_t j = 0; j * kLanes < row.n; ++j) {
+        const uint32_t all = __ballot_sync(kEveryLane, bits >> j & 1) & mates;
         use(j, to + __popc(all & before));
         to += __popc(all);
       }
@@ -280,7 +286,7 @@ struct Selection {
   }
 
   // Lists the elements in the order of their indices, and returns how many there are.
-  __device__ __forceinline__ uint32_t list() {
+  __device__ __forceinline__ uint32_t list(bool live) {
     Word keys[kEach], high = 0;
     low = static_cast<Key>(~Key{0});
     each([&](int j) {
@@ -294,7 +300,7 @@ struct Selection {
     uint32_t reached = row.n, passed = 0;
     const float wanted = 0.5f * static_cast<float>(a.k + a.most);
 #pragma unroll 1
-    for (uint32_t step = 0; reached > a.most && low < high; ++step) {
+    for (uint32_t step = 0; any(reached > a.most && low < high); ++step) {
       const Word range = high - low;
       float share = __fdividef(static_cast<float>(reached) - wanted, static_cast<float>(reached - passed));
       if (step % 4 == 3) share = 0.5f;
@@ -302,6 +308,7 @@ struct Selection {
       float counts[2] = {};
       each([&](int j) { count_reaching(counts[j % 2], keys[j], middle); });
       const uint32_t count = team.sum(static_cast<uint32_t>(counts[0] + counts[1]), step);
+      if (reached <= a.most || low == high) continue;
       if (count >= a.k) {
         low = middle, reached = count;
       } else {
@@ -312,18 +319,19 @@ struct Selection {
     each([&](int j) {
       if (keys[j] >= low && at(j) < row.n) taken |= Bits{1} << j;
     });
-    if (reached > a.most) {  // all of them that do not equal the threshold, which is the k-th key, exceed it
+    const bool crowded = reached > a.most;  // all of them that do not equal the threshold, the k-th key, exceed it
+    if (any(crowded)) {
       Bits ties = 0;
       each([&](int j) {
-        if (keys[j] == low && at(j) < row.n) ties |= Bits{1} << j;
+        if (crowded && keys[j] == low && at(j) < row.n) ties |= Bits{1} << j;
       });
-      reached = a.k;
+      if (crowded) reached = a.k;
       rank(ties, [&](uint32_t j, uint32_t place) {
         if ((ties >> j & 1) && place >= a.k - passed) taken ^= Bits{1} << j;
       });
     }
     rank(taken, [&](uint32_t j, uint32_t place) {
-      if (taken >> j & 1) row.order[sort_place(place)] = static_cast<uint16_t>(at(j));
+      if (live && (taken >> j & 1)) row.order[sort_place(place)] = static_cast<uint16_t>(at(j));
     });
     team.sync();
     return reached;
@@ -333,25 +341,26 @@ struct Selection {
 template <class Key, int kEach, bool kBlock, bool kPicks>
 __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live) {
   if constexpr (kPicks) {
+    constexpr uint32_t kLanes = Selection<Key, kEach, kBlock>::kLanes;
     Selection<Key, kEach, kBlock> selection{a, row, team};
-    const uint32_t count = selection.list();
+    const uint32_t count = selection.list(live);
     if (selects_exactly(a.length, a.k, sizeof(Key), a.sorted)) return;
     // What is sorted is in a part of the row's range.
     row.low = static_cast<Key>(selection.low ? selection.low - 1 : 0);
     row.range = 64 - __clzll(static_cast<uint64_t>(selection.largest - row.low));
     const auto sort = [&](auto few, uint32_t threads) {
       constexpr int kFew = decltype(few)::value;
-      sort_elements(a, row, SortTeam<kFew, kBlock, kBlock>{threads, team.t, team.buffer}, count, true, true);
+      sort_elements(a, row, SortTeam<kFew, kBlock, kBlock>{threads, team.t, team.buffer}, count, true, live);
     };
     if constexpr (kBlock) {
       if (team.t < a.most / kSortFew) sort(std::integral_constant<int, kSortFew>(), a.most / kSortFew);
       __syncthreads();
-    } else if (a.most <= 64) {
-      sort(std::integral_constant<int, 2>(), 32);
-    } else if (a.most <= 128) {
-      sort(std::integral_constant<int, 4>(), 32);
+    } else if (a.most > kLanes * 4) {
+      sort(std::integral_constant<int, 8>(), kLanes);
+    } else if (kLanes == 16 || a.most > kLanes * 2) {
+      sort(std::integral_constant<int, 4>(), kLanes);
     } else {
-      sort(std::integral_constant<int, 8>(), 32);
+      sort(std::integral_constant<int, 2>(), kLanes);
     }
   } else {
     row.low = 0;
@@ -460,6 +469,8 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
     const bool picks = a.most > 0;
     if constexpr (sizeof(Key) <= kMostManyBytes)
       if (shape.each == kMostPickEach) return launch(stream, config, sort_kernel<Key, kMostPickEach, false, true>, a);
+    if (picks && shape.each == 16 && shape.team <= 32)
+      return launch(stream, config, sort_kernel<Key, 16, false, true>, a);
     if (picks && shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, true>, a);
     if constexpr (sizeof(Key) <= kMostManyBytes)
       if (shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, false>, a);

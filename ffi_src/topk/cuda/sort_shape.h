@@ -23,6 +23,7 @@ constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team
 struct SortShape {
   int each = 16;       // elements of a thread: 4, 8, 16 or kManyEach
   int team = 1;        // threads that share a row, a power of two
+  int64_t picked = 0;  // see pick_room()
   int threads = 0;     // threads of a block
   int64_t outers = 1;  // outer indices of a block's rows
   int64_t width = 1;   // inner indices of a block's rows: all, or some if `outers` is 1
@@ -51,24 +52,39 @@ constexpr bool selects_exactly(int64_t length, int64_t k, int key_bytes, bool so
   return !sorted && 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
 }
 
-// The most elements that a warp selects from a row, to be sorted in its place; 0: the row is not for a warp that
-// selects.
-constexpr int pick_each(int64_t length) { return length <= 32 * kManyEach ? kManyEach : kMostPickEach; }
-inline int64_t pick_room(int64_t length, int64_t k, int key_bytes, bool sorted) {
+// How many elements a thread has of a row from which a warp, or half of it, selects.
+constexpr int pick_each(int64_t length) {
+  return length <= 256 ? 16 : length <= 32 * kManyEach ? kManyEach : kMostPickEach;
+}
+
+// The most elements that a warp, or half of it, selects from a row, to be sorted in its place; 0: it does not.
+inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t multiprocessors) {
+  const int64_t length = rows.length;
 #ifdef LAB
   if (!lab_exact) return 0;
 #endif
-  if (length <= 128 || length > 32 * (key_bytes == 8 ? kManyEach : kMostPickEach) || k == length) return 0;
+  if (length <= 128 || k == length) return 0;
+  // Blocks are faster for few long rows.
+  const bool narrow = key_bytes <= 2;
+  if (length > 1024) {
+#ifdef LAB
+    if (lab_exact == 2) return 0;
+#endif
+    if (key_bytes == 8 || length > 32 * kMostPickEach || rows.count() < 16 * multiprocessors) return 0;
+  } else if (narrow && length > 512 && rows.count() < 8 * multiprocessors)
+    return 0;
   if (selects_exactly(length, k, key_bytes, sorted)) return k;
+  int64_t padded = 256;
+  while (padded < length) padded *= 2;
   int64_t few = 64;
-  while (few < 256 && 9 * k > 8 * few && 4 * few <= length) few *= 2;
-  return k <= few && 2 * few <= length ? few : 0;
+  while (few < 256 && 9 * k > 8 * few) few *= 2;
+  return 9 * k <= 8 * few && 2 * few <= padded ? few : 0;
 }
 
 // The same for the team of `shape`. As many warps of a block as they need sort the selected elements.
 inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k, int key_bytes, bool sorted) {
-  if (shape.each >= kManyEach) return pick_room(length, k, key_bytes, sorted);
-  if (shape.each != 16 || shape.team <= 32) return 0;
+  if (shape.each >= kManyEach || shape.team <= 32) return shape.picked;
+  if (shape.each != 16) return 0;
   if (selects_exactly(length, k, key_bytes, sorted)) return k < length ? k : 0;
   int64_t few = kSortFew * 32;
   while (few < kSortFew * shape.team && 5 * k > 4 * few) few *= 2;
@@ -96,7 +112,9 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
     shape.each = 4;
   if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
     shape.each = kManyEach;
-  if (pick_room(rows.length, k, key_bytes, sorted)) shape.each = pick_each(rows.length);
+  shape.picked = pick_room(rows, k, key_bytes, sorted, multiprocessors);
+  if (shape.each == 8 && sorted) shape.picked = 0;
+  if (shape.picked) shape.each = pick_each(rows.length);
   shape.team = static_cast<int>(shape.each == 4 ? team_of_few : shape.each >= kManyEach ? 32 : team(shape.each));
   // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
