@@ -53,7 +53,8 @@ bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.length > kMaxSortLength) return false;
   if (key_bytes == 8 && rows.length > kMaxSortLength / 2 && k <= kMaxStreamK) return false;
   if (key_bytes == 4 && streams_short(rows, k, gpu)) return false;
-  if (key_bytes == 8) return k > 32 || rows.length < 1536;
+  const bool few = rows.inner == 1 && rows.count() <= 2 * gpu.multiprocessors;
+  if (key_bytes == 8) return k > 32 || rows.length < (few ? 1024 : 1536);
   if (k > kMaxRowsK) return true;
   if (rows.inner == 1) {
     if (rows.count() <= kFewRows && (key_bytes == 4 || (key_bytes == 2 && k <= 8))) return false;
@@ -98,9 +99,12 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
   if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
-    return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
+    return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) &&
+           pairs <= (key_bytes < 4 ? 1 << 22 : 1 << (k > 32 && rows.length <= 4 * k ? 23 : 21));
   const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // quick to sort
-  if (places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17)) return false;
+  const bool few_pairs = k < rows.length && rows.length > 64 && pairs <= 1 << (key_bytes == 4 ? 24 : 23);
+  if (!few_pairs && places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17))
+    return false;
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
   if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;

@@ -718,14 +718,9 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
   a.slices = std::min(a.slices, static_cast<uint32_t>(fitting / beside));
   const int64_t together = fitting / (a.slices * beside) * beside;
   shape.together = true;
-  a.direct = !kColumns && sample_divides(problem.rows.length, problem.k, sizeof(Key), a.slices);
+  // Blocks that would have to stage too many candidates list them first.
+  a.direct = a.direct && !kColumns && a.room / a.slices + 1024 <= kStaged<C>;
   a.window = buckets_window(sizeof(C)) / (a.direct && a.sorted ? 4 : 1);
-#ifdef LAB
-  if (!lab_exact)
-    a.direct = false, a.window = buckets_window(sizeof(C));
-  else if (lab_alone && a.direct && a.sorted)
-    a.window = lab_alone;
-#endif
   const uint32_t windows = (a.k + a.window - 1) / a.window;
   a.alone = !a.direct && (a.sorted || windows == 1) ? kRoom<C> : 0;
   if (a.direct) a.splitters = std::max<uint32_t>(a.splitters, kThreads);
@@ -752,6 +747,7 @@ cudaError_t launch_buckets(cudaStream_t stream, const Plan& plan, const Problem&
   a.reach = shape.reach;
   a.splitters = shape.splitters;
   a.room = static_cast<uint32_t>(shape.room);
+  a.direct = shape.direct;
   a.starts = shape.starts;
   a.list = shape.list;
   a.in_order = shape.in_order;

@@ -32,6 +32,8 @@ struct BucketsShape {
   uint32_t reach = 0;      // the number of threads whose best one reaches the threshold, and somewhat more may
   uint32_t splitters = 0;  // a power of two
   int64_t room = 0;        // candidates that a row has room for
+  bool alone = false;      // whether these are so few that a block can sort them
+  bool direct = false;     // else, whether the sample divides them into buckets that are small enough
   int64_t starts = 0, list = 0, in_order = 0;  // byte offsets within a row's workspace
   int64_t bytes = 0;
 };
@@ -40,11 +42,11 @@ struct BucketsShape {
 // is that number plus six standard deviations, which is hardly ever exceeded; the threshold is a key that so many
 // threads reach (kth_of_composites() may add up to a half). From it follows how many elements of the row reach the
 // threshold, with five standard deviations to spare: `room`.
-inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
+inline BucketsShape sampled_shape(int64_t length, int64_t k, int key_bytes, uint32_t most_samples) {
   const int64_t composite = composite_bytes(key_bytes);
   BucketsShape shape;
   const double share = static_cast<double>(k) / static_cast<double>(length);
-  shape.sample = static_cast<uint32_t>(std::clamp(0.7 / share, 1., static_cast<double>(kBucketsSample)));
+  shape.sample = static_cast<uint32_t>(std::clamp(0.7 / share, 1., static_cast<double>(most_samples)));
   const double threads = kBucketsThreads, each = shape.sample, seen = 1 - std::pow(1 - share, each);
   shape.reach =
       static_cast<uint32_t>(std::min(threads * seen + 6 * std::sqrt(threads * seen * (1 - seen)) + 6, threads - 8));
@@ -52,6 +54,10 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   const double most = reached + 5 * std::sqrt(reached * std::max(0., 1 - reached / threads));
   const double reaching = 1 - std::pow(std::max(1 - most / threads, 0.02), 1 / each);
   shape.room = std::min(length, static_cast<int64_t>(reaching * static_cast<double>(length)) + 1024) / 2 * 2;
+  // Hardly ever are there 18 times as many elements between two samples as on the average of the least ones.
+  const int64_t between = length / shape.sample / (kBucketsThreads - shape.reach);
+  shape.alone = shape.room <= buckets_room(composite);
+  shape.direct = !shape.alone && 18 * between + buckets_window(composite) / 4 <= buckets_room(composite);
   // There are at most k splitters, up to 512. More than 512 are taken only while buckets of k elements would not fit
   // into shared memory.
   shape.splitters = kFewestSplitters;
@@ -65,15 +71,14 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   shape.bytes = shape.in_order + shape.room * composite;
   return shape;
 }
-// Whether the sample, in order, divides the candidates of a row into buckets that are small enough. Between two of the
-// best samples of threads lie so many elements that hardly ever 18 times as many do. The blocks of a row must have room
-// for all candidates in shared memory.
-inline bool sample_divides(int64_t length, int64_t k, int key_bytes, int64_t slices) {
-  const BucketsShape shape = buckets_shape(length, k, key_bytes);
-  const int64_t composite = composite_bytes(key_bytes), threads = kBucketsThreads;
-  const int64_t between = length / shape.sample / (threads - shape.reach);
-  return 18 * between + buckets_window(composite) / 4 <= buckets_room(composite) && shape.reach < threads &&
-         shape.room / slices + 1024 <= buckets_staged(composite);
+// The fewest samples that will do: all blocks of a row read them.
+inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
+  BucketsShape shape;
+  for (uint32_t most = 4; most <= kBucketsSample; most *= 2) {
+    shape = sampled_shape(length, k, key_bytes, most);
+    if (shape.alone || shape.direct) break;
+  }
+  return shape;
 }
 static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= buckets_room(16));
 

@@ -71,14 +71,15 @@ inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64
     if (lab_exact == 2) return 0;
 #endif
     if (key_bytes == 8 || length > 32 * kMostPickEach || rows.count() < 16 * multiprocessors) return 0;
-  } else if (narrow && length > 512 && rows.count() < 8 * multiprocessors)
+  } else if (length > 512 && (narrow ? rows.count() < 8 * multiprocessors : key_bytes == 8 && !sorted)) {
     return 0;
+  }
   if (selects_exactly(length, k, key_bytes, sorted)) return k;
   int64_t padded = 256;
   while (padded < length) padded *= 2;
   int64_t few = 64;
   while (few < 256 && 9 * k > 8 * few) few *= 2;
-  return 9 * k <= 8 * few && 2 * few <= padded ? few : 0;
+  return 9 * k <= 8 * few && (length <= 256 ? 4 : 2) * few <= padded ? few : 0;
 }
 
 // The same for the team of `shape`. As many warps of a block as they need sort the selected elements.
