@@ -99,12 +99,9 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
   if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
-    return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) &&
-           pairs <= (key_bytes < 4 ? 1 << 22 : 1 << (k > 32 && rows.length <= 4 * k ? 23 : 21));
+    return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
   const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // quick to sort
-  const bool few_pairs = k < rows.length && rows.length > 64 && pairs <= 1 << (key_bytes == 4 ? 24 : 23);
-  if (!few_pairs && places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17))
-    return false;
+  if (places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17)) return false;
   if (rows.length <= 1024) return true;
   if (key_bytes == 1) return false;  // digits are few
   if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;

@@ -57,7 +57,7 @@ inline BucketsShape sampled_shape(int64_t length, int64_t k, int key_bytes, uint
   // Hardly ever are there 18 times as many elements between two samples as on the average of the least ones.
   const int64_t between = length / shape.sample / (kBucketsThreads - shape.reach);
   shape.alone = shape.room <= buckets_room(composite);
-  shape.direct = !shape.alone && 18 * between + buckets_window(composite) / 4 <= buckets_room(composite);
+  shape.direct = !shape.alone && k > 1024 && 18 * between + buckets_window(composite) / 4 <= buckets_room(composite);
   // There are at most k splitters, up to 512. More than 512 are taken only while buckets of k elements would not fit
   // into shared memory.
   shape.splitters = kFewestSplitters;

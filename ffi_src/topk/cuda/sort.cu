@@ -11,7 +11,8 @@
 //
 // If k is small, another kernel, which needs fewer registers, finds a threshold by bisections with counts, and sorts
 // only the elements that reach it. For results in the order of indices, the threshold is mostly the k-th element
-// itself, and then nothing is sorted.
+// itself, and then nothing is sorted. A third kernel does that for rows of up to 1024 elements with larger k, with a
+// warp for each row, which searches in fewer steps.
 //
 // A block copies its rows to shared memory once, and results leave it in the order of memory. Bytes moved: the input
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
@@ -30,16 +31,15 @@ struct Args : Call {     // values or indices may be null
   int64_t outer;
   uint32_t team, outers, width, pitch, order_pitch, tiles;  // see SortShape; tiles of an outer index
   uint32_t per_width, per_k;                                // reciprocals: the high word of i * per_width is i / width
-  uint32_t most;                                            // see sort_selection()
+  uint32_t most;                                            // see sort_selection(): if k, nothing is sorted
 };
 
 template <class Key>
 // 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
 constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
-constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }  // blocks of a multiprocessor
-constexpr int pick_residents(size_t key_bytes, int each) {
-  return each == 16 ? 4 : key_bytes == 8 || each > 32 ? 2 : 3;
-}
+// Blocks of a multiprocessor.
+constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }
+constexpr int pick_residents(int each, size_t key_bytes) { return each < kPickEach ? 4 : key_bytes == 8 ? 2 : 3; }
 
 template <class Key>
 __device__ __forceinline__ void load_element(const Key* from, Key* to) {
@@ -208,183 +208,287 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
   }
 }
 
-// Selects at least k elements of a row and at most a.most, among them the k best: those that reach a threshold, and of
-// those that equal it the first ones, if there are too many. The team is half a warp, a warp or a block.
-//
-// The threshold is sought between the least and the largest key, where a line through the last two counts meets the
-// wanted number; every fourth step halves the range, so that no data take long.
+// Selects at least k elements of a row and at most a.most, among them the k best, and puts their indices into the row's
+// order: those that reach a threshold, which is found by bisections with counts.
 template <class Key, int kEach, bool kBlock>
 struct Selection {
-  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
-  using Bits = std::conditional_t<(kEach > 32), uint64_t, uint32_t>;  // one for each of the thread's elements
-  static constexpr int kGroup = 4;  // slots that are skipped together, if no thread has an element there
-  static constexpr uint32_t kLanes = kEach == 16 && !kBlock ? 16 : 32;
+  // Narrow keys are compared with their indices. Of wider ones, the first 32 bits of the range are; then, if too many
+  // elements tie with the threshold's, their last 32 bits, and then their indices.
+  static constexpr bool kNarrow = sizeof(Key) <= 2;
+  static constexpr int kRounds = kNarrow ? 1 : sizeof(Key) == 4 ? 2 : 3;
 
   const Args& a;
   const Row<Key>& row;
   const SortTeam<kEach, kBlock>& team;
-  Word low = 0, largest = 0;  // the threshold, and the largest key of the row
+  const int shift = max(0, row.range - 32);
+  uint32_t floor = 0;  // the threshold's first 32 bits
+  uint32_t sums = 0;   // see SortTeam::sum()
 
-  // Whether a condition that the threads of a team have in common holds for any team of the warp.
-  __device__ __forceinline__ static bool any(bool b) { return kLanes == 32 ? b : __any_sync(kEveryLane, b); }
-  __device__ __forceinline__ uint32_t at(int j) const { return team.t + j * (kBlock ? team.size : kLanes); }
-  template <class Use>
-  __device__ __forceinline__ void each(Use use) const {
+  __device__ __forceinline__ uint32_t at(int j) const { return row.at_turn(team.t + j * team.size); }
+  __device__ __forceinline__ uint32_t word(int round, uint32_t at) const {
+    if (kNarrow) return row.word(at, 0, at);
+    if (round == kRounds - 1) return row.mask() - at;
+    return static_cast<uint32_t>(row.part(at) >> (round ? 0 : shift));
+  }
+
+  // Finds the threshold, and returns a bit for each of the thread's elements that reaches it.
+  __device__ __forceinline__ uint32_t find() {
+    // Of the elements that tie with the threshold so far: how many are needed, how many there is room for, and how many
+    // reach the lower end of the present bisection.
+    uint32_t need = a.k, room = a.most, reached = row.n;
+    uint32_t ties = 0, taken = 0;  // a bit for each of the thread's elements
 #pragma unroll
-    for (int g = 0; g < kEach; g += kGroup) {
-      if (!kBlock && g * kLanes >= row.n) break;
+    for (int j = 0; j < kEach; ++j) ties |= static_cast<uint32_t>(team.t + j * team.size < reached) << j;
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+      uint32_t words[kEach];
 #pragma unroll
-      for (int j = g; j < g + kGroup; ++j) use(j);
+      for (int j = 0; j < kEach; ++j) words[j] = ties >> j & 1 ? word(round, at(j)) : 0;
+      uint32_t low = 0, high = ~0u >> (32 - max(1, min(32, kNarrow ? row.range + row.index_bits : row.range)));
+      if (kRounds > 1 && round) {  // ties may be equal in all the bits that follow, as padding is
+        high = 0;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) high = max(high, words[j]);
+        high = team.reduce(high, larger<uint32_t>);
+      }
+#pragma unroll 1
+      while (team.agree(reached > room && low < high)) {
+        const uint32_t middle = high - (high - low) / 2;
+        float counts[2] = {};
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) count_reaching(counts[j % 2], words[j], middle);
+        const uint32_t count = team.sum(static_cast<uint32_t>(counts[0] + counts[1]), sums++);
+        if (reached <= room) continue;
+        if (count >= need) {
+          low = middle, reached = count;
+        } else {
+          high = middle - 1;
+        }
+      }
+      if (round == 0) floor = low;
+      uint32_t reach = 0;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) reach |= static_cast<uint32_t>(words[j] >= low) << j;
+      reach &= ties;
+      if constexpr (kRounds == 1) {
+        return reach;
+      } else {
+        const bool open = reached > room && round < kRounds - 1;  // the team has no threshold yet
+        if (!team.agree(open)) return taken | reach;
+        uint32_t above = 0;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) above |= static_cast<uint32_t>(words[j] > low) << j;
+        const uint32_t more = team.sum(__popc(above), sums++), tied = team.sum(__popc(reach & ~above), sums++);
+        taken |= open ? above : reach;
+        ties = open ? reach & ~above : 0;
+        if (open) need -= more, room -= more, reached = tied;
+      }
     }
   }
 
-  // Ranks the elements of the team that have a bit by their indices, and calls use(j, rank) for each of the thread's
-  // slots, with the rank of the next such element where the thread has none. All threads call it together.
-  template <class Use>
-  __device__ __forceinline__ void rank(Bits bits, Use use) const {
-    const uint32_t lane = threadIdx.x % 32, before = (1u << lane) - 1;
-    if constexpr (!kBlock) {
-      const uint32_t mates = kLanes == 32 ? kEveryLane : 0xffffu << (lane & 16);
-      uint32_t to = 0;
-#pragma unroll 4
-      for (uint32_t j = 0; j * kLanes < row.n; ++j) {
-        const uint32_t all = __ballot_sync(kEveryLane, bits >> j & 1) & mates;
-        use(j, to + __popc(all & before));
-        to += __popc(all);
-      }
-    } else {
-      // How many of the j-th elements of each warp's threads have a bit. The counts stand behind those of sum(), which
-      // other warps may still read.
-      const uint32_t warp = team.t / 32, warps = team.size / 32;
-      uint32_t* const counts = reinterpret_cast<uint32_t*>(team.buffer) + 128;
+  // Lists the elements, and returns how many there are.
+  __device__ __forceinline__ uint32_t list(bool live) {
+    const uint32_t taken = find();
+    if (a.most == a.k) {
+      list_by_index(taken, live);
+      return a.k;
+    }
+    uint32_t to = team.sum_before(__popc(taken));
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      if (live && taken >> j & 1) row.order[sort_place(to++)] = static_cast<uint16_t>(at(j));
+    team.sync();
+    return team.sum(__popc(taken), sums);
+  }
+
+  // Lists exactly k elements in the order of their indices. Row::turn must be 0, so that slots are in this order, too.
+  __device__ __forceinline__ void list_by_index(uint32_t taken, bool live) {
+    const uint32_t lane = threadIdx.x % 32, warp = team.t / 32, warps = team.size / 32;
+    const uint32_t lanes = kBlock ? 32 : team.size, mates = (kEveryLane >> (32 - lanes)) << (lane & ~(lanes - 1));
+    // How many of the j-th elements of each warp's threads are taken. The counts stand behind the last sum, which other
+    // warps may still read.
+    uint32_t* const counts = reinterpret_cast<uint32_t*>(team.buffer) + 128;
+    uint32_t to = 0;
+    if constexpr (kBlock) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const uint32_t all = __ballot_sync(kEveryLane, bits >> j & 1);
+        const uint32_t all = __ballot_sync(kEveryLane, taken >> j & 1);
         if (lane == 0) counts[j * warps + warp] = __popc(all);
       }
       team.sync();
       if (warp == 0) {  // replaces each count by the sum of those before it
-        static_assert(!kBlock || kEach % 32 == 16, "with an even number of warps, lanes have equally many");
-        const uint32_t own = kEach * warps / 32;
+        static_assert(kEach % 32 == 16, "with an even number of warps, lanes have equally many");
+        const uint32_t each = kEach * warps / 32;
         uint32_t sum = 0;
 #pragma unroll 1
-        for (uint32_t i = 0; i < own; ++i) sum += counts[lane * own + i];
-        uint32_t above = sum_up_to_lane(sum) - sum;
+        for (uint32_t i = 0; i < each; ++i) sum += counts[lane * each + i];
+        uint32_t before = sum_up_to_lane(sum) - sum;
 #pragma unroll 1
-        for (uint32_t i = 0; i < own; ++i) {
-          const uint32_t count = counts[lane * own + i];
-          counts[lane * own + i] = above;
-          above += count;
+        for (uint32_t i = 0; i < each; ++i) {
+          const uint32_t count = counts[lane * each + i];
+          counts[lane * each + i] = before;
+          before += count;
         }
       }
       team.sync();
+    }
 #pragma unroll
-      for (int j = 0; j < kEach; ++j)
-        use(j, counts[j * warps + warp] + __popc(__ballot_sync(kEveryLane, bits >> j & 1) & before));
-      team.sync();
+    for (int j = 0; j < kEach; ++j) {
+      const bool take = taken >> j & 1;
+      const uint32_t all = __ballot_sync(kEveryLane, take) & mates;
+      if constexpr (kBlock) to = counts[j * warps + warp];
+      const uint32_t place = to + __popc(all & ((1u << lane) - 1));
+      if (live && take) row.order[sort_place(place)] = static_cast<uint16_t>(team.t + j * team.size);
+      to += __popc(all);
     }
-  }
-
-  // Lists the elements in the order of their indices, and returns how many there are.
-  __device__ __forceinline__ uint32_t list(bool live) {
-    Word keys[kEach], high = 0;
-    low = static_cast<Key>(~Key{0});
-    each([&](int j) {
-      keys[j] = row.key(min(at(j), row.n - 1));
-      low = smaller(low, keys[j]), high = larger(high, keys[j]);
-      if (at(j) >= row.n) keys[j] = 0;
-    });
-    low = team.reduce(low, smaller<Word>);
-    largest = high = team.reduce(high, larger<Word>);
-    // `reached` elements reach `low`, `passed` exceed `high`.
-    uint32_t reached = row.n, passed = 0;
-    const float wanted = 0.5f * static_cast<float>(a.k + a.most);
-#pragma unroll 1
-    for (uint32_t step = 0; any(reached > a.most && low < high); ++step) {
-      const Word range = high - low;
-      float share = __fdividef(static_cast<float>(reached) - wanted, static_cast<float>(reached - passed));
-      if (step % 4 == 3) share = 0.5f;
-      const Word middle = low + larger(Word{1}, smaller(static_cast<Word>(share * static_cast<float>(range)), range));
-      float counts[2] = {};
-      each([&](int j) { count_reaching(counts[j % 2], keys[j], middle); });
-      const uint32_t count = team.sum(static_cast<uint32_t>(counts[0] + counts[1]), step);
-      if (reached <= a.most || low == high) continue;
-      if (count >= a.k) {
-        low = middle, reached = count;
-      } else {
-        high = middle - 1, passed = count;
-      }
-    }
-    Bits taken = 0;
-    each([&](int j) {
-      if (keys[j] >= low && at(j) < row.n) taken |= Bits{1} << j;
-    });
-    const bool crowded = reached > a.most;  // all of them that do not equal the threshold, the k-th key, exceed it
-    if (any(crowded)) {
-      Bits ties = 0;
-      each([&](int j) {
-        if (crowded && keys[j] == low && at(j) < row.n) ties |= Bits{1} << j;
-      });
-      if (crowded) reached = a.k;
-      rank(ties, [&](uint32_t j, uint32_t place) {
-        if ((ties >> j & 1) && place >= a.k - passed) taken ^= Bits{1} << j;
-      });
-    }
-    rank(taken, [&](uint32_t j, uint32_t place) {
-      if (live && (taken >> j & 1)) row.order[sort_place(place)] = static_cast<uint16_t>(at(j));
-    });
     team.sync();
-    return reached;
   }
 };
 
+// Selects at least k elements of a row and at most a.most, among them the k best, by one warp; then sorts them, unless
+// results are in the order of indices. A lane holds every 32nd element, so ballots give the order of indices.
+//
+// The threshold is sought between the least and the largest key, where a line through the last two counts meets the
+// wanted number. Every fourth step halves the range, and later ones first narrow it to keys that occur, so that no data
+// take long. Where too many elements equal the threshold, the first ones are taken.
+template <class Key, int kEach>
+__device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
+  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
+  constexpr int kGroup = 4;  // slots of a lane that are skipped together, if no lane has an element there
+  const uint32_t lane = threadIdx.x & 31;
+  const auto each = [&](auto use) {
+#pragma unroll
+    for (int g = 0; g < kEach; g += kGroup) {
+      if (g * 32 >= row.n) break;
+#pragma unroll
+      for (int j = g; j < g + kGroup; ++j) use(j);
+    }
+  };
+  Word keys[kEach], low = static_cast<Key>(~Key{0}), high = 0;
+  each([&](int j) {
+    const uint32_t at = lane + j * 32;
+    keys[j] = row.key(min(at, row.n - 1));
+    low = smaller(low, keys[j]), high = larger(high, keys[j]);
+    if (at >= row.n) keys[j] = 0;
+  });
+  const SortTeam<kEach, false> warp{32, lane, nullptr};
+  low = warp.reduce(low, smaller<Word>);
+  high = warp.reduce(high, larger<Word>);
+  const Word largest = high;
+  // `reached` elements reach `low`, `passed` exceed `high`.
+  uint32_t reached = row.n, passed = 0;
+  const float wanted = 0.5f * static_cast<float>(a.k + a.most);
+#pragma unroll 1
+  for (uint32_t step = 0; reached > a.most && low < high; ++step) {
+    if (step >= 7 && step % 4 == 3) {
+      Word least = static_cast<Key>(~Key{0}), most = 0;
+      each([&](int j) {
+        if (keys[j] >= low) least = smaller(least, keys[j]);
+        if (keys[j] <= high) most = larger(most, keys[j]);
+      });
+      low = warp.reduce(least, smaller<Word>);
+      high = warp.reduce(most, larger<Word>);
+      if (low == high) break;
+    }
+    const Word range = high - low;
+    float share = __fdividef(static_cast<float>(reached) - wanted, static_cast<float>(reached - passed));
+    if (step % 4 == 3) share = 0.5f;
+    const Word middle = low + larger(Word{1}, smaller(static_cast<Word>(share * static_cast<float>(range)), range));
+    float counts[2] = {};
+    each([&](int j) { count_reaching(counts[j % 2], keys[j], middle); });
+    const uint32_t count = sum_of_warp(static_cast<uint32_t>(counts[0] + counts[1]));
+    if (count >= a.k) {
+      low = middle, reached = count;
+    } else {
+      high = middle - 1, passed = count;
+    }
+  }
+  // A bit for each of the lane's elements that reach the threshold, or equal it.
+  const auto bits_of = [&](auto is) {
+    uint32_t bits = 0;
+    each([&](int j) {
+      if (is(keys[j]) && lane + j * 32 < row.n) bits |= 1u << j;
+    });
+    return bits;
+  };
+  uint32_t taken = bits_of([&](Word key) { return key >= low; });
+  const uint32_t before = (1u << lane) - 1, slots = (row.n + 31) / 32;
+  if (reached > a.most) {  // low == high
+    const uint32_t ties = bits_of([&](Word key) { return key == low; });
+    uint32_t left = a.k - passed;
+#pragma unroll 1
+    for (uint32_t j = 0; j < slots; ++j) {
+      const bool tie = ties >> j & 1;
+      const uint32_t all = __ballot_sync(kEveryLane, tie);
+      if (tie && __popc(all & before) >= left) taken ^= 1u << j;
+      left -= min(left, static_cast<uint32_t>(__popc(all)));
+    }
+    reached = a.k;
+  }
+  uint32_t to = 0;
+#pragma unroll 4
+  for (uint32_t j = 0; j < slots; ++j) {
+    const bool take = taken >> j & 1;
+    const uint32_t all = __ballot_sync(kEveryLane, take);
+    if (take) row.order[sort_place(to + __popc(all & before))] = static_cast<uint16_t>(lane + j * 32);
+    to += __popc(all);
+  }
+  __syncwarp();
+  if (a.most == a.k) return;
+  row.low = static_cast<Key>(low ? low - 1 : 0);
+  row.range = 64 - __clzll(static_cast<uint64_t>(largest - row.low));
+  const auto sort = [&](auto few) {
+    constexpr int kFew = decltype(few)::value;
+    sort_elements<Key, kFew, false, false>(a, row, SortTeam<kFew, false>{32, lane, nullptr}, reached, true, true);
+  };
+  if (a.most <= 64) {
+    sort(std::integral_constant<int, 2>());
+  } else if (a.most <= 128) {
+    sort(std::integral_constant<int, 4>());
+  } else {
+    sort(std::integral_constant<int, 8>());
+  }
+}
+
 template <class Key, int kEach, bool kBlock, bool kPicks>
 __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live) {
+  if constexpr (kPicks && kEach == kPickEach) return pick<Key, kEach>(a, row);
+  row.low = 0;
+  row.range = 8 * sizeof(Key);
+  if constexpr (sizeof(Key) > 2) {
+    row.high = 0;
+    row.low = static_cast<Key>(~Key{0});
+#pragma unroll 8
+    for (uint32_t slot = team.t; slot < row.n; slot += team.size) {
+      const Key key = row.key(row.at_turn(slot));
+      row.low = smaller(row.low, static_cast<Key>(key - 1)), row.high = larger(row.high, key);
+    }
+    row.low = team.reduce(row.low, [](Key p, Key q) { return smaller(p, q); });
+    row.high = team.reduce(row.high, [](Key p, Key q) { return larger(p, q); });
+    if (row.high == 0) row.low = 0;  // all keys are 0
+    row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
+  }
   if constexpr (kPicks) {
-    constexpr uint32_t kLanes = Selection<Key, kEach, kBlock>::kLanes;
     Selection<Key, kEach, kBlock> selection{a, row, team};
     const uint32_t count = selection.list(live);
-    if (selects_exactly(a.length, a.k, sizeof(Key), a.sorted)) return;
+    if (a.most == a.k) return;
     // What is sorted is in a part of the row's range.
-    row.low = static_cast<Key>(selection.low ? selection.low - 1 : 0);
-    row.range = 64 - __clzll(static_cast<uint64_t>(selection.largest - row.low));
-    const auto sort = [&](auto few, uint32_t threads) {
-      constexpr int kFew = decltype(few)::value;
-      sort_elements(a, row, SortTeam<kFew, kBlock, kBlock>{threads, team.t, team.buffer}, count, true, live);
-    };
-    if constexpr (kBlock) {
-      if (team.t < a.most / kSortFew) sort(std::integral_constant<int, kSortFew>(), a.most / kSortFew);
-      __syncthreads();
-    } else if (a.most > kLanes * 4) {
-      sort(std::integral_constant<int, 8>(), kLanes);
-    } else if (kLanes == 16 || a.most > kLanes * 2) {
-      sort(std::integral_constant<int, 4>(), kLanes);
-    } else {
-      sort(std::integral_constant<int, 2>(), kLanes);
-    }
-  } else {
-    row.low = 0;
-    row.range = 8 * sizeof(Key);
-    if constexpr (sizeof(Key) > 2) {
-      row.high = 0;
-      row.low = static_cast<Key>(~Key{0});
-#pragma unroll 8
-      for (uint32_t slot = team.t; slot < row.n; slot += team.size) {
-        const Key key = row.key(row.at_turn(slot));
-        row.low = smaller(row.low, static_cast<Key>(key - 1)), row.high = larger(row.high, key);
-      }
-      row.low = team.reduce(row.low, smaller<Key>);
-      row.high = team.reduce(row.high, larger<Key>);
-      if (row.high == 0) row.low = 0;  // all keys are 0
+    const auto least = static_cast<Key>(static_cast<Key>(selection.floor) << selection.shift);
+    if (sizeof(Key) > 2 && least) {
+      row.low = static_cast<Key>(row.low + least - 1);
       row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
     }
+    const SortTeam<kSortFew, kBlock, kBlock> few{kBlock ? a.most / kSortFew : team.size, team.t, team.buffer};
+    if (!kBlock || team.t < few.size) sort_elements(a, row, few, count, true, live);
+    if (kBlock) __syncthreads();
+  } else {
     sort_elements(a, row, team, row.n, false, live);
   }
 }
 
 template <class Key, int kEach, bool kBlock, bool kPicks>
 __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks + 1
-                                                             : kPicks ? pick_residents(sizeof(Key), kEach)
+                                                             : kPicks ? pick_residents(kEach, sizeof(Key))
                                                                       : sort_residents(kEach))
     sort_kernel(const __grid_constant__ Args a) {
   unsigned char* shared = dynamic_shared_memory();
@@ -415,7 +519,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
     row.keys = tile + at;
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
-    const bool turns = a.pitch == 1 && !kPicks;
+    const bool turns = a.pitch == 1 && !(kPicks && (kEach == kPickEach || a.most == a.k));
     row.turn = turns ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
@@ -467,16 +571,14 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
     const bool picks = a.most > 0;
-    if constexpr (sizeof(Key) <= kMostManyBytes)
-      if (shape.each == kMostPickEach) return launch(stream, config, sort_kernel<Key, kMostPickEach, false, true>, a);
-    if (picks && shape.each == 16 && shape.team <= 32)
-      return launch(stream, config, sort_kernel<Key, 16, false, true>, a);
-    if (picks && shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, true>, a);
+    if constexpr (sizeof(Key) > 1)
+      if (picks && shape.each == kPickEach) return launch(stream, config, sort_kernel<Key, kPickEach, false, true>, a);
     if constexpr (sizeof(Key) <= kMostManyBytes)
       if (shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, false>, a);
     if (shape.each == 4) return launch(stream, config, sort_kernel<Key, 4, true, false>, a);
     if (shape.team > 32)
       return launch(stream, config, picks ? sort_kernel<Key, 16, true, true> : sort_kernel<Key, 16, true, false>, a);
+    if (picks) return launch(stream, config, sort_kernel<Key, 16, false, true>, a);
     const auto kernel = shape.each == 8 ? sort_kernel<Key, 8, false, false> : sort_kernel<Key, 16, false, false>;
     return launch(stream, config, kernel, a);
   });

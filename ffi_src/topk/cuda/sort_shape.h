@@ -15,7 +15,7 @@ constexpr int kSortFew = 4;              // elements of a thread if a selection 
 constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a block, if it has several rows
 constexpr int kMostManyBytes = 4;        // of keys; wider ones would not fit into the registers of that warp
 constexpr int kManyEach = 32;            // elements of a thread if there are many rows of more than 512 elements
-constexpr int kMostPickEach = 64;        // the most elements of a thread if a warp selects from a row
+constexpr int kPickEach = 32;            // elements of a thread if a warp selects from a long row
 
 // Whether a block of threads sorts each row, not a part of a warp.
 constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team > 32; }
@@ -43,53 +43,34 @@ constexpr int64_t sort_tile_bytes(int64_t elements, int64_t key_bytes, int64_t i
   return (elements * key_bytes + (inner == 1 ? 15 : 0) + 15) / 16 * 16;
 }
 
-#ifdef LAB
-extern int lab_exact;
-#endif
 // Whether the selected elements need not be sorted: results in the order of indices, unless k is so small, or keys so
 // long, that the steps to exactly k elements take longer than a sort.
 constexpr bool selects_exactly(int64_t length, int64_t k, int key_bytes, bool sorted) {
   return !sorted && 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
 }
 
-// How many elements a thread has of a row from which a warp, or half of it, selects.
-constexpr int pick_each(int64_t length) {
-  return length <= 256 ? 16 : length <= 32 * kManyEach ? kManyEach : kMostPickEach;
-}
-
-// The most elements that a warp, or half of it, selects from a row, to be sorted in its place; 0: it does not.
+// The most elements that a warp selects from a row of more than 256 elements, to be sorted in its place; 0: another
+// kernel takes the row. Blocks are faster for few rows of narrow keys, and teams of fewer elements a thread for short
+// ones.
 inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t multiprocessors) {
-  const int64_t length = rows.length;
-#ifdef LAB
-  if (!lab_exact) return 0;
-#endif
-  if (length <= 128 || k == length) return 0;
-  // Blocks are faster for few long rows.
-  const bool narrow = key_bytes <= 2;
-  if (length > 1024) {
-#ifdef LAB
-    if (lab_exact == 2) return 0;
-#endif
-    if (key_bytes == 8 || length > 32 * kMostPickEach || rows.count() < 16 * multiprocessors) return 0;
-  } else if (length > 512 && (narrow ? rows.count() < 8 * multiprocessors : key_bytes == 8 && !sorted)) {
-    return 0;
-  }
-  if (selects_exactly(length, k, key_bytes, sorted)) return k;
-  int64_t padded = 256;
-  while (padded < length) padded *= 2;
+  if (rows.length <= 256 || rows.length > 32 * kPickEach || k == rows.length || key_bytes == 1) return 0;
+  if (key_bytes == 2 && (rows.length <= 512 || rows.count() < 8 * multiprocessors)) return 0;
+  if (rows.inner > 1 && rows.length <= 512 && key_bytes == 4) return 0;
+  if (selects_exactly(rows.length, k, key_bytes, sorted)) return key_bytes == 8 ? 0 : k;
   int64_t few = 64;
   while (few < 256 && 9 * k > 8 * few) few *= 2;
-  return 9 * k <= 8 * few && (length <= 256 ? 4 : 2) * few <= padded ? few : 0;
+  const int64_t most = key_bytes == 8 && rows.length <= 512 ? 128 : 256;
+  return 9 * k <= 8 * few && few <= most ? few : 0;
 }
 
-// The same for the team of `shape`. As many warps of a block as they need sort the selected elements.
+// The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole. They are sorted by
+// the team, or by as many warps of a block as they need.
 inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k, int key_bytes, bool sorted) {
-  if (shape.each >= kManyEach || shape.team <= 32) return shape.picked;
-  if (shape.each != 16) return 0;
-  if (selects_exactly(length, k, key_bytes, sorted)) return k < length ? k : 0;
-  int64_t few = kSortFew * 32;
+  if (shape.picked) return shape.picked;
+  if (selects_exactly(length, k, key_bytes, sorted)) return shape.each == 16 && length > 128 && k < length ? k : 0;
+  int64_t few = kSortFew * std::min(shape.team, 32);
   while (few < kSortFew * shape.team && 5 * k > 4 * few) few *= 2;
-  return 5 * k <= 4 * few && length >= 2 * few ? few : 0;
+  return shape.each == 16 && 5 * k <= 4 * few && length > 128 && length >= 2 * few ? few : 0;
 }
 
 inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t multiprocessors,
@@ -114,9 +95,8 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
   if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
     shape.each = kManyEach;
   shape.picked = pick_room(rows, k, key_bytes, sorted, multiprocessors);
-  if (shape.each == 8 && sorted) shape.picked = 0;
-  if (shape.picked) shape.each = pick_each(rows.length);
-  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : shape.each >= kManyEach ? 32 : team(shape.each));
+  if (shape.picked) shape.each = kPickEach;
+  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : shape.picked ? 32 : team(shape.each));
   // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
   if (sorts_by_block(shape.each, shape.team)) shape.threads = shape.team;

@@ -83,6 +83,8 @@ struct SortTeam {
     if constexpr (kFirst) return any_of_first(size, b);
     return __syncthreads_or(b);
   }
+  // The same for a condition that all threads of a team have in common.
+  __device__ __forceinline__ bool agree(bool b) const { return kBlock ? b : __any_sync(kEveryLane, b); }
   // The sum of the values of the team. `turn` alternates from call to call: a block needs one barrier then.
   __device__ __forceinline__ uint32_t sum(uint32_t value, uint32_t turn) const {
     if constexpr (!kBlock) {
@@ -108,6 +110,22 @@ struct SortTeam {
     for (uint32_t w = 1; w < size / 32; ++w) value = combine(value, warps[w]);
     sync();
     return value;
+  }
+  // The sum of the values of the threads before this one.
+  __device__ __forceinline__ uint32_t sum_before(uint32_t value) const {
+    uint32_t inclusive = value;
+#pragma unroll 1
+    for (uint32_t lanes = 1; lanes < (kBlock ? 32 : size); lanes *= 2) {
+      const uint32_t up = __shfl_up_sync(kEveryLane, inclusive, lanes);
+      if ((t & 31) >= lanes) inclusive += up;
+    }
+    if constexpr (!kBlock) return inclusive - value;
+    uint32_t* const warps = reinterpret_cast<uint32_t*>(buffer);
+    if (t % 32 == 31) warps[t / 32] = inclusive;
+    sync();
+    for (uint32_t w = 0; w < t / 32; ++w) inclusive += warps[w];
+    sync();
+    return inclusive - value;
   }
   // The value of the next thread of the team, or of the one before.
   template <class T>
