@@ -2,11 +2,12 @@
 //
 // Each thread samples elements of the row at places that depend on nothing but the length, as if by chance. The best
 // ones of the threads give a threshold that somewhat more than k elements of the row reach. It is a key with an index,
-// as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it and append what
-// reaches the threshold to one list. Then a sample of the list, sorted, divides it into buckets: each block counts its
-// share of the list, the blocks meet, and move the candidates to their buckets. A second kernel sorts neighbouring
-// buckets in shared memory, and writes. For results in the order of indices, what it has selected is divided and sorted
-// once more, with indices above keys.
+// as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it and stage what
+// reaches the threshold in shared memory. For large k, the threads' best samples, sorted, divide that into buckets:
+// each block counts its candidates, the blocks meet, and move the candidates to their buckets. If these buckets would
+// be large, or a block has no room, the blocks append their candidates to one list first, of which a sample, sorted,
+// divides it. A second kernel sorts neighbouring buckets in shared memory, and writes. For results in the order of
+// indices, what it has selected is divided and sorted once more, with indices above keys.
 //
 // Columns have as many blocks as if they were rows. Those of a column find its threshold; then those of all columns
 // side by side read them together, and append to the list of each column what reaches its threshold. From there on
@@ -20,8 +21,9 @@
 // also sorts them for results in the order of indices.
 //
 // Bytes moved: the input once, k results (value and index), and each candidate, of which there are 1.5 to 4 times k
-// (more where k is a small part of the row), five times. All composites are distinct, so neither the order of the list
-// nor timing can change a result. Sources: sample sort (Frazer & McKellar 1970), Floyd & Rivest's SELECT (1975).
+// (more where k is a small part of the row), two to five times. All composites are distinct, so neither the order of
+// the list nor timing can change a result. Sources: sample sort (Frazer & McKellar 1970), Floyd & Rivest's SELECT
+// (1975).
 #include <cooperative_groups.h>
 
 #include <algorithm>
