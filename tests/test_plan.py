@@ -270,6 +270,8 @@ FASTEST = [
     ((40, 32_768, 4), 20, "int64", "stream"),
     ((1, 78_375, 9), 192, "float64", "buckets"),
     ((1, 65_536, 8), 9, "float64", "stream"),
+    ((200, 1100, 1), 8, "float64", "stream"),
+    ((600, 1100, 1), 8, "float64", "sort"),
 ]
 
 
@@ -282,6 +284,20 @@ def test_long_columns_are_read_together(rows, k, bits, sorted):
     assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"
     assert plan_topk(rows[0], rows[1], 129, k, bits, sorted, 90)["algorithm"] != "buckets"
     assert plan_topk(rows[0], 8192, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
+
+
+@pytest.mark.parametrize(
+    "rows,length,k,bits,sorted,warp",
+    [
+        *[(4000, 700, 100, 32, True, True), (4000, 700, 300, 32, True, False), (4000, 700, 300, 32, False, True)],
+        *[(4000, 700, 100, 64, True, True), (4000, 700, 100, 64, False, False), (4000, 700, 100, 8, True, False)],
+        *[(4000, 700, 100, 16, True, True), (400, 700, 100, 16, True, False), (4000, 1025, 100, 32, True, False)],
+    ],
+)
+def test_a_warp_selects_from_rows_that_fit(rows, length, k, bits, sorted, warp):
+    plan = plan_topk(rows, length, 1, k, bits, sorted, 90)
+    assert plan["algorithm"] == "sort"
+    assert (plan["threads"] == 256 and plan["blocks"] == rows // 8) == warp
 
 
 def test_bytes_of_many_rows_are_counted():

@@ -53,7 +53,8 @@ bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.length > kMaxSortLength) return false;
   if (key_bytes == 8 && rows.length > kMaxSortLength / 2 && k <= kMaxStreamK) return false;
   if (key_bytes == 4 && streams_short(rows, k, gpu)) return false;
-  if (key_bytes == 8) return k > 32 || rows.length < 1536;
+  const bool few = rows.inner == 1 && rows.count() <= 2 * gpu.multiprocessors;
+  if (key_bytes == 8) return k > 32 || rows.length < (few ? 1024 : 1536);
   if (k > kMaxRowsK) return true;
   if (rows.inner == 1) {
     if (rows.count() <= kFewRows && (key_bytes == 4 || (key_bytes == 2 && k <= 8))) return false;

@@ -2,11 +2,12 @@
 //
 // Each thread samples elements of the row at places that depend on nothing but the length, as if by chance. The best
 // ones of the threads give a threshold that somewhat more than k elements of the row reach. It is a key with an index,
-// as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it and append what
-// reaches the threshold to one list. Then a sample of the list, sorted, divides it into buckets: each block counts its
-// share of the list, the blocks meet, and move the candidates to their buckets. A second kernel sorts neighbouring
-// buckets in shared memory, and writes. For results in the order of indices, what it has selected is divided and sorted
-// once more, with indices above keys.
+// as all candidates are, so that elements that tie with it do not matter. The blocks of a row read it and stage what
+// reaches the threshold in shared memory. For large k, the threads' best samples, sorted, divide that into buckets:
+// each block counts its candidates, the blocks meet, and move the candidates to their buckets. If these buckets would
+// be large, or a block has no room, the blocks append their candidates to one list first, of which a sample, sorted,
+// divides it. A second kernel sorts neighbouring buckets in shared memory, and writes. For results in the order of
+// indices, what it has selected is divided and sorted once more, with indices above keys.
 //
 // Columns have as many blocks as if they were rows. Those of a column find its threshold; then those of all columns
 // side by side read them together, and append to the list of each column what reaches its threshold. From there on
@@ -20,8 +21,9 @@
 // also sorts them for results in the order of indices.
 //
 // Bytes moved: the input once, k results (value and index), and each candidate, of which there are 1.5 to 4 times k
-// (more where k is a small part of the row), five times. All composites are distinct, so neither the order of the list
-// nor timing can change a result. Sources: sample sort (Frazer & McKellar 1970), Floyd & Rivest's SELECT (1975).
+// (more where k is a small part of the row), two to five times. All composites are distinct, so neither the order of
+// the list nor timing can change a result. Sources: sample sort (Frazer & McKellar 1970), Floyd & Rivest's SELECT
+// (1975).
 #include <cooperative_groups.h>
 
 #include <algorithm>
@@ -44,9 +46,7 @@ namespace cg = cooperative_groups;
 constexpr int kThreads = kBucketsThreads;
 constexpr uint32_t kWarps = kThreads / 32;
 template <class C>
-constexpr uint32_t kStaged = kBucketsStagedBytes / sizeof(C) / kWarps;  // candidates that a warp stages
-template <class C>
-constexpr uint32_t kWindow = buckets_window(sizeof(C));
+constexpr uint32_t kStaged = buckets_staged(sizeof(C));  // candidates that a block stages
 template <class C>
 constexpr uint32_t kRoom = buckets_room(sizeof(C));
 
@@ -54,7 +54,9 @@ struct Buckets : Call {
   int64_t first_row;
   uint32_t slices;  // blocks that share a row
   uint32_t sample, reach, splitters, room;
-  uint32_t alone;  // the most candidates of a row that are not divided
+  uint32_t alone;   // the most candidates of a row that are not divided
+  uint32_t window;  // places within which buckets begin that one block sorts
+  bool direct;      // the sample divides the candidates
   int64_t starts, list, in_order;
   bool by_index;  // the list has the k elements of the result, with their indices above their keys
 };
@@ -172,7 +174,6 @@ struct Block {
   const Exchange<C> exchange{a, row};
   uint32_t target = 0;  // arrivals at the barriers of the row, see meet()
   C threshold = 0;
-  uint32_t staged = 0;  // candidates that this warp has staged
 
   __device__ __forceinline__ Block(const Buckets& a, unsigned char* shared_bytes)
       : a(a),
@@ -207,18 +208,63 @@ struct Block {
 #pragma unroll
     for (uint32_t j = 0; j < kBucketsSample; ++j)
       best = larger(best, packing.pack(encode(keys[j], a.order), places[j]));
-    threshold = kth_of_composites<kThreads>(best, a.reach);
+    if (a.direct) {
+      threshold = sorted(samples(), kThreads, [&](uint32_t) { return best; })[a.reach - 1];
+    } else {
+      threshold = kth_of_composites<kThreads>(best, a.reach);
+    }
   }
 
-  // Appends what the warp has staged to the list, from place `at` on.
-  __device__ __forceinline__ void append(uint32_t at) {
-    __syncwarp();
-#pragma unroll 2
-    for (uint32_t i = lane; i < staged; i += 32)
-      if (at + i < a.room) exchange.list[at + i] = buffer[warp * kStaged<C> + i];
-    __syncwarp();
-    staged = 0;
+  // If the sample divides the candidates, it stays behind what the block stages, in order.
+  __device__ __forceinline__ C* samples() const { return buffer + kStaged<C>; }
+
+  // Sorts so many values, a power of two, from `to` on, where there must be room for them twice, and returns where they
+  // are. Each warp sorts 32 of them at a time. Then neighbouring runs are merged: a value's place is its rank in its
+  // own run plus that in the other one, behind the equal values of an earlier run. (Threads may sample the same
+  // element.)
+  template <class Load>
+  __device__ __forceinline__ C* sorted(C* to, uint32_t count, Load load) const {
+    C* merged = to + count;
+#pragma unroll 1
+    for (uint32_t i = tid; i < count; i += kThreads) {
+      C mine = load(i);
+#pragma unroll 1
+      for (uint32_t size = 2; size <= 32; size *= 2) {
+#pragma unroll 1
+        for (uint32_t stride = size / 2; stride; stride /= 2) {
+          const C other = shuffle_xor(mine, stride);
+          const bool first = !(lane & stride), downwards = !(lane & size);
+          mine = first == downwards ? larger(mine, other) : smaller(mine, other);
+        }
+      }
+      to[i] = mine;
+    }
+    __syncthreads();
+    // The rank of c in a run, whose size is a power of two.
+    const auto above = [](const C* run, uint32_t size, C c, bool later) {
+      uint32_t rank = 0;
+      const auto before = [&](C other) { return other > c || (later && other == c); };
+#pragma unroll 1
+      for (uint32_t half = size / 2; half; half /= 2)
+        if (before(run[rank + half - 1])) rank += half;
+      return rank + before(run[rank]);
+    };
+#pragma unroll 1
+    for (uint32_t size = 32; size < count; size *= 2) {
+#pragma unroll 1
+      for (uint32_t i = tid; i < count; i += kThreads) {
+        const C mine = to[i];
+        const uint32_t run = i & ~(size - 1);
+        merged[(run & ~size) + (i - run) + above(to + (run ^ size), size, mine, i & size)] = mine;
+      }
+      __syncthreads();
+      C* const from = to;
+      to = merged;
+      merged = from;
+    }
+    return to;
   }
+
   __device__ __forceinline__ uint32_t reserve(uint32_t count) {
     uint32_t at = 0;
     if (lane == 0) at = atomicAdd(exchange.found, count);
@@ -230,17 +276,21 @@ struct Block {
     const Filter<Key> filter(packing.key(threshold), a.order);
     constexpr Word kOne = Word{1} << (Filter<Key>::kWordBits - Filter<Key>::kBits);
     const uint32_t last = packing.index(threshold);  // the last of the elements that tie with the threshold
+    if (tid == 0) s.count = 0, s.full = ~0u;
+    __syncthreads();
     if (warp == 0 && rank == 0) {
       const uint32_t i = all.loose_index(lane);
       const bool hit = lane < all.loose() && at(i) >= threshold;
       const uint32_t hits = __ballot_sync(kEveryLane, hit);
-      if (hit) buffer[__popc(hits & ((1u << lane) - 1))] = at(i);
-      staged = __popc(hits);
+      uint32_t place = 0;
+      if (lane == 0 && hits) place = atomicAdd(&s.count, __popc(hits));
+      place = __shfl_sync(kEveryLane, place, 0) + __popc(hits & ((1u << lane) - 1));
+      if (hit) buffer[place] = at(i);
     }
     constexpr uint32_t kChunk = 32 * kLoads;  // vectors that a warp reads in a step
     const uint32_t step = a.slices * kWarps * kChunk;
 #pragma unroll 1
-    for (uint32_t start = (rank * kWarps + warp) * kChunk; start < all.vectors; start += step) {
+    for (uint32_t start = (warp * a.slices + rank) * kChunk; start < all.vectors; start += step) {
       const uint32_t first = start + lane;
       alignas(16) Word words[kLoads][kWords];
 #pragma unroll
@@ -270,19 +320,19 @@ struct Block {
       if (!late && index(kLoads * kVector - 1) > last)
         for (uint32_t rest = hits; rest; rest &= rest - 1)
           if (at(index(__ffs(rest) - 1)) < threshold) hits &= ~(rest & -rest);
-      // Few hits are staged; many go to the list at once.
       const uint32_t mine = __popc(hits), upto = sum_up_to_lane(mine), sum = __shfl_sync(kEveryLane, upto, 31);
-      C* to = buffer + warp * kStaged<C>;
-      uint32_t place = upto - mine;
-      if (sum > kStaged<C> / 2) {
-        place += reserve(sum);
-        if (place + mine > a.room) hits = 0;
+      if (!sum) continue;
+      C* to = buffer;
+      uint32_t place = 0;
+      if (lane == 0) place = atomicAdd(&s.count, sum);
+      place = __shfl_sync(kEveryLane, place, 0);
+      if (place + sum > kStaged<C>) {  // there is no room, now or later
+        if (lane == 0) atomicMin(&s.full, place);
         to = exchange.list;
-      } else {
-        if (staged + sum > kStaged<C>) append(reserve(staged));
-        place += staged;
-        staged += sum;
+        place = reserve(sum);
+        if (place + upto > a.room) hits = 0;
       }
+      place += upto - mine;
 #pragma unroll
       for (uint32_t j = 0; j < kLoads * kVector; ++j) {
         const Word word = words[j / kVector][j % kVector / Filter<Key>::kPerWord];
@@ -290,14 +340,63 @@ struct Block {
         if (hits >> j & 1) to[place++] = packing.pack(encode(bits, a.order), index(j));
       }
     }
-    // What is left, by one addition for the block: there are many blocks.
-    if (lane == 0) s.sums[warp] = staged;
     __syncthreads();
-    const uint32_t left = lane < kWarps ? s.sums[lane] : 0, before = sum_up_to_lane(left) - left;
-    if (warp == 0 && lane == kWarps - 1) s.above = atomicAdd(exchange.found, before + left);
+  }
+
+  // Appends what the block has staged to the list.
+  __device__ __forceinline__ void append() {
+    const uint32_t staged = min(s.count, s.full);
+    if (tid == 0) s.above = atomicAdd(exchange.found, staged);
     __syncthreads();
-    append(s.above + __shfl_sync(kEveryLane, before, warp));
+#pragma unroll 2
+    for (uint32_t i = tid; i < staged; i += kThreads)
+      if (s.above + i < a.room) exchange.list[s.above + i] = buffer[i];
     meet(exchange.arrivals, a.slices, target);
+  }
+
+  // Moves what the blocks have staged to its buckets, between which the samples lie. Returns false, and moves nothing,
+  // if a block had no room, or if the threshold is of no use.
+  __device__ __forceinline__ bool divide_staged() {
+    const uint32_t staged = min(s.count, s.full);
+    uint32_t *const places = reinterpret_cast<uint32_t*>(samples() + 2 * kThreads), *const starts = places + kThreads;
+    const auto bucket_of = [&](C c) {
+      uint32_t above = 0;
+#pragma unroll 1
+      for (uint32_t half = kThreads / 2; half; half /= 2)
+        if (samples()[above + half - 1] > c) above += half;
+      return above;  // at most kThreads - 1, since the last sample is below the threshold
+    };
+    places[tid] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = tid; i < staged; i += kThreads) atomicAdd(&places[bucket_of(buffer[i])], 1u);
+    __syncthreads();
+    // The atomic returns the bucket's count without this block. That is where this block's candidates begin in it.
+    if (places[tid]) places[tid] = atomicAdd(&exchange.counts[tid], places[tid]);
+    meet(exchange.arrivals, a.slices, target);
+    const uint32_t size = __ldcg(&exchange.counts[tid]), before = sum_before<kThreads>(size, s.sums);
+    starts[tid] = before;
+    places[tid] += before;
+    if (tid == kThreads - 1) s.kept = before + size;
+    __syncthreads();
+    const uint32_t total = s.kept;
+    if (__ldcg(exchange.found) || total < a.k || total > a.room) {
+      meet(exchange.arrivals, a.slices, target);  // now all blocks have read the counts
+      if (rank == 0) exchange.counts[tid] = 0;
+      return false;
+    }
+    let_dependents_start();
+    if (rank == 0) {
+      exchange.starts[tid] = before;
+      for (uint32_t b = kThreads + tid; b <= a.splitters + 1; b += kThreads) exchange.starts[b] = total;
+    }
+#pragma unroll 1
+    for (uint32_t i = tid; i < staged; i += kThreads) {
+      const C c = buffer[i];
+      const uint32_t bucket = bucket_of(c), place = atomicAdd(&places[bucket], 1u);
+      if (starts[bucket] < a.k) exchange.sorted[place] = c;
+    }
+    return true;
   }
 
   // The same for all columns side by side. All columns have equally many blocks, so that a step of these blocks
@@ -429,48 +528,13 @@ struct Block {
   // Moves the candidates from the list to their buckets.
   __device__ __forceinline__ void divide() {
     const uint32_t found = __ldcg(exchange.found), buckets = a.splitters + 1;
-    C *splitters = buffer, *merged = buffer + kMostSplitters;
-    uint32_t* const counts = reinterpret_cast<uint32_t*>(merged + kMostSplitters);
+    uint32_t* const counts = reinterpret_cast<uint32_t*>(buffer + 2 * kMostSplitters);
     uint32_t* const starts = counts + kMostSplitters + 4;
 #pragma unroll 1
     for (uint32_t b = tid; b < buckets; b += kThreads) counts[b] = 0;
-    // Each warp sorts 32 of the splitters at a time. Then neighbouring runs are merged: a splitter's place is its rank
-    // in its own run plus that in the other one.
-#pragma unroll 1
-    for (uint32_t i = tid; i < a.splitters; i += kThreads) {
-      C mine = load_published(exchange.list + static_cast<uint64_t>(i) * found / a.splitters);
-#pragma unroll 1
-      for (uint32_t size = 2; size <= 32; size *= 2) {
-#pragma unroll 1
-        for (uint32_t stride = size / 2; stride; stride /= 2) {
-          const C other = shuffle_xor(mine, stride);
-          const bool first = !(lane & stride), downwards = !(lane & size);
-          mine = first == downwards ? larger(mine, other) : smaller(mine, other);
-        }
-      }
-      splitters[i] = mine;
-    }
-    __syncthreads();
-    const auto above = [](const C* run, uint32_t size, C c) {  // the rank of c in a run, whose size is a power of two
-      uint32_t rank = 0;
-#pragma unroll 1
-      for (uint32_t half = size / 2; half; half /= 2)
-        if (run[rank + half - 1] > c) rank += half;
-      return rank + (run[rank] > c);
-    };
-#pragma unroll 1
-    for (uint32_t size = 32; size < a.splitters; size *= 2) {
-#pragma unroll 1
-      for (uint32_t i = tid; i < a.splitters; i += kThreads) {
-        const C mine = splitters[i];
-        const uint32_t run = i & ~(size - 1);
-        merged[(run & ~size) + (i - run) + above(splitters + (run ^ size), size, mine)] = mine;
-      }
-      __syncthreads();
-      C* const from = splitters;
-      splitters = merged;
-      merged = from;
-    }
+    const C* const splitters = sorted(buffer, a.splitters, [&](uint32_t i) {
+      return load_published(exchange.list + static_cast<uint64_t>(i) * found / a.splitters);
+    });
     // Calls use(c, bucket) for each candidate of this block's share. A bucket's number is that of the splitters above
     // it.
     const auto each = [&](auto use) {
@@ -551,10 +615,12 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident) buckets_kernel(con
       block.sample();
       cg::this_grid().barrier_wait(std::move(token));
       block.filter();
+      if (a.direct && block.divide_staged()) return;
+      block.append();
     }
     const uint32_t found = __ldcg(block.exchange.found);
     if (found < a.k || found > a.room) block.repair();
-    if (__ldcg(block.exchange.found) <= a.alone) return let_dependents_start();
+    if (a.alone && __ldcg(block.exchange.found) <= a.alone) return let_dependents_start();
   }
   block.divide();
 }
@@ -588,11 +654,11 @@ __global__ void __launch_bounds__(kThreads, kBucketsResident)
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + buckets_control(sizeof(C)));
   const int64_t row = blockIdx.x / windows;
-  const uint32_t window = blockIdx.x % windows, from = window * kWindow<C>, to = min(a.k, from + kWindow<C>);
+  const uint32_t window = blockIdx.x % windows, from = window * a.window, to = min(a.k, from + a.window);
   const Exchange<C> exchange(a, row);
   wait_for_predecessor();
   const uint32_t found = *exchange.found;
-  const bool alone = found <= a.alone;
+  const bool alone = a.alone && found <= a.alone;
   if (alone) {
     if (window) return;
     if (threadIdx.x == 0) begin = 0, end = found;
@@ -654,8 +720,12 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
   a.slices = std::min(a.slices, static_cast<uint32_t>(fitting / beside));
   const int64_t together = fitting / (a.slices * beside) * beside;
   shape.together = true;
-  const uint32_t windows = (a.k + kWindow<C> - 1) / kWindow<C>;
-  a.alone = a.sorted || windows == 1 ? kRoom<C> : 0;
+  // Blocks that would have to stage too many candidates list them first.
+  a.direct = a.direct && !kColumns && a.room / a.slices + 1024 <= kStaged<C>;
+  a.window = buckets_window(sizeof(C)) / (a.direct && a.sorted ? 4 : 1);
+  const uint32_t windows = (a.k + a.window - 1) / a.window;
+  a.alone = !a.direct && (a.sorted || windows == 1) ? kRoom<C> : 0;
+  if (a.direct) a.splitters = std::max<uint32_t>(a.splitters, kThreads);
   Launch last = {dim3(static_cast<unsigned>(rows * windows)), dim3(kThreads), buckets_sort_shared(sizeof(C))};
   last.overlap = overlap;
   for (;; a.by_index = true) {
@@ -679,6 +749,7 @@ cudaError_t launch_buckets(cudaStream_t stream, const Plan& plan, const Problem&
   a.reach = shape.reach;
   a.splitters = shape.splitters;
   a.room = static_cast<uint32_t>(shape.room);
+  a.direct = shape.direct;
   a.starts = shape.starts;
   a.list = shape.list;
   a.in_order = shape.in_order;

@@ -19,7 +19,8 @@ constexpr int64_t kBucketsSlice = 1 << 13, kBucketsSliceOfTwo = 1 << 16;
 constexpr uint32_t kBucketsSample = 16;                           // the most elements of a row that a thread samples
 constexpr uint32_t kFewestSplitters = 64, kMostSplitters = 2048;  // a row has one bucket more
 constexpr uint32_t kBucketsDigits = 1 << 11;
-constexpr size_t kBucketsStagedBytes = 64 << 10;  // candidates that a block collects before it lists them
+constexpr size_t kBucketsStagedBytes = 60 << 10;  // candidates that a block collects before it lists them
+constexpr uint32_t buckets_staged(size_t composite) { return static_cast<uint32_t>(kBucketsStagedBytes / composite); }
 // A block sorts the buckets that begin within so many places,
 constexpr uint32_t buckets_window(size_t composite) { return static_cast<uint32_t>((16 << 10) / composite); }
 // in shared memory if they have at most so many candidates. Up to so many candidates of a row are not divided: a block
@@ -31,6 +32,8 @@ struct BucketsShape {
   uint32_t reach = 0;      // the number of threads whose best one reaches the threshold, and somewhat more may
   uint32_t splitters = 0;  // a power of two
   int64_t room = 0;        // candidates that a row has room for
+  bool alone = false;      // whether these are so few that a block can sort them
+  bool direct = false;     // else, whether the sample divides them into buckets that are small enough
   int64_t starts = 0, list = 0, in_order = 0;  // byte offsets within a row's workspace
   int64_t bytes = 0;
 };
@@ -39,11 +42,11 @@ struct BucketsShape {
 // is that number plus six standard deviations, which is hardly ever exceeded; the threshold is a key that so many
 // threads reach (kth_of_composites() may add up to a half). From it follows how many elements of the row reach the
 // threshold, with five standard deviations to spare: `room`.
-inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
+inline BucketsShape sampled_shape(int64_t length, int64_t k, int key_bytes, uint32_t most_samples) {
   const int64_t composite = composite_bytes(key_bytes);
   BucketsShape shape;
   const double share = static_cast<double>(k) / static_cast<double>(length);
-  shape.sample = static_cast<uint32_t>(std::clamp(0.7 / share, 1., static_cast<double>(kBucketsSample)));
+  shape.sample = static_cast<uint32_t>(std::clamp(0.7 / share, 1., static_cast<double>(most_samples)));
   const double threads = kBucketsThreads, each = shape.sample, seen = 1 - std::pow(1 - share, each);
   shape.reach =
       static_cast<uint32_t>(std::min(threads * seen + 6 * std::sqrt(threads * seen * (1 - seen)) + 6, threads - 8));
@@ -51,6 +54,10 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   const double most = reached + 5 * std::sqrt(reached * std::max(0., 1 - reached / threads));
   const double reaching = 1 - std::pow(std::max(1 - most / threads, 0.02), 1 / each);
   shape.room = std::min(length, static_cast<int64_t>(reaching * static_cast<double>(length)) + 1024) / 2 * 2;
+  // Hardly ever are there 18 times as many elements between two samples as on the average of the least ones.
+  const int64_t between = length / shape.sample / (kBucketsThreads - shape.reach);
+  shape.alone = shape.room <= buckets_room(composite);
+  shape.direct = !shape.alone && k > 1024 && 18 * between + buckets_window(composite) / 4 <= buckets_room(composite);
   // There are at most k splitters, up to 512. More than 512 are taken only while buckets of k elements would not fit
   // into shared memory.
   shape.splitters = kFewestSplitters;
@@ -64,14 +71,23 @@ inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
   shape.bytes = shape.in_order + shape.room * composite;
   return shape;
 }
+// The fewest samples that will do: all blocks of a row read them.
+inline BucketsShape buckets_shape(int64_t length, int64_t k, int key_bytes) {
+  BucketsShape shape;
+  for (uint32_t most = 4; most <= kBucketsSample; most *= 2) {
+    shape = sampled_shape(length, k, key_bytes, most);
+    if (shape.alone || shape.direct) break;
+  }
+  return shape;
+}
 static_assert(kBucketsDigits <= kMostSplitters && kFewestSplitters <= buckets_room(16));
 
 // Bytes of shared memory: bins and counters, then what the block has staged, or the splitters (twice) and two numbers
 // for each bucket; in the second kernel, candidates (twice).
 constexpr size_t buckets_control(size_t composite) { return stream_control_bytes(composite, kBucketsThreads); }
 constexpr size_t buckets_shared(size_t composite) {
-  return buckets_control(composite) +
-         std::max<size_t>(kBucketsStagedBytes, kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
+  return buckets_control(composite) + std::max<size_t>(kBucketsStagedBytes + kBucketsThreads * (2 * composite + 8),
+                                                       kMostSplitters * 2 * composite + (kMostSplitters + 4) * 8);
 }
 constexpr size_t buckets_sort_shared(size_t composite) {
   return buckets_control(composite) + 2 * buckets_room(composite) * composite;

@@ -11,7 +11,8 @@
 //
 // If k is small, another kernel, which needs fewer registers, finds a threshold by bisections with counts, and sorts
 // only the elements that reach it. For results in the order of indices, the threshold is mostly the k-th element
-// itself, and then nothing is sorted.
+// itself, and then nothing is sorted. A third kernel does that for rows of up to 1024 elements with larger k, with a
+// warp for each row, which searches in fewer steps.
 //
 // A block copies its rows to shared memory once, and results leave it in the order of memory. Bytes moved: the input
 // once, and k results (value and index). Sources: bb_segsort (Hou et al., ICS 2017), Batcher's networks.
@@ -36,7 +37,9 @@ struct Args : Call {     // values or indices may be null
 template <class Key>
 // 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
 constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
-constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }  // blocks of a multiprocessor
+// Blocks of a multiprocessor.
+constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }
+constexpr int pick_residents(int each, size_t key_bytes) { return each < kPickEach ? 4 : key_bytes == 8 ? 2 : 3; }
 
 template <class Key>
 __device__ __forceinline__ void load_element(const Key* from, Key* to) {
@@ -133,6 +136,18 @@ __device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const 
   return false;
 }
 
+// Whether neighbours have words with the same key bits, so that they may be in the wrong order.
+template <class Key, int kEach, class Team>
+__device__ __forceinline__ bool has_ties(const Row<Key>& row, uint32_t count, const Team& team,
+                                         const uint32_t (&words)[kEach]) {
+  const uint32_t first = team.t * kEach, next = team.from(1, words[0]);
+  bool tied = false;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j)
+    tied |= first + j + 1 < count && (words[j] ^ (j + 1 < kEach ? words[(j + 1) % kEach] : next)) <= row.mask();
+  return team.any(tied);
+}
+
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
 template <class Key, int kEach, bool kBlock, bool kFirst>
@@ -170,7 +185,7 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
     if constexpr (kWide) {
       if (guesses) {
         guesses = false;
-        if (!mend(row, count, team, index)) {
+        if (has_ties(row, count, team, words) && !mend(row, count, team, index)) {
           digits = true;
           shift = 0;
           continue;
@@ -330,8 +345,114 @@ struct Selection {
   }
 };
 
+// Selects at least k elements of a row and at most a.most, among them the k best, by one warp; then sorts them, unless
+// results are in the order of indices. A lane holds every 32nd element, so ballots give the order of indices.
+//
+// The threshold is sought between the least and the largest key, where a line through the last two counts meets the
+// wanted number. Every fourth step halves the range, and later ones first narrow it to keys that occur, so that no data
+// take long. Where too many elements equal the threshold, the first ones are taken.
+template <class Key, int kEach>
+__device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
+  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
+  constexpr int kGroup = 4;  // slots of a lane that are skipped together, if no lane has an element there
+  const uint32_t lane = threadIdx.x & 31;
+  const auto each = [&](auto use) {
+#pragma unroll
+    for (int g = 0; g < kEach; g += kGroup) {
+      if (g * 32 >= row.n) break;
+#pragma unroll
+      for (int j = g; j < g + kGroup; ++j) use(j);
+    }
+  };
+  Word keys[kEach], low = static_cast<Key>(~Key{0}), high = 0;
+  each([&](int j) {
+    const uint32_t at = lane + j * 32;
+    keys[j] = row.key(min(at, row.n - 1));
+    low = smaller(low, keys[j]), high = larger(high, keys[j]);
+    if (at >= row.n) keys[j] = 0;
+  });
+  const SortTeam<kEach, false> warp{32, lane, nullptr};
+  low = warp.reduce(low, smaller<Word>);
+  high = warp.reduce(high, larger<Word>);
+  const Word largest = high;
+  // `reached` elements reach `low`, `passed` exceed `high`.
+  uint32_t reached = row.n, passed = 0;
+  const float wanted = 0.5f * static_cast<float>(a.k + a.most);
+#pragma unroll 1
+  for (uint32_t step = 0; reached > a.most && low < high; ++step) {
+    if (step >= 7 && step % 4 == 3) {
+      Word least = static_cast<Key>(~Key{0}), most = 0;
+      each([&](int j) {
+        if (keys[j] >= low) least = smaller(least, keys[j]);
+        if (keys[j] <= high) most = larger(most, keys[j]);
+      });
+      low = warp.reduce(least, smaller<Word>);
+      high = warp.reduce(most, larger<Word>);
+      if (low == high) break;
+    }
+    const Word range = high - low;
+    float share = __fdividef(static_cast<float>(reached) - wanted, static_cast<float>(reached - passed));
+    if (step % 4 == 3) share = 0.5f;
+    const Word middle = low + larger(Word{1}, smaller(static_cast<Word>(share * static_cast<float>(range)), range));
+    float counts[2] = {};
+    each([&](int j) { count_reaching(counts[j % 2], keys[j], middle); });
+    const uint32_t count = sum_of_warp(static_cast<uint32_t>(counts[0] + counts[1]));
+    if (count >= a.k) {
+      low = middle, reached = count;
+    } else {
+      high = middle - 1, passed = count;
+    }
+  }
+  // A bit for each of the lane's elements that reach the threshold, or equal it.
+  const auto bits_of = [&](auto is) {
+    uint32_t bits = 0;
+    each([&](int j) {
+      if (is(keys[j]) && lane + j * 32 < row.n) bits |= 1u << j;
+    });
+    return bits;
+  };
+  uint32_t taken = bits_of([&](Word key) { return key >= low; });
+  const uint32_t before = (1u << lane) - 1, slots = (row.n + 31) / 32;
+  if (reached > a.most) {  // low == high
+    const uint32_t ties = bits_of([&](Word key) { return key == low; });
+    uint32_t left = a.k - passed;
+#pragma unroll 1
+    for (uint32_t j = 0; j < slots; ++j) {
+      const bool tie = ties >> j & 1;
+      const uint32_t all = __ballot_sync(kEveryLane, tie);
+      if (tie && __popc(all & before) >= left) taken ^= 1u << j;
+      left -= min(left, static_cast<uint32_t>(__popc(all)));
+    }
+    reached = a.k;
+  }
+  uint32_t to = 0;
+#pragma unroll 4
+  for (uint32_t j = 0; j < slots; ++j) {
+    const bool take = taken >> j & 1;
+    const uint32_t all = __ballot_sync(kEveryLane, take);
+    if (take) row.order[sort_place(to + __popc(all & before))] = static_cast<uint16_t>(lane + j * 32);
+    to += __popc(all);
+  }
+  __syncwarp();
+  if (a.most == a.k) return;
+  row.low = static_cast<Key>(low ? low - 1 : 0);
+  row.range = 64 - __clzll(static_cast<uint64_t>(largest - row.low));
+  const auto sort = [&](auto few) {
+    constexpr int kFew = decltype(few)::value;
+    sort_elements<Key, kFew, false, false>(a, row, SortTeam<kFew, false>{32, lane, nullptr}, reached, true, true);
+  };
+  if (a.most <= 64) {
+    sort(std::integral_constant<int, 2>());
+  } else if (a.most <= 128) {
+    sort(std::integral_constant<int, 4>());
+  } else {
+    sort(std::integral_constant<int, 8>());
+  }
+}
+
 template <class Key, int kEach, bool kBlock, bool kPicks>
 __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live) {
+  if constexpr (kPicks && kEach == kPickEach) return pick<Key, kEach>(a, row);
   row.low = 0;
   row.range = 8 * sizeof(Key);
   if constexpr (sizeof(Key) > 2) {
@@ -367,7 +488,7 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
 
 template <class Key, int kEach, bool kBlock, bool kPicks>
 __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks + 1
-                                                             : kPicks ? 4
+                                                             : kPicks ? pick_residents(kEach, sizeof(Key))
                                                                       : sort_residents(kEach))
     sort_kernel(const __grid_constant__ Args a) {
   unsigned char* shared = dynamic_shared_memory();
@@ -398,7 +519,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
     row.keys = tile + at;
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
-    const bool turns = a.pitch == 1 && !(kPicks && a.most == a.k);
+    const bool turns = a.pitch == 1 && !(kPicks && (kEach == kPickEach || a.most == a.k));
     row.turn = turns ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
@@ -450,6 +571,8 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
     const bool picks = a.most > 0;
+    if constexpr (sizeof(Key) > 1)
+      if (picks && shape.each == kPickEach) return launch(stream, config, sort_kernel<Key, kPickEach, false, true>, a);
     if constexpr (sizeof(Key) <= kMostManyBytes)
       if (shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, false>, a);
     if (shape.each == 4) return launch(stream, config, sort_kernel<Key, 4, true, false>, a);

@@ -15,6 +15,7 @@ constexpr int kSortFew = 4;              // elements of a thread if a selection 
 constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a block, if it has several rows
 constexpr int kMostManyBytes = 4;        // of keys; wider ones would not fit into the registers of that warp
 constexpr int kManyEach = 32;            // elements of a thread if there are many rows of more than 512 elements
+constexpr int kPickEach = 32;            // elements of a thread if a warp selects from a long row
 
 // Whether a block of threads sorts each row, not a part of a warp.
 constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team > 32; }
@@ -22,6 +23,7 @@ constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team
 struct SortShape {
   int each = 16;       // elements of a thread: 4, 8, 16 or kManyEach
   int team = 1;        // threads that share a row, a power of two
+  int64_t picked = 0;  // see pick_room()
   int threads = 0;     // threads of a block
   int64_t outers = 1;  // outer indices of a block's rows
   int64_t width = 1;   // inner indices of a block's rows: all, or some if `outers` is 1
@@ -41,12 +43,31 @@ constexpr int64_t sort_tile_bytes(int64_t elements, int64_t key_bytes, int64_t i
   return (elements * key_bytes + (inner == 1 ? 15 : 0) + 15) / 16 * 16;
 }
 
+// Whether the selected elements need not be sorted: results in the order of indices, unless k is so small, or keys so
+// long, that the steps to exactly k elements take longer than a sort.
+constexpr bool selects_exactly(int64_t length, int64_t k, int key_bytes, bool sorted) {
+  return !sorted && 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
+}
+
+// The most elements that a warp selects from a row of more than 256 elements, to be sorted in its place; 0: another
+// kernel takes the row. Blocks are faster for few rows of narrow keys, and teams of fewer elements a thread for short
+// ones.
+inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t multiprocessors) {
+  if (rows.length <= 256 || rows.length > 32 * kPickEach || k == rows.length || key_bytes == 1) return 0;
+  if (key_bytes == 2 && (rows.length <= 512 || rows.count() < 8 * multiprocessors)) return 0;
+  if (rows.inner > 1 && rows.length <= 512 && key_bytes == 4) return 0;
+  if (selects_exactly(rows.length, k, key_bytes, sorted)) return key_bytes == 8 ? 0 : k;
+  int64_t few = 64;
+  while (few < 256 && 9 * k > 8 * few) few *= 2;
+  const int64_t most = key_bytes == 8 && rows.length <= 512 ? 128 : 256;
+  return 9 * k <= 8 * few && few <= most ? few : 0;
+}
+
 // The most elements of a row that are selected, to be sorted in its place; 0: rows are sorted whole. They are sorted by
-// the team, or by as many warps of a block as they need. For results in the order of indices, exactly k are selected
-// and none is sorted, unless k is so small, or keys so long, that more steps of the selection take longer than a sort.
+// the team, or by as many warps of a block as they need.
 inline int64_t sort_selection(const SortShape& shape, int64_t length, int64_t k, int key_bytes, bool sorted) {
-  const bool exact = 32 * k >= length && (key_bytes < 8 || length > 512 || 2 * k > length);
-  if (!sorted && exact) return shape.each == 16 && length > 128 && k < length ? k : 0;
+  if (shape.picked) return shape.picked;
+  if (selects_exactly(length, k, key_bytes, sorted)) return shape.each == 16 && length > 128 && k < length ? k : 0;
   int64_t few = kSortFew * std::min(shape.team, 32);
   while (few < kSortFew * shape.team && 5 * k > 4 * few) few *= 2;
   return shape.each == 16 && 5 * k <= 4 * few && length > 128 && length >= 2 * few ? few : 0;
@@ -73,7 +94,9 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
     shape.each = 4;
   if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
     shape.each = kManyEach;
-  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : team(shape.each));
+  shape.picked = pick_room(rows, k, key_bytes, sorted, multiprocessors);
+  if (shape.picked) shape.each = kPickEach;
+  shape.team = static_cast<int>(shape.each == 4 ? team_of_few : shape.picked ? 32 : team(shape.each));
   // If there are few rows, blocks have few threads, so that all multiprocessors have work.
   shape.threads = std::max(shape.team, kSortBlock);
   if (sorts_by_block(shape.each, shape.team)) shape.threads = shape.team;
