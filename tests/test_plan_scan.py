@@ -103,20 +103,24 @@ def test_scans_of_rows_in_packs():
 
 
 def test_scans_in_pieces():
-    """Columns of few elements have blocks of their own, for operations of one operand; the order of folding stays."""
+    """Columns of few elements have blocks of their own; the order of folding stays. Recurrences along longer axes have so
+    only if they are fewer."""
     for op, dtype, rows, most in (
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
         ("cummax", "int16", (9000, 1), 1 << 20),
         ("cummax", "float32", (2000, 3), 1 << 19),
         ("cumsum", "bfloat16", (200, 100), 1 << 18),
+        ("linear_scan", "float32", (1000, 5), 1 << 19),
+        ("linear_scan", "bfloat16", (1500, 5), 1 << 14),
     ):
         outer = most // (rows[0] * rows[1])
         plans = [plan_scan(op, many, *rows, dtype, False, 1, 90) for many in (1, outer, outer + 1)]
         assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
         assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
-    for op in ("cumlogsumexp", "linear_scan", "cummax_jvp"):
+    assert plan_scan("linear_scan", 1, 100, 50, "float32", False, 1, 90)["algorithm"] != "pieces"
+    for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block

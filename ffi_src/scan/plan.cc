@@ -63,6 +63,8 @@ constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 6
 // A block takes more columns only while at least kPieceBlocks blocks are left (kPieceWideBlocks if inner is above
 // kPieceWide). A block reads whole lines of memory; the lines that hold its columns have at most kPieceLines bytes.
 constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kPieceLines = 1 << 18;
+// Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements.
+constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
@@ -144,13 +146,17 @@ Plan plan_small(const Problem& problem, Plan plan) {
 // elements.
 Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const auto [outer, length, inner] = problem.rows;
-  if (problem.kind != Kind::kCumulative || problem.op == Op::kLogSumExp || problem.segmented) return plan;
-  const int bytes = std::max(4, bytes_of(problem.dtype));
+  const bool linear = problem.kind == Kind::kLinear && is_float(problem.dtype) && problem.a.inner.groups <= 1 &&
+                      problem.a.outer.groups <= 1;
+  const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
+  if (problem.segmented || !(linear || cumulative)) return plan;
+  const int bytes = std::max(4, bytes_of(problem.dtype)), operands = operands_of(problem.kind);
   const bool across = plan.layout == Layout::kAcross;
   const bool exact = is_exact(problem);
   if (plan.layout == Layout::kAlong || (!exact && plan.tiles > kGroup)) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
-  if (problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
+  if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
+  if (linear && (across || (length > kPiecePair && problem.rows.elements() > kPieceFewPairs))) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
   if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;
   Plan pieces = plan;
@@ -166,14 +172,15 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   // Nothing below changes results. Shared memory of a column: its elements, which launch_pieces() spreads over the
   // banks, and the folds of groups and tiles.
   const int64_t held = groups * pieces.runs * pieces.per_lane, folds = groups + ceil_div(groups, pieces.axis_warps);
-  const int64_t column_bytes = (held + held / 32 + 1) * bytes + folds * 4 * state_words(problem, bytes);
-  const int64_t most =
-      std::min({kPieceBytes / (length * bytes), gpu.shared_bytes / column_bytes, kPieceThreads / 32 * slots / groups});
+  const int64_t column_bytes = operands * (held + held / 32 + 1) * bytes + folds * 4 * state_words(problem, bytes);
+  const int64_t most = std::min({kPieceBytes / (operands * length * bytes), gpu.shared_bytes / column_bytes,
+                                 kPieceThreads / 32 * slots / groups});
   if (most == 0) return plan;
   const int64_t blocks = inner > kPieceWide ? kPieceWideBlocks : kPieceBlocks;
   int64_t columns = 1;
   while (inner > 1 && columns < 32 && 2 * columns <= most && outer * inner >= 2 * columns * blocks) columns *= 2;
-  const int64_t for_loads = std::min(ceil_div(columns * length, 32 * kPieceLoads), int64_t{kPieceThreads / 32});
+  const int64_t for_loads =
+      std::min(ceil_div(operands * columns * length, 32 * kPieceLoads), int64_t{kPieceThreads / 32});
   pieces.warps = static_cast<int>(std::max(ceil_div(columns * groups, slots), for_loads));
   pieces.column_bits = 0;
   pieces.columns = static_cast<int>(columns);

@@ -1,6 +1,6 @@
-// Arrays of few elements in all, along longer axes, for policies of one operand without segments: a block has some
-// whole columns. All their elements come to shared memory at once; then a lane has one run of a column. So there is one
-// wait for memory, and nothing to learn from other blocks. Operands are read once, results written once.
+// Arrays of few elements in all, along longer axes, for cumulative calls and recurrences without segments: a block has
+// some whole columns. All their elements come to shared memory at once; then a lane has one run of a column. So there
+// is one wait for memory, and nothing to learn from other blocks. Operands are read once, results written once.
 //
 // Runs are folded in the order of the kernels for more elements: the runs of a warp of theirs, its group, by a scan;
 // the groups of a tile one after the other; and tiles as in folds.cuh. Loops are short, since most of the time of a
@@ -16,17 +16,18 @@
 namespace jaxgpuops::scan {
 
 struct PieceParameters {
-  const void* x;
+  const void *x, *a;
   void* out;
   const void* h0;
   uint32_t columns, length, inner;
-  int column_bits;           // a block has 2^column_bits columns
-  uint32_t run, runs;        // positions of a run, 8 i or 8 i + 1; runs of a group
-  uint32_t slots;            // groups of a warp
-  uint32_t groups, of_tile;  // groups of a column; groups of a tile
-  uint32_t tiles;            // at most kGroup
-  uint32_t stride;           // elements of a column in shared memory; positions beyond its end are not initialized
-  int pad_shift;             // after 2^pad_shift elements one is left free
+  uint32_t a_outer, a_axis, a_inner;  // strides of the operand a
+  int column_bits;                    // a block has 2^column_bits columns
+  uint32_t run, runs;                 // positions of a run, 8 i or 8 i + 1; runs of a group
+  uint32_t slots;                     // groups of a warp
+  uint32_t groups, of_tile;           // groups of a column; groups of a tile
+  uint32_t tiles;                     // at most kGroup
+  uint32_t stride;  // elements of a column in shared memory; positions beyond its end are not initialized
+  int pad_shift;    // after 2^pad_shift elements one is left free
   Quotient of_inner, of_runs, tile_of;
   bool wide_h0, backward;
   Options options;
@@ -39,12 +40,14 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
   using Acc = typename Element::Acc;
   using State = typename Policy::State;
   constexpr uint32_t kMoves = 4, kTogether = 8;
+  constexpr bool kPair = Policy::kOperands == 2;
   const State none = Policy::identity(p.options);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = once(1u << p.column_bits);
   const uint32_t block = blockIdx.x << p.column_bits;  // the first column
   Acc* const data = reinterpret_cast<Acc*>(dynamic_shared_memory());
-  State* const totals = reinterpret_cast<State*>(data + width * p.stride);  // of groups
-  State* const sums = totals + width * p.groups;                            // of all tiles up to and including one
+  Acc* const factors = data + (kPair ? width * p.stride : 0);                  // a; data has x
+  State* const totals = reinterpret_cast<State*>(factors + width * p.stride);  // of groups
+  State* const sums = totals + width * p.groups;                               // of all tiles up to and including one
   const auto placed = [&](uint32_t k) { return k + (k >> p.pad_shift); };
 
   // A thread moves elements `first`, `first + step`, .. of one column between memory and shared memory, kMoves at a
@@ -63,12 +66,25 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
       body(ks);
     }
   };
+  uint32_t a_at = 0, a_stride = 0;
+  if constexpr (kPair) {
+    const uint32_t outer = p.of_inner(own);
+    a_at = once(outer * p.a_outer + (own - outer * p.inner) * p.a_inner + (p.backward ? last * p.a_axis : 0));
+    a_stride = once(p.backward ? 0 - p.a_axis : p.a_axis);
+  }
   each_moved([&](const uint32_t (&k)[kMoves]) {
     Bits bits[kMoves];
+    [[maybe_unused]] Bits of_a[kMoves];
 #pragma unroll
-    for (uint32_t i = 0; i < kMoves; ++i) bits[i] = static_cast<const Bits*>(p.x)[at + k[i] * stride];
+    for (uint32_t i = 0; i < kMoves; ++i) {
+      bits[i] = static_cast<const Bits*>(p.x)[at + k[i] * stride];
+      if constexpr (kPair) of_a[i] = static_cast<const Bits*>(p.a)[a_at + k[i] * a_stride];
+    }
 #pragma unroll
-    for (uint32_t i = 0; i < kMoves; ++i) data[moved_at + placed(k[i])] = Element::load(bits[i]);
+    for (uint32_t i = 0; i < kMoves; ++i) {
+      data[moved_at + placed(k[i])] = Element::load(bits[i]);
+      if constexpr (kPair) factors[moved_at + placed(k[i])] = Element::load(of_a[i]);
+    }
   });
   __syncthreads();
 
@@ -76,23 +92,34 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
   const uint32_t part = p.of_runs(lane), r = lane - part * p.runs, slot = warp * p.slots + part;
   const uint32_t g = once(slot >> p.column_bits), c = once(slot & (width - 1));
   const bool active = part < p.slots && g < p.groups;
-  Acc* const run = data + c * p.stride + placed((g * p.runs + r) * p.run);
+  const uint32_t run_at = c * p.stride + placed((g * p.runs + r) * p.run);
+  Acc *const run = data + run_at, *const run_factors = factors + run_at;
   const auto each = [&](auto body) {
-    if (p.run & 1) body(run[0]);
+    if (p.run & 1) body(run[0], run_factors[0]);
 #pragma unroll 1
     for (uint32_t i = p.run & 1; i < p.run; i += kTogether) {
       constexpr int kUnroll = kRare<Policy> ? 1 : kTogether;
 #pragma unroll kUnroll
-      for (uint32_t j = 0; j < kTogether; ++j) body(run[i + j]);
+      for (uint32_t j = 0; j < kTogether; ++j) body(run[i + j], run_factors[i + j]);
     }
   };
-  const auto input = [](Acc x) {
+  const auto input = [](Acc x, Acc a) {
     In<Acc> in = {};
     in.x = x;
+    if constexpr (kPair) in.a = a;
     return in;
   };
   State inclusive = none;
-  if (active) each([&](Acc x) { Policy::step(inclusive, input(x), p.options); });
+  bool begun = !kPair;  // a step from the identity is the first element, except for factors that are not finite
+  if (active)
+    each([&](Acc x, Acc a) {
+      if (begun) {
+        Policy::step(inclusive, input(x, a), p.options);
+      } else {
+        inclusive = Policy::first(input(x, a), p.options);
+        begun = true;
+      }
+    });
 #pragma unroll 1
   for (uint32_t d = 1; d < p.runs; d *= 2) {
     const State left = shuffle_up(inclusive, d);
@@ -141,7 +168,7 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
 #pragma unroll 1
     for (; w < g; ++w) earlier = Policy::combine(earlier, totals[c * p.groups + w], p.options);
     state = Policy::combine(state, Policy::combine(earlier, before, p.options), p.options);
-    each([&](Acc& x) { x = Policy::step(state, input(x), p.options).first; });
+    each([&](Acc& x, Acc a) { x = Policy::step(state, input(x, a), p.options).first; });
   }
   __syncthreads();
 

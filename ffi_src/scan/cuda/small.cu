@@ -194,6 +194,10 @@ template <class Policy>
 cudaError_t launch_pieces(cudaStream_t stream, const Plan& plan, const Parameters& p) {
   PieceParameters s{};
   s.x = p.operands[0];
+  s.a = p.operands[1];
+  s.a_outer = p.a.outer.groups ? static_cast<uint32_t>(p.a.outer.stride[0]) : 0;
+  s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
+  s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
   s.out = p.results[0];
   s.h0 = p.h0;
   s.columns = static_cast<uint32_t>(p.columns);
@@ -216,13 +220,14 @@ cudaError_t launch_pieces(cudaStream_t stream, const Plan& plan, const Parameter
   s.backward = p.backward;
   s.options = p.options;
   const size_t states = (s.groups + s.tiles) * sizeof(typename Policy::State);
-  const size_t bytes = plan.columns * (s.stride * sizeof(typename Policy::Acc) + states);
+  const size_t bytes = plan.columns * (Policy::kOperands * s.stride * sizeof(typename Policy::Acc) + states);
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_pieces<Policy>, s);
 }
 
 template <class Policy>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
-  if constexpr (Policy::kKind == Kind::kCumulative)
+  constexpr bool kPair = Policy::kKind == Kind::kLinear && is_float(Policy::Element::kDType);
+  if constexpr (Policy::kKind == Kind::kCumulative || kPair)
     if (plan.algorithm == Algorithm::kPieces) return launch_pieces<Policy>(stream, plan, p);
   const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
