@@ -162,6 +162,30 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   return rows.length > 128 || few ? Selecting::kWarp : Selecting::kNone;
 }
 
+// Plans a cluster of blocks for each row, or returns false if it has no room for a row. If rows are few, clusters are
+// larger.
+bool plan_select_cluster(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
+  constexpr int64_t kStatic = 8 << 10;      // bytes of shared memory that the kernel declares itself
+  constexpr int64_t kLeastPart = 16 << 10;  // bytes of a row in a block
+  const Rows& rows = problem.rows;
+  const int64_t packs = rows.length * problem.bits / 128 + 2, tables = problem.count * int64_t{4} << kSelectBinBits;
+  const int64_t most = gpu.shared_bytes - kStatic - tables;
+  const auto part = [&](int64_t blocks) { return 16 * ceil_div(packs, blocks); };
+  int64_t blocks = 2;
+  while (blocks <= gpu.max_cluster && part(blocks) > most) blocks *= 2;
+  if (blocks > gpu.max_cluster || rows.count() * blocks >= int64_t{1} << 31) return false;
+  while (2 * blocks <= gpu.max_cluster && 2 * blocks * rows.count() <= gpu.multiprocessors &&
+         part(2 * blocks) >= kLeastPart)
+    blocks *= 2;
+  plan.algorithm = Selecting::kCluster;
+  plan.threads = rows.count() * blocks <= gpu.multiprocessors ? kMostClusterThreads : kMostClusterThreads / 2;
+  plan.blocks = blocks;
+  plan.part_packs = ceil_div(packs, blocks);
+  plan.table_at = 16 * plan.part_packs;
+  plan.shared_bytes = plan.table_at + tables;
+  return true;
+}
+
 }  // namespace
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
@@ -207,6 +231,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = plan.table_at + tables;
     return plan;
   }
+  if (plan_select_cluster(problem, gpu, plan)) return plan;
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t counts = problem.count * int64_t{4} << kLongBinBits;
