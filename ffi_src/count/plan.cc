@@ -243,12 +243,13 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
   plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
   const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - kStatic - counts - kLongThreads * 2 * plan.kept_steps;
-  if (room < 0) plan.kept_steps = 0;
-  plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
+  const bool is_short = problem.bits <= 16;  // such keys are not kept, but a block keeps its own counts
+  if (room < 0 || is_short) plan.kept_steps = 0;
+  if (!is_short) plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
   const int64_t kept_bytes = kLongThreads * (plan.kept / 32 * problem.bits / 8 + 2 * plan.kept_steps);
   // In the end a list and counts of its keys take the same place.
-  plan.shared_bytes =
-      std::max<int64_t>(counts + kept_bytes, kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
+  plan.shared_bytes = std::max<int64_t>(counts + (is_short ? counts : kept_bytes),
+                                        kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
   plan.table_at = kLongHeadBytes;
   plan.list_at = plan.table_at + counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);

@@ -43,7 +43,7 @@ __device__ __forceinline__ void narrow_intervals(const uint32_t* counts, uint32_
 #pragma unroll 1
   for (int r = warp; r < wanted; r += kWarps) {
     if (!(to_do >> r & 1)) continue;
-    find_part<kLongFew>(kLongBinBits, counts, nullptr, found, r);
+    find_part<kIsShort<T> ? 0 : kLongFew>(kLongBinBits, counts, nullptr, found, r);
     __syncwarp();
     if (lane > 0) continue;
     found.rank[r] = found.left[r];  // later steps count only what is in the interval
@@ -95,15 +95,15 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   Head<T>& head = a.head(row);
   uint32_t* const tables = a.tables(row);
   // The kernel that takes the sample reads little, so memory is nearly idle until it ends.
-  if (threadIdx.x == 0 && own.whole < own.end_whole)
+  if (!kIsShort<T> && threadIdx.x == 0 && own.whole < own.end_whole)
     prefetch_bulk(own.from + own.whole, min((own.end_whole - own.whole) * 16, kMostAhead));
   Kept<T> kept;
-  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = false;
+  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsShort<T>;
   T* const all_keys = reinterpret_cast<T*>(counts + all_bins);
   kept.keys = all_keys + warp * kept.room;
   kept.sets = reinterpret_cast<uint16_t*>(all_keys + kWarps * kept.room) + warp * kept.steps * 32;
   if (threadIdx.x < kMostRanks) left_of[threadIdx.x] = 0;
-  if (threadIdx.x == 0) last_of_largest = lost = 0;
+  if (threadIdx.x == 0) last_of_largest = 0, lost = kIsShort<T>;
   const auto clear_counts = [&] {
 #pragma unroll 1
     for (int b = threadIdx.x; b < all_bins; b += kThreads) counts[b] = 0;
@@ -112,7 +112,12 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   if (a.alone()) {
     if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
     if (threadIdx.x == 0) head.last_of_largest = 0;
-    const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
+  }
+  const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
+  if constexpr (kIsShort<T>) {
+    if (warp == 0) set_whole_table(a.problem, own.length, ranks, found);
+    __syncthreads();
+  } else if (a.alone()) {
     find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
     __syncthreads();
     clear_counts();
@@ -129,7 +134,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   // have this key are counted when they are read, and not kept.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
   if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
-  bool has_all = true;  // whether the block keeps all keys that it will need
+  bool has_all = !kIsShort<T>;                     // whether the block keeps all keys that it will need
+  uint32_t* const own_counts = counts + all_bins;  // for short keys: the block's own counts in the last step
 #pragma unroll 1
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       // Whether the first and the last part of an interval also count the keys outside it. In later steps these counts
       // do not matter. But if an element of a rank was outside its first interval, the parts of the next interval may
       // begin below that interval; then only the keys in the interval are counted.
-      const bool counts_all = first ? kept.lost : !found.missed;
+      const bool counts_all = first ? kept.lost : !kIsShort<T> && !found.missed;
       if (first && ends) {
         Word most = 0;
 #pragma unroll
@@ -163,6 +169,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
           for (int e = 0; e < Own::kPack; ++e) most = max(most, key[i][e]);
         }
         if (count > 0 && most >= highest) highest = most, highest_step = at;
+      }
+      if (kIsShort<T> && first) {
+        if (used) count_digits<T>(shared_address(counts + ((__ffs(used) - 1) << kLongBinBits) + 1), key, count);
+        continue;
       }
       if (first) {
         const uint32_t set = count_outside(counts, found, kept.lost ? singles : used, key, count, of_zero);
@@ -181,6 +191,13 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     __syncthreads();
     if (first && threadIdx.x < kMostRanks && (singles >> threadIdx.x & 1))
       single_count[threadIdx.x] = counts[(threadIdx.x << kLongBinBits) + 1];
+    if (kIsShort<T>) {
+      if (first && !a.alone()) wait_for_predecessor();
+      for_bits(used, [&](int t) {
+        const int b = (t << kLongBinBits) + threadIdx.x;
+        own_counts[b] = counts[b];
+      });
+    }
     for_bits(a.alone() ? 0 : used, [&](int t) {
 #pragma unroll 1
       for (int b = (t << kLongBinBits) + 2 * threadIdx.x; b < (t + 1) << kLongBinBits; b += 2 * kThreads) {
@@ -223,6 +240,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     __syncthreads();
   }
 
+  if (kIsShort<T> && threadIdx.x < wanted && !(ends >> threadIdx.x & 1)) {
+    const int r = static_cast<int>(threadIdx.x), t = static_cast<int>(found.table[r]);
+    left_of[r] = own_counts[(t << kLongBinBits) + found.parts[t](found.first[r])];
+  }
+  __syncthreads();
   if (warp == 0) {
     const int r = lane;
     if (r < wanted && (ends >> r & 1)) found.first[r] = found.largest, found.last[r] = 0, found.size[r] = 0;
@@ -234,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
   // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
   // says how many elements each slice has, since its elements are equal, and either many or counted by the first step.
-  bool is_counted = false;
+  bool is_counted = kIsShort<T> && has_list;
   for_bits(has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
     if (found.first[lane] != single_key[t]) return;
     is_counted = true;
@@ -379,8 +401,10 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     int64_t together = rows;  // rows of a launch
     if (plan.slices > 1) {
       const bool large = problem.rows.length >= kLargeSampled && plan.slice_packs * (128 / problem.bits) > kLargePart;
-      error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
-                     large ? select_sample_kernel<T, kLargeSampleBits> : select_sample_kernel<T, kSmallSampleBits>, a);
+      error =
+          launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
+                 large && !kIsShort<T>                               ? select_sample_kernel < T,
+                 kIsShort<T> ? kSmallSampleBits : kLargeSampleBits > : select_sample_kernel<T, kSmallSampleBits>, a);
       if (error != cudaSuccess) return error;
       config.overlap = plan.overlap;
       static Residents residents;

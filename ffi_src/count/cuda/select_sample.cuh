@@ -121,7 +121,8 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
   set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
-// Finds the first intervals of a row that several blocks share, and clears its counts. A block for each row.
+// Clears the counts of a row that several blocks share and, if keys are not short, finds its first intervals. A block
+// for each row.
 template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
   __shared__ Sample shared;
@@ -135,7 +136,11 @@ __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __g
   for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = a.tables(row)[b] = 0;
   if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
   if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = 0;
-  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
+  if constexpr (kIsShort<T>) {
+    if (threadIdx.x == 0) head.found.largest = 0;
+  } else {
+    find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
+  }
 }
 
 }  // namespace

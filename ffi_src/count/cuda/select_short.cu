@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_words(const Args& a, const Place& place, ui
     }
   } else {
     const T* from = x + place.x;
-#pragma unroll 4
+#pragma unroll 16
     for (uint32_t i = 0; i < length; ++i, from += a.problem.rows.inner) tile[first + i * step] = *from;
   }
   commit_async_copies();
@@ -426,7 +426,7 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
     return problem.bits == 64 ? launch(stream, config, select_warp_kernel<unsigned long long>, args)
                               : launch(stream, config, select_warp_kernel<uint32_t>, args);
   if (length <= 16) return launch(stream, config, select_thread_kernel<16>, args);
-  return length <= 40 ? launch(stream, config, select_thread_kernel<40>, args)
+  return length <= 48 ? launch(stream, config, select_thread_kernel<48>, args)
                       : launch(stream, config, select_thread_kernel<64>, args);
 }
 
