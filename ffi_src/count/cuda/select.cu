@@ -240,8 +240,15 @@ __global__ void __maxnreg__(48)
   for (int r = 0; r < wanted; ++r) {
     if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
     const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
-    uint32_t own, left = found.left[r];
-    left -= count_before(tables + r * kBins, is_equal, own);
+    const auto table = static_cast<int>(found.table[r]);
+    uint32_t* const counts = tables + table * kBins;
+    uint32_t own = 0, left = found.left[r];
+    if (table == r) {
+      left -= count_before(counts, is_equal, own);
+    } else {  // another rank had the same key
+      own = counts[warp];
+      left -= shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
+    }
     if (left >= own) continue;
 #pragma unroll 1
     for (uint32_t start = begin + lane; start - lane < end; start += 32) {

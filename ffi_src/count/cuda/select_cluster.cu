@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     of_part = shuffle_from(up_to, 31);
     return shuffle_from(up_to, warp) - of_warp;
   };
-  for_bits(many, [&](int r) {
+  for_bits(many & __ballot_sync(kEveryLane, lane < wanted && found.table[lane] == lane), [&](int r) {
     uint32_t of_warp, of_part;
     count_before(
         tables + r * kBins, [&, key = found.first[r]](uint32_t i) { return keys[i] == key; }, of_warp, of_part);
@@ -262,9 +262,10 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   }
   for_bits(many, [&](int r) {
     const Word key = found.first[r];
-    const uint32_t* const counts = tables + r * kBins;
-    uint32_t left = found.left[r] - sum_of_blocks(equal + r, block);
-    if (left >= equal[r]) return;
+    const uint32_t table = found.table[r];
+    const uint32_t* const counts = tables + table * kBins;
+    uint32_t left = found.left[r] - sum_of_blocks(equal + table, block);
+    if (left >= equal[table]) return;
     const uint32_t of_warp = counts[warp], up_to = sum_up_to_lane(lane < warps ? counts[lane] : 0);
     left -= shuffle_from(up_to, warp) - of_warp;
     if (left >= of_warp) return;
