@@ -12,10 +12,15 @@
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (select_list.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
-// A row is usually read once. If the interval of a rank is a single key, as where most elements are equal, the elements
-// with this key are counted but not kept. Two kinds of blocks read their slices again in each step and for the lists,
-// from the L2 cache where possible: blocks without room for the keys in the intervals, as where a row is sorted; and
-// all blocks of a row in which a wanted element is outside its first interval.
+// Keys of up to 16 bits need no sample: the first step counts all keys by their highest 8 bits, and the second one
+// those that share these bits with a wanted element by the others. The blocks keep no keys, read their slices in each
+// step, and know in the end how many elements of their slices equal the wanted one. The first kernel only clears
+// counts.
+//
+// A row of longer keys is usually read once. If the interval of a rank is a single key, as where most elements are
+// equal, the elements with this key are counted but not kept. Two kinds of blocks read their slices again in each step
+// and for the lists, from the L2 cache where possible: blocks without room for the keys in the intervals, as where a
+// row is sorted; and all blocks of a row in which a wanted element is outside its first interval.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -234,7 +239,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     } else {
       wait_for_found(head, found, step);
     }
-    has_all = !lost && !found.missed;
+    has_all = !kIsShort<T> && !lost && !found.missed;
     to_do = found.more;
     if (to_do) clear_counts();
     __syncthreads();
@@ -256,13 +261,14 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
   // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
   // says how many elements each slice has, since its elements are equal, and either many or counted by the first step.
+  // Of short keys, the last step has counted each.
   bool is_counted = kIsShort<T> && has_list;
-  for_bits(has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
+  for_bits(!kIsShort<T> && has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
     if (found.first[lane] != single_key[t]) return;
     is_counted = true;
     if (warp == 0) left_of[lane] = single_count[t];
   });
-  const uint32_t open = lists & ~__ballot_sync(kEveryLane, is_counted);
+  const uint32_t open = kIsShort<T> ? 0 : lists & ~__ballot_sync(kEveryLane, is_counted);
   const uint32_t by_slice = lists & __ballot_sync(kEveryLane, is_counted || (has_list && found.size[lane] > kLongFew));
   if (threadIdx.x < kMostRanks && (open >> threadIdx.x & 1)) {
     const Word first = found.first[threadIdx.x], last = found.last[threadIdx.x];
@@ -340,9 +346,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     a.indices[to] = static_cast<int32_t>(at);
   };
   // A warp chooses for a rank of which few elements are left.
-  const auto is_few = [&](int r) { return !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew; };
+  const auto is_few = [&](int r) {
+    return !kIsShort<T> && !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew;
+  };
 #pragma unroll 1
-  for (int r = warp; r < wanted; r += kWarps) {
+  for (int r = warp; !kIsShort<T> && r < wanted; r += kWarps) {
     const auto table = found.table[r];
     if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
     const uint32_t at = choose_in_warp(x, order, a.list(row, table), found.size[r], found.left[r]);
@@ -359,7 +367,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     uint32_t left = found.left[r], at = 0;
     if (is_end) {
       at = __ldcg(&head.last_of_largest);
-    } else if (!(by_slice >> table & 1)) {
+    } else if (!kIsShort<T> && !(by_slice >> table & 1)) {
       if (of_list != table) {
         __syncthreads();  // no thread reads the list before any more
 #pragma unroll 1
@@ -401,10 +409,8 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     int64_t together = rows;  // rows of a launch
     if (plan.slices > 1) {
       const bool large = problem.rows.length >= kLargeSampled && plan.slice_packs * (128 / problem.bits) > kLargePart;
-      error =
-          launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
-                 large && !kIsShort<T>                               ? select_sample_kernel < T,
-                 kIsShort<T> ? kSmallSampleBits : kLargeSampleBits > : select_sample_kernel<T, kSmallSampleBits>, a);
+      error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
+                     large ? select_sample_kernel<T, kLargeBits<T>> : select_sample_kernel<T, kSmallSampleBits>, a);
       if (error != cudaSuccess) return error;
       config.overlap = plan.overlap;
       static Residents residents;
