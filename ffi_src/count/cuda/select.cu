@@ -261,13 +261,12 @@ __global__ void __maxnreg__(48)
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  const auto is_before = [&, key = keys[middle]](uint32_t at) {
-    return keys[at] < key || (keys[at] == key && at < middle);
-  };
+  const IsBefore<T> is_before{keys[middle], middle};
   uint32_t own;
-  const uint32_t before = count_before(sample, is_before, own);
-  write_around<kAhead>(0, middle, kth, x, length, begin, end, before, values, indices, int64_t{row} * length, chosen_at,
-                       is_before);
+  const uint32_t before = count_before(sample, [&](uint32_t at) { return is_before(keys[at], at); }, own);
+  const int64_t to = int64_t{row} * length;
+  write_around<kAhead>(keys, is_before, kth, x, 0, begin, end, before, values ? values + to : values,
+                       indices ? indices + to : indices);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     select_cluster_kernel(const __grid_constant__ Select problem, const T* __restrict__ x,
                           const int32_t* __restrict__ ranks, T* __restrict__ values, int32_t* __restrict__ indices,
                           uint32_t table_at, uint32_t blocks, int part_packs) {
+#if __CUDA_ARCH__ >= 900
   using Word = typename Found<T>::Word;
   constexpr int kPack = Pack<T>::kElements;
   __shared__ uint32_t sample[32 << kSampleBits];
@@ -89,13 +90,8 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   } else {
     clear_tables(32);
   }
-#if __CUDA_ARCH__ < 900
-  wait_for_async_copies<0>();
-#endif
   wait_for_cluster();
-#if __CUDA_ARCH__ >= 900
   wait_for_copies(&copied, 0);
-#endif
 
   const SortOrder order = one_flip<T>(problem.order);
   const auto for_keys = [&](bool raw, auto visit) { count::for_keys(held, packs, order, raw, visit); };
@@ -279,18 +275,18 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   wait_for_cluster();  // no other block reads this block's memory any more, if it is not to be partitioned
   if (problem.kth < 0) return;
 
-  const uint32_t middle = chosen;
-  const auto is_before = [&, key = chosen_key](uint32_t i) {
-    return keys[i] < key || (keys[i] == key && first + i < middle);
-  };
-  uint32_t of_warp, of_part, before = count_before(sample, is_before, of_warp, of_part);
+  const IsBefore<T> is_before{static_cast<T>(chosen_key), chosen};
+  const auto is_first = [&](uint32_t i) { return is_before(keys[i], first + i); };
+  uint32_t of_warp, of_part, before = count_before(sample, is_first, of_warp, of_part);
   if (threadIdx.x == 0) all_before = of_part;
   wait_for_cluster();
   before += sum_of_blocks(&all_before, block);
   arrive_at_cluster_barrier();
-  write_around<kAhead>(first, middle, static_cast<uint32_t>(problem.kth), x, length, begin, end, before, values,
-                       indices, int64_t{row} * length, chosen_at, is_before);
+  const int64_t to = int64_t{row} * length;
+  write_around<kAhead>(keys, is_before, static_cast<uint32_t>(problem.kth), x, first, begin, end, before,
+                       values ? values + to : values, indices ? indices + to : indices);
   wait_at_cluster_barrier();
+#endif
 }
 
 }  // namespace

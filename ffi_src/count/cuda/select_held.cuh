@@ -102,35 +102,54 @@ __device__ __forceinline__ typename Found<T>::Word count_all(uint32_t* tables, F
   return highest;
 }
 
-// Writes a block's share of a partition of a row: the elements that sort before the element at `middle`, which has rank
-// kth, then that element, then the others. Element i of the block is element first + i of the row, which `is_before`
-// says to sort before the middle one, or not. A warp has the elements from `begin` to `end`, and each lane takes kAhead
-// of them at a time. `before`: how many elements before the warp's go to the first part.
-template <uint32_t kAhead, class T, class Chosen, class IsBefore>
-__device__ __forceinline__ void write_around(uint32_t first, uint32_t middle, uint32_t kth, const T* __restrict__ x,
-                                             uint32_t length, uint32_t begin, uint32_t end, uint32_t before,
-                                             T* __restrict__ values, int32_t* __restrict__ indices, int64_t to,
-                                             Chosen chosen_at, IsBefore is_before) {
-  const int lane = threadIdx.x & 31;
-  T* const to_values = values + to;
-  int32_t* const to_indices = indices + to;
-  for (uint32_t start = begin + lane; start - lane < end; start += 32 * kAhead) {
+// Whether an element sorts before the one at `middle`, whose key is given.
+template <class T>
+struct IsBefore {
+  T key;
+  uint32_t middle;
+
+  __device__ __forceinline__ bool operator()(T own, uint32_t at) const {
+    return own < key || (own == key && at < middle);
+  }
+};
+
+// Writes a warp's share of a partition of a row: the elements that sort before the one that has rank kth, then that
+// one, then the others. The warp has the elements from `begin` to `end` of those at `keys`, whose first one is element
+// `first` of the row; each lane takes kAhead of them at a time. `before`: how many earlier elements go to the first
+// part. `values` or `indices` may be null.
+template <uint32_t kAhead, class T>
+__device__ __forceinline__ void write_around(const T* keys, const IsBefore<T>& is_before, uint32_t kth,
+                                             const T* __restrict__ x, uint32_t first, uint32_t begin, uint32_t end,
+                                             uint32_t before, T* __restrict__ values, int32_t* __restrict__ indices) {
+  const uint32_t lane = threadIdx.x & 31, lower = (1u << lane) - 1;
+  uint32_t writes = (values != nullptr) + 2 * (indices != nullptr);
+  const auto write = [&](uint32_t i, bool has, T element) {
+    const uint32_t at = first + i;
+    const bool is_first = has && is_before(keys[i], at);
+    const unsigned lanes = __ballot_sync(kEveryLane, is_first);
+    const uint32_t up_to = before + __popc(lanes & lower);
+    before += __popc(lanes);
+    const uint32_t others = at == is_before.middle ? kth : kth + (at < is_before.middle) + at - up_to;
+    const uint32_t place = is_first ? up_to : others;
+    if (has && (writes & 1)) values[place] = element;
+    if (has && (writes & 2)) indices[place] = static_cast<int32_t>(at);
+  };
+  x += first;
+  uint32_t i = begin + lane;
+#pragma unroll 1
+  for (; i - lane + 32 * kAhead <= end; i += 32 * kAhead) {
+    asm volatile("" : "+r"(writes));  // else the compiler would make a loop for each value
     T element[kAhead];
-    if (values) {
 #pragma unroll
-      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(first + start + j * 32, length - 1)];
-    }
+    for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[i + j * 32];
 #pragma unroll
-    for (uint32_t j = 0; j < kAhead; ++j) {
-      const uint32_t at = first + start + j * 32;
-      const unsigned lanes = chosen_at(start + j * 32, is_before);
-      const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
-      const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
-      before += __popc(lanes);
-      if (start + j * 32 >= end) continue;
-      if (values) to_values[place] = element[j];
-      if (indices) to_indices[place] = static_cast<int32_t>(at);
-    }
+    for (uint32_t j = 0; j < kAhead; ++j) write(i + j * 32, true, element[j]);
+  }
+#pragma unroll 1
+  for (; i - lane < end; i += 32) {
+    asm volatile("" : "+r"(writes));
+    const uint32_t at = min(i, end - 1);
+    write(at, i < end, x[at]);
   }
 }
 
