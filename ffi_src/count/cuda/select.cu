@@ -70,24 +70,27 @@ __device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, 
                                           uint32_t* last_of_largest, ForKeys for_keys) {
   constexpr int kPack = Pack<T>::kElements;
   const int threads = blockDim.x, lane = threadIdx.x & 31, first_end = __ffs(ends) - 1;
+  uint32_t last = 0;
   for_keys(false, [&](auto& key, auto& has, int start) {
+    const auto at = [&](int place) {
+      return static_cast<uint32_t>((start + place / kPack * threads + lane) * kPack + place % kPack - past);
+    };
 #pragma unroll 1
     for (int r = 0; r < wanted; ++r) {
       const bool is_end = ends >> r & 1;
       if (is_end ? r != first_end || !has_largest : found.size[r] > kSelectFew || found.table[r] != r) continue;
-      const auto first = found.first[r], last = found.last[r];
-      uint32_t is_left = keys_between(key, has, first, last);
+      uint32_t is_left = keys_between(key, has, found.first[r], found.last[r]);
+      if (is_end) {
+        last = max(last, last_in_row(is_left, length, at));
+        continue;
+      }
       for (; is_left; is_left &= is_left - 1) {
-        const int place = __ffs(is_left) - 1;
-        const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
-        if (static_cast<uint32_t>(at) >= length) continue;
-        if (is_end)
-          atomicMax(last_of_largest, static_cast<uint32_t>(at));
-        else
-          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
+        const uint32_t index = at(__ffs(is_left) - 1);
+        if (index < length) tables[r * kBins + atomicAdd(listed + r, 1u)] = index;
       }
     }
   });
+  if (last) atomicMax(last_of_largest, last);
 }
 
 template <class T>

@@ -9,9 +9,9 @@ namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32;
 
-// Keys of up to 16 bits need no sample: each step finds 8 bits of the keys of all ranks.
+// Keys of 8 bits need no sample: one step counts how many elements have each.
 template <class T>
-constexpr bool kIsShort = sizeof(T) <= 2;
+constexpr bool kIsByte = sizeof(T) == 1;
 
 // What stands first in a row's workspace.
 template <class T>
@@ -120,8 +120,8 @@ __device__ __forceinline__ void wait_for_found(Head<T>& head, Found<T>& found, u
 // Sets up one table for all ranks, whose parts are the highest 8 bits of keys: those of part p are p - 1. One warp
 // calls this.
 template <class T>
-__device__ __forceinline__ void set_whole_table(const Select& problem, uint32_t length, const int32_t* ranks,
-                                                Found<T>& found) {
+__device__ __forceinline__ void set_byte_table(const Select& problem, uint32_t length, const int32_t* ranks,
+                                               Found<T>& found) {
   constexpr uint32_t kAll = static_cast<T>(~T{0});
   const uint32_t lane = threadIdx.x & 31;
   uint32_t rank;

@@ -16,7 +16,10 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kSampleBits = 3;  // 2^kSampleBits elements of the sample in each lane
+// A sample has 2^kSmallBits elements in each lane, or twice as many for rows of more than kSmallSampled elements,
+// since elements may otherwise be left that are too many for a list.
+constexpr int kSmallBits = 3;
+constexpr uint32_t kSmallSampled = 1 << 17;
 constexpr int kMostGroups = kMostClusterThreads / kBins;
 
 // A list has kFew elements at most, whose indices and keys fit in the memory of a table.
@@ -42,7 +45,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
 #if __CUDA_ARCH__ >= 900
   using Word = typename Found<T>::Word;
   constexpr int kPack = Pack<T>::kElements;
-  __shared__ uint32_t sample[32 << kSampleBits];
+  __shared__ uint32_t sample[64 << kSmallBits];
   __shared__ __align__(16) uint32_t sums[kMostGroups][kBins];  // the counts of all blocks in a table
   __shared__ Found<T> found;
   __shared__ uint64_t copied;  // the barrier at which the block's part of the row arrives
@@ -85,8 +88,12 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
     uint32_t rank;
     const bool has = own_rank(problem, length, own_ranks, rank);
-    sample_in_warp<kSampleBits>(problem.order, x, length, sample);
-    set_first_tables(32 << kSampleBits, kBinBits, 3, wanted, length, has, rank, sample, found);
+    const bool is_small = length <= kSmallSampled;
+    if (is_small)
+      sample_in_warp<kSmallBits>(problem.order, x, length, sample);
+    else
+      sample_in_warp<kSmallBits + 1>(problem.order, x, length, sample);
+    set_first_tables((is_small ? 32 : 64) << kSmallBits, kBinBits, 3, wanted, length, has, rank, sample, found);
   } else {
     clear_tables(32);
   }
@@ -186,26 +193,25 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   const uint32_t lists =
       __ballot_sync(kEveryLane, lane < wanted && !((ends | many) >> lane & 1) && found.table[lane] == lane);
   const bool has_largest = ends && packs > 0 && highest == found.largest;
+  uint32_t last = 0;
   for_keys(false, [&](auto& key, auto& has, int begin) {
-    // Bit kMostRanks stands for the search for the last of the largest keys.
-    for_bits(lists | (has_largest ? 1u << kMostRanks : 0), [&](int r) {
-      const bool is_end = r == kMostRanks;
-      uint32_t is_left = keys_between(key, has, is_end ? highest : found.first[r], is_end ? 0 : found.last[r]);
+    const auto at = [&](int place) {
+      return static_cast<uint32_t>(start + (begin + place / kPack * threads + lane) * kPack + place % kPack);
+    };
+    if (has_largest) last = max(last, last_in_row(keys_between(key, has, highest, Word{0}), length, at));
+    for_bits(lists, [&](int r) {
+      uint32_t is_left = keys_between(key, has, found.first[r], found.last[r]);
       for (; is_left; is_left &= is_left - 1) {
-        const int place = __ffs(static_cast<int>(is_left)) - 1;
-        const int at = start + (begin + place / kPack * threads + lane) * kPack + place % kPack;
-        if (static_cast<uint32_t>(at) >= length) continue;
-        if (is_end) {
-          atomicMax(&last_of_largest, static_cast<uint32_t>(at));
-          continue;
-        }
+        const uint32_t index = at(__ffs(static_cast<int>(is_left)) - 1);
+        if (index >= length) continue;
         const uint32_t to = home(r), i = count_in_cluster(listed + r, to);
         uint32_t* const list = tables + r * kBins;
-        store_in_cluster(list + i, to, static_cast<uint32_t>(at));
-        store_in_cluster(reinterpret_cast<Word*>(list + kFew<T>) + i, to, Word{keys[at - static_cast<int>(first)]});
+        store_in_cluster(list + i, to, index);
+        store_in_cluster(reinterpret_cast<Word*>(list + kFew<T>) + i, to, Word{keys[index - first]});
       }
     });
   });
+  if (last) atomicMax(&last_of_largest, last);
 
   // Each warp counts in its share of the part, kAhead elements of a lane at a time.
   constexpr uint32_t kAhead = 4;

@@ -102,6 +102,18 @@ __device__ __forceinline__ typename Found<T>::Word count_all(uint32_t* tables, F
   return highest;
 }
 
+// Returns the number in the row of the last one of a thread's elements that are in a set, as keys_between() returns it,
+// or 0. `at`: returns the number of the element at a place, or one past the row.
+template <class At>
+__device__ __forceinline__ uint32_t last_in_row(uint32_t set, uint32_t length, At at) {
+  while (set) {
+    const int place = 31 - __clz(static_cast<int>(set));
+    if (const uint32_t index = at(place); index < length) return index;
+    set ^= 1u << place;
+  }
+  return 0;
+}
+
 // Whether an element sorts before the one at `middle`, whose key is given.
 template <class T>
 struct IsBefore {

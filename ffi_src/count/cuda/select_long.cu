@@ -12,10 +12,8 @@
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (select_list.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
-// Keys of up to 16 bits need no sample: the first step counts all keys by their highest 8 bits, and the second one
-// those that share these bits with a wanted element by the others. The blocks keep no keys, read their slices in each
-// step, and know in the end how many elements of their slices equal the wanted one. The first kernel only clears
-// counts.
+// Keys of 8 bits need no sample. One step counts how many elements have each of them, and the blocks keep these counts
+// of their slices instead of keys. The first kernel only clears the counts of rows.
 //
 // A row of longer keys is usually read once. If the interval of a rank is a single key, as where most elements are
 // equal, the elements with this key are counted but not kept. Two kinds of blocks read their slices again in each step
@@ -48,7 +46,7 @@ __device__ __forceinline__ void narrow_intervals(const uint32_t* counts, uint32_
 #pragma unroll 1
   for (int r = warp; r < wanted; r += kWarps) {
     if (!(to_do >> r & 1)) continue;
-    find_part<kIsShort<T> ? 0 : kLongFew>(kLongBinBits, counts, nullptr, found, r);
+    find_part<kIsByte<T> ? 0 : kLongFew>(kLongBinBits, counts, nullptr, found, r);
     __syncwarp();
     if (lane > 0) continue;
     found.rank[r] = found.left[r];  // later steps count only what is in the interval
@@ -100,15 +98,15 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   Head<T>& head = a.head(row);
   uint32_t* const tables = a.tables(row);
   // The kernel that takes the sample reads little, so memory is nearly idle until it ends.
-  if (!kIsShort<T> && threadIdx.x == 0 && own.whole < own.end_whole)
+  if (!kIsByte<T> && threadIdx.x == 0 && own.whole < own.end_whole)
     prefetch_bulk(own.from + own.whole, min((own.end_whole - own.whole) * 16, kMostAhead));
   Kept<T> kept;
-  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsShort<T>;
+  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsByte<T>;
   T* const all_keys = reinterpret_cast<T*>(counts + all_bins);
   kept.keys = all_keys + warp * kept.room;
   kept.sets = reinterpret_cast<uint16_t*>(all_keys + kWarps * kept.room) + warp * kept.steps * 32;
   if (threadIdx.x < kMostRanks) left_of[threadIdx.x] = 0;
-  if (threadIdx.x == 0) last_of_largest = 0, lost = kIsShort<T>;
+  if (threadIdx.x == 0) last_of_largest = 0, lost = kIsByte<T>;
   const auto clear_counts = [&] {
 #pragma unroll 1
     for (int b = threadIdx.x; b < all_bins; b += kThreads) counts[b] = 0;
@@ -119,8 +117,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     if (threadIdx.x == 0) head.last_of_largest = 0;
   }
   const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
-  if constexpr (kIsShort<T>) {
-    if (warp == 0) set_whole_table(a.problem, own.length, ranks, found);
+  if constexpr (kIsByte<T>) {
+    if (warp == 0) set_byte_table(a.problem, own.length, ranks, found);
     __syncthreads();
   } else if (a.alone()) {
     find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
@@ -139,8 +137,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   // have this key are counted when they are read, and not kept.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
   if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
-  bool has_all = !kIsShort<T>;                     // whether the block keeps all keys that it will need
-  uint32_t* const own_counts = counts + all_bins;  // for short keys: the block's own counts in the last step
+  bool has_all = !kIsByte<T>;                      // whether the block keeps all keys that it will need
+  uint32_t* const own_counts = counts + all_bins;  // for bytes: the block's own counts
 #pragma unroll 1
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
@@ -164,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       // Whether the first and the last part of an interval also count the keys outside it. In later steps these counts
       // do not matter. But if an element of a rank was outside its first interval, the parts of the next interval may
       // begin below that interval; then only the keys in the interval are counted.
-      const bool counts_all = first ? kept.lost : !kIsShort<T> && !found.missed;
+      const bool counts_all = first ? kept.lost : !found.missed;
       if (first && ends) {
         Word most = 0;
 #pragma unroll
@@ -175,8 +173,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         }
         if (count > 0 && most >= highest) highest = most, highest_step = at;
       }
-      if (kIsShort<T> && first) {
-        if (used) count_digits<T>(shared_address(counts + ((__ffs(used) - 1) << kLongBinBits) + 1), key, count);
+      if (kIsByte<T> && first) {
+        if (used) count_bytes<T>(shared_address(counts + ((__ffs(used) - 1) << kLongBinBits) + 1), key, count);
         continue;
       }
       if (first) {
@@ -196,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     __syncthreads();
     if (first && threadIdx.x < kMostRanks && (singles >> threadIdx.x & 1))
       single_count[threadIdx.x] = counts[(threadIdx.x << kLongBinBits) + 1];
-    if (kIsShort<T>) {
+    if (kIsByte<T>) {
       if (first && !a.alone()) wait_for_predecessor();
       for_bits(used, [&](int t) {
         const int b = (t << kLongBinBits) + threadIdx.x;
@@ -239,13 +237,13 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     } else {
       wait_for_found(head, found, step);
     }
-    has_all = !kIsShort<T> && !lost && !found.missed;
+    has_all = !kIsByte<T> && !lost && !found.missed;
     to_do = found.more;
     if (to_do) clear_counts();
     __syncthreads();
   }
 
-  if (kIsShort<T> && threadIdx.x < wanted && !(ends >> threadIdx.x & 1)) {
+  if (kIsByte<T> && threadIdx.x < wanted && !(ends >> threadIdx.x & 1)) {
     const int r = static_cast<int>(threadIdx.x), t = static_cast<int>(found.table[r]);
     left_of[r] = own_counts[(t << kLongBinBits) + found.parts[t](found.first[r])];
   }
@@ -261,14 +259,14 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
   // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
   // says how many elements each slice has, since its elements are equal, and either many or counted by the first step.
-  // Of short keys, the last step has counted each.
-  bool is_counted = kIsShort<T> && has_list;
-  for_bits(!kIsShort<T> && has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
+  // Of bytes, the step has counted each.
+  bool is_counted = kIsByte<T> && has_list;
+  for_bits(!kIsByte<T> && has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
     if (found.first[lane] != single_key[t]) return;
     is_counted = true;
     if (warp == 0) left_of[lane] = single_count[t];
   });
-  const uint32_t open = kIsShort<T> ? 0 : lists & ~__ballot_sync(kEveryLane, is_counted);
+  const uint32_t open = kIsByte<T> ? 0 : lists & ~__ballot_sync(kEveryLane, is_counted);
   const uint32_t by_slice = lists & __ballot_sync(kEveryLane, is_counted || (has_list && found.size[lane] > kLongFew));
   if (threadIdx.x < kMostRanks && (open >> threadIdx.x & 1)) {
     const Word first = found.first[threadIdx.x], last = found.last[threadIdx.x];
@@ -347,10 +345,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   };
   // A warp chooses for a rank of which few elements are left.
   const auto is_few = [&](int r) {
-    return !kIsShort<T> && !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew;
+    return !kIsByte<T> && !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew;
   };
 #pragma unroll 1
-  for (int r = warp; !kIsShort<T> && r < wanted; r += kWarps) {
+  for (int r = warp; !kIsByte<T> && r < wanted; r += kWarps) {
     const auto table = found.table[r];
     if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
     const uint32_t at = choose_in_warp(x, order, a.list(row, table), found.size[r], found.left[r]);
@@ -367,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     uint32_t left = found.left[r], at = 0;
     if (is_end) {
       at = __ldcg(&head.last_of_largest);
-    } else if (!kIsShort<T> && !(by_slice >> table & 1)) {
+    } else if (!kIsByte<T> && !(by_slice >> table & 1)) {
       if (of_list != table) {
         __syncthreads();  // no thread reads the list before any more
 #pragma unroll 1

@@ -12,7 +12,7 @@ namespace {
 // have more keys than a block can keep.
 constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13;
 template <class T>
-constexpr int kLargeBits = kIsShort<T> ? kSmallSampleBits : kLargeSampleBits;  // short keys have no sample
+constexpr int kLargeBits = kIsByte<T> ? kSmallSampleBits : kLargeSampleBits;  // bytes have no sample
 constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // The threads of a block of the sample's kernel, and how many elements of the sample are sorted.
 constexpr int kSampleThreads = 1024, kPilot = 1 << 7;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
   set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
-// Clears the counts of a row that several blocks share and, if keys are not short, finds its first intervals. A block
+// Clears the counts of a row that several blocks share and, if keys are not bytes, finds its first intervals. A block
 // for each row.
 template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __g
   for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) a.tables(row)[b] = 0;
   if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
   if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = head.found.largest = 0;
-  if constexpr (!kIsShort<T>) {
+  if constexpr (!kIsByte<T>) {
     __shared__ Sample shared;
     __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
     for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = 0;

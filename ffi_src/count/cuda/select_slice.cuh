@@ -122,16 +122,15 @@ __device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& 
   });
 }
 
-// Counts the keys of a step by their highest 8 bits. `counts`: the address of the counters in shared memory. `count`:
-// how many of the thread's vectors are of the slice.
+// Counts each key of a step, of 8 bits. `counts`: the address of the counters in shared memory. `count`: how many of
+// the thread's vectors are of the slice.
 template <class T>
-__device__ __forceinline__ void count_digits(uint32_t counts, const typename Slice<T>::Keys& key, int count) {
+__device__ __forceinline__ void count_bytes(uint32_t counts, const typename Slice<T>::Keys& key, int count) {
 #pragma unroll
   for (int i = 0; i < Slice<T>::kPacks; ++i) {
     if (i >= count) continue;
 #pragma unroll
-    for (int e = 0; e < Slice<T>::kPack; ++e)
-      increment(scaled(static_cast<uint32_t>(key[i][e] >> (8 * sizeof(T) - 8)), counts));
+    for (int e = 0; e < Slice<T>::kPack; ++e) increment(scaled(static_cast<uint32_t>(key[i][e]), counts));
   }
 }
 
