@@ -125,29 +125,4 @@ __device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) 
 #endif
 }
 
-// Loads a word from the address `from` in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* from, unsigned rank) {
-  uint32_t word = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{.reg.u32 address; mapa.shared::cluster.u32 address, %1, %2; ld.shared::cluster.u32 %0, [address];}"
-               : "=r"(word)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(rank)
-               : "memory");
-#endif
-  return word;
-}
-
-// Adds 1 to the word at the address `to` in the shared memory of block `rank` of the cluster, and returns what it was.
-__device__ __forceinline__ uint32_t count_in_cluster(uint32_t* to, unsigned rank) {
-  uint32_t before = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{.reg.u32 address; mapa.shared::cluster.u32 address, %1, %2; atom.shared::cluster.add.u32 %0, [address], 1;}"
-      : "=r"(before)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "r"(rank)
-      : "memory");
-#endif
-  return before;
-}
-
 }  // namespace jaxgpuops

@@ -1,9 +1,8 @@
 // select for rows that no block holds, and for long ones that are few: the blocks of a cluster hold a row together,
 // each a part of it in its shared memory. All go by the steps of select.cuh:
 // - Each block takes the same sample, while its part of the row arrives, and finds the same first intervals.
-// - In each step a block counts the keys of its part. For each rank, one block adds up these counts and tells the
-// others
-//   in which part of its interval the rank falls.
+// - In each step a block counts the keys of its part. For each rank, one block adds up these counts, and tells the
+//   others in which part of its interval the rank falls.
 // - The elements that are left for a rank are listed in one block, which compares them with each other. If many equal
 //   elements are left, the block chooses that has the wanted one in its part.
 // Bytes moved: the row is read once.
@@ -16,15 +15,38 @@
 namespace jaxgpuops::count {
 namespace {
 
-// A sample has 2^kSmallBits elements in each lane, or twice as many for rows of more than kSmallSampled elements,
-// since elements may otherwise be left that are too many for a list.
-constexpr int kSmallBits = 3;
-constexpr uint32_t kSmallSampled = 1 << 17;
 constexpr int kMostGroups = kMostClusterThreads / kBins;
 
 // A list has kFew elements at most, whose indices and keys fit in the memory of a table.
 template <class T>
 constexpr int kFew = sizeof(T) == 8 ? 128 : 256;
+
+#if __CUDA_ARCH__ >= 900
+// A sample has 2^kSmallBits elements in each lane, or twice as many for rows of more than kSmallSampled elements,
+// since elements may otherwise be left that are too many for a list.
+constexpr int kSmallBits = 3;
+constexpr uint32_t kSmallSampled = 1 << 17;
+
+// Loads a word from the address `from` in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* from, unsigned rank) {
+  uint32_t word;
+  asm volatile("{.reg.u32 address; mapa.shared::cluster.u32 address, %1, %2; ld.shared::cluster.u32 %0, [address];}"
+               : "=r"(word)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(rank)
+               : "memory");
+  return word;
+}
+
+// Adds 1 to the word at the address `to` in the shared memory of block `rank` of the cluster, and returns what it was.
+__device__ __forceinline__ uint32_t count_in_cluster(uint32_t* to, unsigned rank) {
+  uint32_t before;
+  asm volatile(
+      "{.reg.u32 address; mapa.shared::cluster.u32 address, %1, %2; atom.shared::cluster.add.u32 %0, [address], 1;}"
+      : "=r"(before)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "r"(rank)
+      : "memory");
+  return before;
+}
 
 __device__ __forceinline__ void wait_for_cluster() {
   arrive_at_cluster_barrier();
@@ -36,6 +58,7 @@ __device__ __forceinline__ uint32_t sum_of_blocks(const uint32_t* from, unsigned
   const unsigned lane = threadIdx.x & 31;
   return sum_of_warp(lane < blocks ? load_in_cluster(from, lane) : 0);
 }
+#endif
 
 template <class T>
 __global__ void __launch_bounds__(kMostClusterThreads)
