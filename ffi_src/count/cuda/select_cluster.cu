@@ -15,17 +15,16 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kMostGroups = kMostClusterThreads / kBins;
-
-// A list has kFew elements at most, whose indices and keys fit in the memory of a table.
-template <class T>
-constexpr int kFew = sizeof(T) == 8 ? 128 : 256;
-
 #if __CUDA_ARCH__ >= 900
 // A sample has 2^kSmallBits elements in each lane, or twice as many for rows of more than kSmallSampled elements,
 // since elements may otherwise be left that are too many for a list.
 constexpr int kSmallBits = 3;
 constexpr uint32_t kSmallSampled = 1 << 17;
+constexpr int kMostGroups = kMostClusterThreads / kBins;
+
+// A list has kFew elements at most, whose indices and keys fit in the memory of a table.
+template <class T>
+constexpr int kFew = sizeof(T) == 8 ? 128 : 256;
 
 // Loads a word from the address `from` in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* from, unsigned rank) {
