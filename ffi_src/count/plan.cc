@@ -191,8 +191,7 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
   plan.algorithm = Selecting::kCluster;
   plan.threads = alone(blocks) && elements > 19000 ? kMostClusterThreads : kMostClusterThreads / 2;
   plan.blocks = blocks;
-  plan.part_packs = ceil_div(packs, blocks);
-  plan.table_at = 16 * plan.part_packs;
+  plan.table_at = part(blocks);
   plan.shared_bytes = plan.table_at + tables;
   return true;
 }

@@ -89,8 +89,7 @@ struct SelectPlan {
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t pitch = 0;            // for kThread and kWarp: keys of a row in shared memory
-  // For kCluster: blocks of a cluster, and vectors of 16 bytes of a row that each has.
-  int64_t blocks = 1, part_packs = 0;
+  int64_t blocks = 1;           // blocks of a cluster; each has `table_at` bytes of the row at most
   // The members below are for kLong.
   int64_t slices = 1;       // blocks that share a row
   int64_t slice_packs = 0;  // vectors of 16 bytes in a slice

@@ -134,8 +134,6 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       plan.blocks = rows.count() * select.blocks;
       plan.shared_bytes = select.shared_bytes;
       plan.table_at = select.table_at;
-      plan.row_blocks = select.blocks;
-      plan.part_packs = select.part_packs;
       return plan;
     }
   }

@@ -36,10 +36,8 @@ struct Plan {
   bool tickets = false;    // for kSweep: blocks take tickets, as they may be more than run at the same time
   bool exchanges = false;  // for kSweep: tiles are so few that each may wait for the counts of all of its row
   bool overlap = false;    // for kSweep: whether a pass may start before the one before it ends
-  // For kPart: where the counts are in a block's shared memory, how many blocks share a row, and how many vectors of 16
-  // bytes of it each has.
-  int64_t table_at = 0, row_blocks = 1, part_packs = 0;
-  topk::SortShape team;  // the plan of top-k's kernel, for kTeam
+  int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory
+  topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };
 
 // kTeam sorts whole rows, and so does kShort but for columns: for other rows that short, k must be the length.

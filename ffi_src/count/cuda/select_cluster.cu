@@ -334,7 +334,7 @@ cudaError_t launch_select_cluster(cudaStream_t stream, const SelectPlan& plan, c
     if (error != cudaSuccess) return error;
     return launch(stream, config, kernel, problem, static_cast<const T*>(x), ranks, static_cast<T*>(values), indices,
                   static_cast<uint32_t>(plan.table_at), static_cast<uint32_t>(plan.blocks),
-                  static_cast<int>(plan.part_packs));
+                  static_cast<int>(plan.table_at / 16));
   });
 }
 

@@ -35,12 +35,11 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     select.order = problem.order;
     select.kth = problem.kth;
     count::SelectPlan one;
-    one.algorithm = plan.row_blocks > 1 ? count::Selecting::kCluster : count::Selecting::kBlock;
+    one.blocks = plan.blocks / problem.rows.count();
+    one.algorithm = one.blocks > 1 ? count::Selecting::kCluster : count::Selecting::kBlock;
     one.threads = plan.threads;
     one.shared_bytes = plan.shared_bytes;
     one.table_at = plan.table_at;
-    one.blocks = plan.row_blocks;
-    one.part_packs = plan.part_packs;
     return count::launch_select(stream, one, select, buffers.x, nullptr, buffers.values, buffers.indices, nullptr);
   }
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
