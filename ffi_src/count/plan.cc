@@ -166,10 +166,10 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
 // where blocks would have much of it each. `must`: whether a block has no room for a row. If a cluster takes the whole
 // batch, one takes every part of it, too, or kernels that need no more workspace.
 bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, SelectPlan& plan) {
-  constexpr int64_t kStatic = 8 << 10;  // bytes of shared memory that the kernel declares itself
-  constexpr int64_t kLeastPart = 16 << 10, kLargePart = 66 << 10;  // bytes of a row in a block
-  constexpr int64_t kMostElements = 25000;                         // of a part, if a cluster has few ranks to find
-  constexpr int64_t kMostQuantiles = 5 << 16;                      // elements of a row with more ranks
+  constexpr int64_t kStatic = 8 << 10;         // bytes of shared memory that the kernel declares itself
+  constexpr int64_t kLargePart = 96 << 10;     // bytes of a row in a block
+  constexpr int64_t kMostElements = 25000;     // of a part, if a cluster has few ranks to find
+  constexpr int64_t kMostQuantiles = 5 << 16;  // elements of a row with more ranks
   const Rows& rows = problem.rows;
   const bool parts = problem.kth >= 0, many = parts || problem.count > 3;
   // Shorter rows than these are faster in one block.
@@ -178,13 +178,15 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
   if (!parts && many && rows.length > kMostQuantiles) return false;
   const int64_t packs = rows.length * problem.bits / 128 + 2, tables = problem.count * int64_t{4} << kSelectBinBits;
   const int64_t most = gpu.shared_bytes - kStatic - tables;
+  // Elements that a block should have at least.
+  const int64_t least_part = parts ? 2000 : problem.bits == 64 ? 3000 : 6000;
   const auto part = [&](int64_t blocks) { return 16 * ceil_div(packs, blocks); };
   const auto alone = [&](int64_t blocks) { return blocks * rows.count() <= gpu.multiprocessors; };
   int64_t blocks = 2;
   while (blocks <= gpu.max_cluster && part(blocks) > most) blocks *= 2;
   if (blocks > gpu.max_cluster || rows.count() * gpu.max_cluster >= int64_t{1} << 31) return false;
   while (2 * blocks <= gpu.max_cluster &&
-         (alone(2 * blocks) ? part(2 * blocks) >= kLeastPart : many && part(blocks) > kLargePart))
+         (alone(2 * blocks) ? rows.length >= 2 * blocks * least_part : many && part(blocks) > kLargePart))
     blocks *= 2;
   const int64_t elements = ceil_div(rows.length, blocks);
   if (!many && (!alone(blocks) || elements > kMostElements)) return false;
@@ -209,10 +211,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.threads = kShortSelectThreads;
     plan.pitch = rows.length | 1;  // threads read from different banks
     const int64_t words = kShortSelectThreads * plan.pitch;
-    // Columns go to registers right away. Elements of other rows, and then 32-bit keys in order, are before the words.
-    plan.table_at = rows.inner > 1      ? 0
-                    : problem.bits > 16 ? 4 * words
-                                        : kShortSelectThreads * rows.length * problem.bits / 8;
+    plan.table_at = problem.bits > 16 ? 4 * words : kShortSelectThreads * rows.length * problem.bits / 8;
     plan.shared_bytes = plan.table_at + 4 * words;
     return plan;
   }

@@ -80,69 +80,35 @@ __device__ __forceinline__ uint32_t rank_at(const Args& a, const Place& place, i
 // ---- A thread for each row ------------------------------------------------------------------------------------------
 
 // Loads the elements of a block's rows to shared memory, and stores their keys as words of the thread, those of up to
-// 16 bits with their indices.
+// 16 bits with their indices. `first`, `step`: where the thread's elements begin, and from one to the next.
 template <class T>
-__device__ __forceinline__ void load_words(const Args& a, uint32_t rows, uint32_t* words) {
+__device__ __forceinline__ void load_words(const Args& a, const Place& place, uint32_t rows, uint32_t first,
+                                           uint32_t step, uint32_t* words) {
   constexpr uint32_t kInWord = 4 / sizeof(T);
-  const auto length = static_cast<uint32_t>(a.problem.rows.length), first = threadIdx.x * length;
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
   T* const tile = reinterpret_cast<T*>(dynamic_shared_memory());
-  copy_tile_async<kThreads>(tile, static_cast<const T*>(a.x) + int64_t{blockIdx.x} * kThreads * length, rows * length);
-  // Rows of some threads begin in the same bank of shared memory. These threads start at different elements.
+  const T* const x = static_cast<const T*>(a.x);
   uint32_t at = 0;
-  if (length % kInWord == 0) {
-    const uint32_t stride = length / kInWord | 32, meet = stride & (0u - stride);
-    at = (threadIdx.x & 31) * meet / 32 * kInWord;
+  if (step == 1) {
+    copy_tile_async<kThreads>(tile, x + int64_t{blockIdx.x} * kThreads * length, rows * length);
+    // Rows of some threads begin in the same bank of shared memory. These threads start at different elements.
+    if (length % kInWord == 0) {
+      const uint32_t stride = length / kInWord | 32, meet = stride & (0u - stride);
+      at = (threadIdx.x & 31) * meet / 32 * kInWord;
+    }
+  } else {
+    const T* from = x + place.x;
+#pragma unroll 16
+    for (uint32_t i = 0; i < length; ++i, from += a.problem.rows.inner) tile[first + i * step] = *from;
   }
   commit_async_copies();
   wait_for_async_copies<0>();
   __syncthreads();
 #pragma unroll 4
   for (uint32_t i = 0; i < length; ++i) {
-    const uint32_t key = sort_key(tile[first + at], a.problem.order);
+    const uint32_t key = sort_key(tile[first + at * step], a.problem.order);
     words[at] = sizeof(T) <= 2 ? key << 16 | at : key;
     at = at + 1 < length ? at + 1 : 0;
-  }
-}
-
-// Loads the elements of a column to registers, to the highest bits of words. Neighbouring threads have neighbouring
-// columns.
-template <class T, int kRoom>
-__device__ __forceinline__ void load_column(const Args& a, const Place& place, uint32_t (&v)[kRoom]) {
-  const T* x = static_cast<const T*>(a.x) + place.x;
-  const auto length = static_cast<int>(a.problem.rows.length);
-  const int64_t inner = a.problem.rows.inner;
-#pragma unroll
-  for (int i = 0; i < kRoom; ++i) {
-    v[i] = static_cast<uint32_t>(*x) << (32 - 8 * sizeof(T));
-    if (i + 1 < length) x += inner;
-  }
-}
-
-// Loads the words of a column: its keys, those of up to 16 bits with their indices.
-template <int kRoom>
-__device__ __forceinline__ void load_column_words(const Args& a, const Place& place, uint32_t (&v)[kRoom]) {
-  const auto length = static_cast<int>(a.problem.rows.length), bits = a.problem.bits;
-  if (bits == 32) {
-    load_column<uint32_t>(a, place, v);
-    const SortOrder order = one_flip<uint32_t>(a.problem.order);
-#pragma unroll
-    for (int i = 0; i < kRoom; ++i) v[i] = i < length ? sort_key(v[i], order) : ~0u;
-    return;
-  }
-  if (bits == 8) load_column<uint8_t>(a, place, v);
-  if (bits == 16) load_column<uint16_t>(a, place, v);
-  // The order of the elements, as highest bits.
-  const auto up = [&](uint64_t word) { return static_cast<uint32_t>(word) << (32 - bits); };
-  const ArgOrder& rules = a.problem.order.ascending;
-  const KeyOrder order{up(rules.order.magnitude), up(rules.order.flip)};
-  const uint32_t sign = up(rules.sign), nan_above = up(rules.nan_above), invert = up(a.problem.order.invert),
-                 all = up(~0u);
-#pragma unroll
-  for (int i = 0; i < kRoom; ++i) {
-    const uint32_t magnitude = v[i] & ~sign;
-    uint32_t key = encode(magnitude == 0 ? magnitude : v[i], order);
-    key = (magnitude > nan_above ? all : key) ^ invert;
-    v[i] = i < length ? key | i : ~0u;
   }
 }
 
@@ -152,39 +118,32 @@ __device__ __forceinline__ void copy_element(void* to, int64_t at, const void* f
 }
 
 template <int kRoom>
-__global__ void __launch_bounds__(kThreads, kRoom > 48   ? 5
-                                            : kRoom > 16 ? 6
-                                                         : 8) select_thread_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_constant__ Args a) {
   const auto all_rows = static_cast<uint32_t>(a.problem.rows.count()),
              rows = min(all_rows - blockIdx.x * kThreads, kThreads);
   const auto length = static_cast<uint32_t>(a.problem.rows.length);
   const bool has = threadIdx.x < rows;
   const Place place(a.problem, blockIdx.x * kThreads + (has ? threadIdx.x : 0));
-  const bool is_column = a.problem.rows.inner > 1;
+  const uint32_t step = a.problem.rows.inner == 1 ? 1 : kThreads,
+                 first = step == 1 ? threadIdx.x * length : threadIdx.x;
   uint32_t* sorted = reinterpret_cast<uint32_t*>(dynamic_shared_memory()) + threadIdx.x * a.pitch;
   uint32_t* const words = sorted + a.words_at;
   const int bits = a.problem.bits;
+  if (bits == 8) load_words<uint8_t>(a, place, rows, first, step, words);
+  if (bits == 16) load_words<uint16_t>(a, place, rows, first, step, words);
+  if (bits == 32) load_words<uint32_t>(a, place, rows, first, step, words);
   uint32_t v[kRoom];
-#pragma unroll 1
-  for (bool again = false;; again = true) {
-    if (is_column) {
-      load_column_words(a, place, v);
-      if (again) break;  // now a wanted word is looked for among them
-    } else {
-      if (bits == 8) load_words<uint8_t>(a, rows, words);
-      if (bits == 16) load_words<uint16_t>(a, rows, words);
-      if (bits == 32) load_words<uint32_t>(a, rows, words);
 #pragma unroll
-      for (int i = 0; i < kRoom; ++i) v[i] = i < length ? words[i] : ~0u;
-    }
-    a.network.sort(v);
-    if (bits == 32 && !is_column) __syncthreads();  // the sorted words replace the elements
-    if (bits < 32) sorted = words;
-#pragma unroll
-    for (int i = 0; i < kRoom; ++i)
-      if (i < length) sorted[i] = v[i];
-    if (bits < 32 || !is_column) break;
+  for (int i = 0; i < kRoom; ++i) v[i] = i < length ? words[i] : ~0u;
+  a.network.sort(v);
+  if (bits == 32) {
+    __syncthreads();  // the sorted words replace the elements
+  } else {
+    sorted = words;
   }
+#pragma unroll
+  for (int i = 0; i < kRoom; ++i)
+    if (i < length) sorted[i] = v[i];
   if (!has) return;
 #pragma unroll 1
   for (int j = 0; j < a.problem.count; ++j) {
@@ -195,25 +154,19 @@ __global__ void __launch_bounds__(kThreads, kRoom > 48   ? 5
       uint32_t before = 0;  // how many equal elements come before it
 #pragma unroll 1
       while (before < rank && sorted[rank - 1 - before] == found) ++before;
-      if (is_column) {
-        uint32_t left = before + 1;
-#pragma unroll
-        for (int i = 0; i < kRoom; ++i) {
-          left -= v[i] == found;
-          at = v[i] == found && left == 0 ? i : at;
-        }
-      } else if (before) {
+      if (before) {
 #pragma unroll 1
         for (at = 0; words[at] != found || before-- > 0;) ++at;
       } else {
 #pragma unroll 4
         for (uint32_t i = length; i-- > 0;) at = words[i] == found ? i : at;
       }
+      copy_element<uint32_t>(a.values, to, a.x, place.x + at * a.problem.rows.inner);
+    } else if (bits == 16) {
+      copy_element<uint16_t>(a.values, to, dynamic_shared_memory(), first + at * step);
+    } else {
+      copy_element<uint8_t>(a.values, to, dynamic_shared_memory(), first + at * step);
     }
-    const int64_t from = place.x + at * a.problem.rows.inner;
-    if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, from);
-    if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, from);
-    if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, from);
     a.indices[to] = static_cast<int32_t>(at);
   }
 }
@@ -473,7 +426,7 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
     return problem.bits == 64 ? launch(stream, config, select_warp_kernel<unsigned long long>, args)
                               : launch(stream, config, select_warp_kernel<uint32_t>, args);
   if (length <= 16) return launch(stream, config, select_thread_kernel<16>, args);
-  return length <= 48 ? launch(stream, config, select_thread_kernel<48>, args)
+  return length <= 40 ? launch(stream, config, select_thread_kernel<40>, args)
                       : launch(stream, config, select_thread_kernel<64>, args);
 }
 
