@@ -167,7 +167,7 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
 // batch, one takes every part of it, too, or kernels that need no more workspace.
 bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, SelectPlan& plan) {
   constexpr int64_t kStatic = 8 << 10;         // bytes of shared memory that the kernel declares itself
-  constexpr int64_t kLargePart = 96 << 10;     // bytes of a row in a block
+  constexpr int64_t kLargePart = 104 << 10;    // bytes of a row in a block
   constexpr int64_t kMostElements = 25000;     // of a part, if a cluster has few ranks to find
   constexpr int64_t kMostQuantiles = 5 << 16;  // elements of a row with more ranks
   const Rows& rows = problem.rows;
