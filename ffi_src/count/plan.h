@@ -56,12 +56,12 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-constexpr int kSelectBinBits = 9;  // there are 2^9 parts of an interval of keys, each with a count
-constexpr int kSelectFew = 64;     // the most elements that are compared with each other
-constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the row
+constexpr int kSelectBinBits = 9;          // there are 2^9 parts of an interval of keys, each with a count
+constexpr int kSelectFew = 64;             // the most elements that are compared with each other
+constexpr int kMostRanks = 9;              // 8 quantiles and the last element of the row
+constexpr int kMostClusterThreads = 1024;  // threads of a block of kCluster, or half as many
 // For short rows: threads of a block; elements that a warp takes at a time; the longest rows that one thread and one
 // warp select from.
-constexpr int kMostClusterThreads = 1024;  // of a block of kCluster
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
 // For rows that no block holds: the threads of a block, the most elements that are listed in the end, the bits of a
@@ -75,7 +75,7 @@ enum class Selecting {
   kThread,   // rows of a few elements, each in the registers of a thread
   kWarp,     // rows of up to kMostWarpSelect elements, by a warp each
   kBlock,    // longer rows whose keys fit in the shared memory of a block
-  kCluster,  // rows whose keys fit in the shared memory of a cluster of blocks, and some of those before that are few
+  kCluster,  // rows whose keys fit in the shared memory of a cluster of blocks, or of a block if they are few
   kLong,     // longer rows, by several blocks each
   kNone,     // a sort is faster
 };
