@@ -125,7 +125,7 @@ KERNELS = {
     "sort": {
         "short": "short_(tiles|columns)_kernel",
         "team": "sort_kernel",
-        "part": "select_kernel",
+        "part": "select_(cluster_)?kernel",
         "block": "block_kernel",
         "sweep": "pass_kernel",
         "segments": "segments_kernel",
@@ -157,7 +157,7 @@ KERNELS = {
     | {"atomics": "segment_(atomics|cells)_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
     | {"thread": "select_thread_kernel", "warp": "select_warp_kernel"}
-    | {"block": "select_kernel", "long": "select_long_kernel"}
+    | {"block": "select_kernel", "cluster": "select_cluster_kernel", "long": "select_long_kernel"}
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel", "cells": "segment_softmax_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
     | {"warp": "route_warp_kernel"},
@@ -187,9 +187,9 @@ CALLS = [
     ("sort", jaxgpuops.argsort, [(4096, 5), (4096, 256), (64, 4096), (3, 70_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
-    ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096)]),
+    ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096), (3, 70_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.array([0, 9, 70])), [(64, 4096)]),
-    ("count", lambda x: jaxgpuops.kth_value(x, 7), [(4096, 30), (64, 700), (64, 4096), (3, 70_001)]),
+    ("count", lambda x: jaxgpuops.kth_value(x, 7), [(4096, 30), (64, 700), (64, 4096), (3, 70_001), (1, 1_000_001)]),
     ("count", lambda x: jaxgpuops.kth_value(x, 7, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),

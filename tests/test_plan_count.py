@@ -109,10 +109,11 @@ def test_plans_of_selections(capability):
         assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
         assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
         assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
-    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (20_000, 16))):
+    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (15_000, 16))):
         found = plan(3, length, inner, 9, bits)
-        assert found["algorithm"] == "block" and found["threads"] == {1025: 128, 4096: 256, 20_000: 1024}[length]
-        assert plan(10_000, length, inner, 9, bits)["threads"] == {1025: 64, 4096: 128, 20_000: 1024}[length]
+        assert found["algorithm"] == "block" and found["threads"] == {1025: 256, 4096: 256, 15_000: 512}[length]
+        assert plan(10_000, length, inner, 9, bits)["threads"] == {1025: 128, 4096: 128, 15_000: 384}[length]
+        assert plan(10_000, length, inner, 3, bits)["threads"] == {1025: 64, 4096: 128, 15_000: 384}[length]
         assert length * bits // 8 + 16 + 9 * 2048 <= found["shared_bytes"] < SHARED_LIMIT[capability] << 10
         assert found["turns"] == (inner > 1) and found["workspace_bytes"] // 256 == (inner > 1) * -(
             -length * inner * bits // 2048
@@ -122,18 +123,53 @@ def test_plans_of_selections(capability):
         bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
         assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
     for outer, inner, length, count, bits in itertools.product(
-        (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 9), (8, 64)
+        (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 3, 9), (8, 16, 64)
     ):
-        found = plan(outer, length, inner, count, bits)
+        found, part = plan(outer, length, inner, count, bits), plan(1, length, inner, count, bits)
+        assert part["workspace_bytes"] <= found["workspace_bytes"]
+        if found["algorithm"] == "cluster":  # see test_plans_of_clusters()
+            assert part["algorithm"] == "cluster"
+            continue
         assert found["algorithm"] == "long"
         kept = 512 * (found["kept"] // 32 * bits // 8 + 2 * found["kept_steps"])  # bytes of 512 threads
-        assert found["shared_bytes"] == max(2048 * count + kept, 2048 * (4 + bits // 8) + 2048)
+        assert bits > 8 or kept == 0
+        assert found["shared_bytes"] == max(2048 * count + (kept if bits > 8 else 2048 * count), 2048 * (5 + bits // 8))
         assert found["shared_bytes"] < SHARED_LIMIT[capability] << 10 and found["kept"] % 32 == 0
-        assert found["kept_steps"] <= 32 and (SHARED_LIMIT[capability] < 163 or found["kept"] > 0)
+        assert found["kept_steps"] <= 32 and (SHARED_LIMIT[capability] < 163 or bits == 8 or found["kept"] > 0)
         assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (512 + 2048)
-        part = plan(1, length, inner, count, bits)
-        assert part["slices"] >= found["slices"] and part["workspace_bytes"] <= found["workspace_bytes"]
-        assert cpu.plan_sort(outer, length, inner, bits, True, False, capability, 7)["algorithm"] == "sweep"
+        if part["algorithm"] == "long":
+            assert part["slices"] >= found["slices"]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_clusters(capability):
+    cpu = jaxgpuops._native.modules["cpu"]
+    plan = lambda *args: cpu.plan_select(*args, capability)
+    most = {90: 16, 100: 16, 120: 8}.get(capability, 1)  # blocks of a cluster
+    found = [plan(*rows, 32)["algorithm"] for rows in ((1, 30_000, 1, 3), (5, 30_000, 9, 3), (1, 100_000, 1, 3))]
+    few = "block" if SHARED_LIMIT[capability] > 128 else "long"  # without clusters
+    assert found == (
+        ["cluster", "block", "cluster"] if most == 16 else ["cluster"] * 3 if most > 1 else [few, few, "long"]
+    )
+    for outer, length, inner, count, bits in itertools.product(
+        (1, 7, 30, 100, 3000), (9000, 60_000, 131_072, 327_680, 327_681, 800_000), (1, 3), (1, 3, 9), (8, 16, 32, 64)
+    ):
+        found, part = plan(outer, length, inner, count, bits), plan(1, length, inner, count, bits)
+        if found["algorithm"] != "cluster":
+            continue
+        blocks, vectors = found["blocks"], length * bits // 128 + 2
+        assert blocks in (2, 4, 8, most) and found["threads"] in (512, 1024) and found["turns"] == (inner > 1)
+        assert found["shared_bytes"] == 16 * -(-vectors // blocks) + 2048 * count
+        assert found["shared_bytes"] <= (SHARED_LIMIT[capability] - 8) << 10
+        assert found["workspace_bytes"] // 256 == (inner > 1) * -(-length * inner * bits // 2048)
+        # A part of a batch makes do with its part of the workspace.
+        assert part["workspace_bytes"] <= found["workspace_bytes"]
+        assert part["algorithm"] == "block" or part["blocks"] >= blocks
+        assert length <= 327_680 if count > 3 else length <= 25_000 * blocks and outer * inner * blocks <= 132
+    # Of partitions, a cluster takes all that it has room for.
+    part = lambda *rows: cpu.plan_sort(*rows, True, False, capability, 7)
+    assert part(3000, 100_000, 1, 32)["algorithm"] == ("part" if most > 1 else "sweep")
+    assert part(3000, 900_000, 1, 32)["algorithm"] == part(1, 900_000, 1, 32)["algorithm"] == "sweep"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

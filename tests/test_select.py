@@ -361,7 +361,7 @@ def test_elements_by_rank(dtype, kind):
     rng = np.random.default_rng(0)
     bits = lambda y: np.asarray(y).view(f"uint{8 * np.dtype(dtype).itemsize}")
     with jax.enable_x64("64" in dtype):
-        for length in (513, 20_000):
+        for length in (513, 20_000, 30_001):
             x = jnp.asarray(hard_rows(kind, (3, length), np.dtype(dtype), rng))
             ranks = np.array([0, length // 2, length // 2 + 1, length // 2, length - 1, -5, length + 5], np.int32)
             places = ranks.clip(0, length - 1)

@@ -162,6 +162,42 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   return rows.length > 128 || few ? Selecting::kWarp : Selecting::kNone;
 }
 
+// Plans a cluster of blocks for each row, or returns false if other kernels are faster: where a row has no room, and
+// where blocks would have much of it each. `must`: whether a block has no room for a row. If a cluster takes the whole
+// batch, one takes every part of it, too, or kernels that need no more workspace.
+bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, SelectPlan& plan) {
+  constexpr int64_t kStatic = 8 << 10;         // bytes of shared memory that the kernel declares itself
+  constexpr int64_t kLargePart = 104 << 10;    // bytes of a row in a block
+  constexpr int64_t kMostElements = 25000;     // of a part, if a cluster has few ranks to find
+  constexpr int64_t kMostQuantiles = 5 << 16;  // elements of a row with more ranks
+  const Rows& rows = problem.rows;
+  const bool parts = problem.kth >= 0, many = parts || problem.count > 3;
+  // Shorter rows than these are faster in one block.
+  const int64_t least = parts ? 16384 : problem.bits == 64 ? 12000 : 24000;
+  if (!must && (rows.length < least || rows.count() * (parts ? 2 : 4) > gpu.multiprocessors)) return false;
+  if (!parts && many && rows.length > kMostQuantiles) return false;
+  const int64_t packs = rows.length * problem.bits / 128 + 2, tables = problem.count * int64_t{4} << kSelectBinBits;
+  const int64_t most = gpu.shared_bytes - kStatic - tables;
+  // Elements that a block should have at least.
+  const int64_t least_part = parts ? 2000 : problem.bits == 64 ? 3000 : 6000;
+  const auto part = [&](int64_t blocks) { return 16 * ceil_div(packs, blocks); };
+  const auto alone = [&](int64_t blocks) { return blocks * rows.count() <= gpu.multiprocessors; };
+  int64_t blocks = 2;
+  while (blocks <= gpu.max_cluster && part(blocks) > most) blocks *= 2;
+  if (blocks > gpu.max_cluster || rows.count() * gpu.max_cluster >= int64_t{1} << 31) return false;
+  while (2 * blocks <= gpu.max_cluster &&
+         (alone(2 * blocks) ? rows.length >= 2 * blocks * least_part : many && part(blocks) > kLargePart))
+    blocks *= 2;
+  const int64_t elements = ceil_div(rows.length, blocks);
+  if (!many && (!alone(blocks) || elements > kMostElements)) return false;
+  plan.algorithm = Selecting::kCluster;
+  plan.threads = alone(blocks) && elements > 19000 ? kMostClusterThreads : kMostClusterThreads / 2;
+  plan.blocks = blocks;
+  plan.table_at = part(blocks);
+  plan.shared_bytes = plan.table_at + tables;
+  return true;
+}
+
 }  // namespace
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
@@ -193,20 +229,23 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.
   const int64_t bytes = aligned(rows.length * problem.bits / 8 + 32);
   if (bytes + tables + kStatic <= gpu.shared_bytes) {
-    plan.threads = rows.length <= 2048    ? 64
+    if (plan_select_cluster(problem, false, gpu, plan)) return plan;
+    const int64_t own = ceil_div(rows.count(), gpu.multiprocessors);  // rows of a multiprocessor
+    plan.threads = rows.length <= 2048    ? (problem.count > 3 || own <= 9 ? 128 : 64)
                    : rows.length <= 4096  ? 128
                    : rows.length <= 8192  ? 256
                    : rows.length <= 16384 ? 384
                                           : 1024;
     // If rows are few, the GPU has room for more threads for each.
-    if (rows.count() <= 2 * gpu.multiprocessors)
+    if (own <= 2)
       plan.threads = std::max(plan.threads, problem.kth >= 0 ? 512 : std::min(2 * plan.threads, 512));
-    else if (rows.count() <= 4 * gpu.multiprocessors && rows.length <= 4096)
+    else if (own <= 4 && rows.length > 2048 && rows.length <= 4096)
       plan.threads *= 2;
     plan.table_at = bytes;
     plan.shared_bytes = plan.table_at + tables;
     return plan;
   }
+  if (plan_select_cluster(problem, true, gpu, plan)) return plan;
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t counts = problem.count * int64_t{4} << kLongBinBits;
@@ -218,12 +257,13 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
   plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
   const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - kStatic - counts - kLongThreads * 2 * plan.kept_steps;
-  if (room < 0) plan.kept_steps = 0;
-  plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
+  const bool is_byte = problem.bits == 8;  // a block keeps its own counts of bytes
+  if (room < 0 || is_byte) plan.kept_steps = 0;
+  if (!is_byte) plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
   const int64_t kept_bytes = kLongThreads * (plan.kept / 32 * problem.bits / 8 + 2 * plan.kept_steps);
   // In the end a list and counts of its keys take the same place.
-  plan.shared_bytes =
-      std::max<int64_t>(counts + kept_bytes, kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
+  plan.shared_bytes = std::max<int64_t>(counts + (is_byte ? counts : kept_bytes),
+                                        kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
   plan.table_at = kLongHeadBytes;
   plan.list_at = plan.table_at + counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
@@ -278,10 +318,10 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   const int64_t all = plan.rows * plan.queries;
   const bool some = plan.queries >= 8, few_queries = plan.queries >= 4 && all >= 1000000;
   const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements of a row for two of its queries
-  const bool is_short =
+  const bool is_byte =
       whole && bytes <= kMostSearchRow && (some || few_queries) && 2 * problem.length <= most_for_two * plan.queries;
   if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
-  const int64_t least = all < 64 << 10 ? (is_short ? all + 1 : 4096) : is_short ? 2048 : 512;
+  const int64_t least = all < 64 << 10 ? (is_byte ? all + 1 : 4096) : is_byte ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {
     plan.algorithm = Searching::kTable;
     plan.threads = 256;
@@ -300,7 +340,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   }
   const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
   // In rows of nearly 256 words, the searches of many lanes read the same banks; trees do not.
-  if (is_short && (!trees || problem.bits == 16 || bytes <= kMostSearchRow - 64)) {
+  if (is_byte && (!trees || problem.bits == 16 || bytes <= kMostSearchRow - 64)) {
     plan_search_rows(problem, most_blocks, plan);
     return plan;
   }

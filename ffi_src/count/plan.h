@@ -56,9 +56,10 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu);
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-constexpr int kSelectBinBits = 9;  // there are 2^9 parts of an interval of keys, each with a count
-constexpr int kSelectFew = 64;     // the most elements that are compared with each other
-constexpr int kMostRanks = 9;      // 8 quantiles and the last element of the row
+constexpr int kSelectBinBits = 9;          // there are 2^9 parts of an interval of keys, each with a count
+constexpr int kSelectFew = 64;             // the most elements that are compared with each other
+constexpr int kMostRanks = 9;              // 8 quantiles and the last element of the row
+constexpr int kMostClusterThreads = 1024;  // threads of a block of kCluster, or half as many
 // For short rows: threads of a block; elements that a warp takes at a time; the longest rows that one thread and one
 // warp select from.
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
@@ -70,14 +71,15 @@ constexpr int kLongThreads = 512, kLongFew = 2048, kLongBinBits = 9, kMostKeptSt
 constexpr int64_t kLongHeadBytes = 1024;
 
 enum class Selecting {
-  kEmpty,   // nothing to write
-  kThread,  // rows of a few elements, each in the registers of a thread
-  kWarp,    // rows of up to kMostWarpSelect elements, by a warp each
-  kBlock,   // longer rows whose keys fit in the shared memory of a block
-  kLong,    // longer rows, by several blocks each
-  kNone,    // a sort is faster
+  kEmpty,    // nothing to write
+  kThread,   // rows of a few elements, each in the registers of a thread
+  kWarp,     // rows of up to kMostWarpSelect elements, by a warp each
+  kBlock,    // longer rows whose keys fit in the shared memory of a block
+  kCluster,  // rows whose keys fit in the shared memory of a cluster of blocks, or of a block if they are few
+  kLong,     // longer rows, by several blocks each
+  kNone,     // a sort is faster
 };
-constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "block", "long", "none"};
+constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "block", "cluster", "long", "none"};
 
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;
@@ -87,6 +89,7 @@ struct SelectPlan {
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t pitch = 0;            // for kThread and kWarp: keys of a row in shared memory
+  int64_t blocks = 1;           // blocks of a cluster; each has `table_at` bytes of the row at most
   // The members below are for kLong.
   int64_t slices = 1;       // blocks that share a row
   int64_t slice_packs = 0;  // vectors of 16 bytes in a slice

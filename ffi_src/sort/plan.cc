@@ -127,10 +127,11 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     one.count = 1;
     one.bits = problem.key_bits;
     one.kth = problem.kth;
-    if (const auto select = count::plan_select(one, gpu); select.algorithm == count::Selecting::kBlock) {
+    const auto select = count::plan_select(one, gpu);
+    if (select.algorithm == count::Selecting::kBlock || select.algorithm == count::Selecting::kCluster) {
       plan.algorithm = Algorithm::kPart;
       plan.threads = select.threads;
-      plan.blocks = rows.count();
+      plan.blocks = rows.count() * select.blocks;
       plan.shared_bytes = select.shared_bytes;
       plan.table_at = select.table_at;
       return plan;

@@ -4,90 +4,17 @@
 // the wanted one.
 #include <cuda_runtime.h>
 
-#include "common/cuda/async_copy.cuh"
-#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/select.cuh"
+#include "count/cuda/select_held.cuh"
 #include "sort/cuda/kernels.h"
 
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
 static_assert(kSelectFew <= kBins);
 // A sample of a row, for up to three ranks and rows of up to kFewSampled: 2^kLaneSampleBits elements in each lane.
 constexpr int kLaneSampleBits = 2;
 constexpr uint32_t kFewSampled = 8192;
-
-// 16 bytes of a row in shared memory.
-template <class T>
-struct alignas(16) Pack {
-  static constexpr int kElements = 16 / sizeof(T);
-  T element[kElements];
-};
-
-// Packs that a thread has at a time: 16 keys, or 8 of 64 bits.
-template <class T>
-constexpr int kPacks = sizeof(T) < 4 ? sizeof(T) : 4;
-
-// Starts to copy a row to shared memory. The last warp copies the packs that lie only partly in the row. The others are
-// copied by the copy engine, if the GPU has one.
-template <class T>
-__device__ __forceinline__ void start_row_copy(Pack<T>* held, const T* __restrict__ x, int past, uint32_t length,
-                                               int packs, uint64_t* copied) {
-  constexpr int kPack = Pack<T>::kElements;
-  const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const int first_whole = past > 0, end_whole = static_cast<int>((past + length) / kPack);
-  if (warp == warps - 1) {
-    const int p = lane < kPack ? 0 : packs - 1, e = lane % kPack;
-    if (lane < 2 * kPack && (p < first_whole || p >= end_whole)) {
-      const auto at = static_cast<uint32_t>(p * kPack + e - past);
-      held[p].element[e] = x[at < length ? at : 0];
-    }
-#if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-      const uint32_t bytes = (end_whole - first_whole) * 16;
-      make_copy_barrier(copied);
-      make_barriers_visible();
-      expect_copies(copied, bytes);
-      copy_bulk(held + first_whole, x + first_whole * kPack - past, bytes, copied);
-    }
-#endif
-  }
-#if __CUDA_ARCH__ < 900
-  for (int p = first_whole + threadIdx.x; p < end_whole; p += threads) copy_async(held + p, x + p * kPack - past);
-  commit_async_copies();
-#endif
-}
-
-// Calls `visit(key, has, start)` for all keys, kPacks packs of a thread at a time: key[i] are those of pack i, which
-// counts if has[i]. `raw`: the packs still hold elements, which become keys now.
-template <class T, class Visit>
-__device__ __forceinline__ void for_keys(Pack<T>* held, int packs, SortOrder order, bool raw, Visit visit) {
-  constexpr int kPack = Pack<T>::kElements;
-  const int threads = blockDim.x, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  for (int start = warp * 32; start < packs; start += kPacks<T> * threads) {
-    typename Found<T>::Word key[kPacks<T>][kPack];
-    Pack<T> pack[kPacks<T>] = {};
-    bool has[kPacks<T>];
-#pragma unroll
-    for (int i = 0; i < kPacks<T>; ++i) {
-      has[i] = start + i * threads + lane < packs;
-      if (has[i]) pack[i] = held[start + i * threads + lane];
-    }
-#pragma unroll
-    for (int i = 0; i < kPacks<T>; ++i) {
-      if (raw) {
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) pack[i].element[e] = sort_key(pack[i].element[e], order);
-        if (has[i]) held[start + i * threads + lane] = pack[i];
-      }
-#pragma unroll
-      for (int e = 0; e < kPack; ++e) key[i][e] = pack[i].element[e];
-    }
-    visit(key, has, start);
-  }
-}
 
 // Finds the least and the largest key that each table's interval still holds, for all tables in use.
 template <class T, class ForKeys>
@@ -115,25 +42,6 @@ __device__ __forceinline__ void find_bounds(const Found<T>& found, ForKeys for_k
   });
 }
 
-// Counts the keys in the parts of all tables in use. Returns the largest key, if `ends`.
-template <class T, class ForKeys>
-__device__ __forceinline__ typename Found<T>::Word count_all(uint32_t* tables, Found<T>& found, uint32_t used, bool raw,
-                                                             bool ends, ForKeys for_keys) {
-  typename Found<T>::Word highest = 0;
-  for_keys(raw, [&](auto& key, auto& has, int) {
-    if (raw && ends) {
-#pragma unroll
-      for (int i = 0; i < kPacks<T>; ++i) {
-        if (!has[i]) continue;
-#pragma unroll
-        for (int e = 0; e < Pack<T>::kElements; ++e) highest = max(highest, key[i][e]);
-      }
-    }
-    for_bits(used, [&](int t) { count_keys(kBinBits, tables, found, t, key, has); });
-  });
-  return highest;
-}
-
 // Writes the element of rank r: the one that is number `left` among the listed ones. A warp compares all of these with
 // each other.
 template <class T, class Write>
@@ -153,41 +61,6 @@ __device__ __forceinline__ void choose_of_list(const uint32_t* list, uint32_t si
   }
 }
 
-// Writes a partition of a row: the elements that sort before the element at `middle`, which has rank kth, then that
-// element, then the others. A warp has the elements from `begin` to `end`, and each lane takes kAhead of them at a
-// time.
-template <uint32_t kAhead, class T, class Chosen, class CountBefore>
-__device__ __forceinline__ void write_around(const T* keys, uint32_t middle, uint32_t kth, const T* __restrict__ x,
-                                             uint32_t length, uint32_t begin, uint32_t end, T* __restrict__ values,
-                                             int32_t* __restrict__ indices, int64_t to, uint32_t* counts,
-                                             Chosen chosen_at, CountBefore count_before) {
-  const int lane = threadIdx.x & 31;
-  const auto is_before = [&, key = keys[middle]](uint32_t at) {
-    return keys[at] < key || (keys[at] == key && at < middle);
-  };
-  uint32_t own, before = count_before(counts, is_before, own);
-  T* const to_values = values + to;
-  int32_t* const to_indices = indices + to;
-  for (uint32_t start = begin + lane; start - lane < end; start += 32 * kAhead) {
-    T element[kAhead];
-    if (values) {
-#pragma unroll
-      for (uint32_t j = 0; j < kAhead; ++j) element[j] = x[min(start + j * 32, length - 1)];
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < kAhead; ++j) {
-      const uint32_t at = start + j * 32;
-      const unsigned lanes = chosen_at(at, is_before);
-      const uint32_t up_to = before + __popc(lanes & ((1u << lane) - 1));
-      const uint32_t place = lanes >> lane & 1 ? up_to : at == middle ? kth : kth + (at < middle) + at - up_to;
-      before += __popc(lanes);
-      if (at >= end) continue;
-      if (values) to_values[place] = element[j];
-      if (indices) to_indices[place] = static_cast<int32_t>(at);
-    }
-  }
-}
-
 // Lists the elements that are left for each rank, if they are few, in the memory of the rank's table. For ranks that
 // are the last of the row, finds the last one of the largest elements; `has_largest` says whether the thread has any of
 // these. `past`: where the row begins in the first pack.
@@ -197,24 +70,27 @@ __device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, 
                                           uint32_t* last_of_largest, ForKeys for_keys) {
   constexpr int kPack = Pack<T>::kElements;
   const int threads = blockDim.x, lane = threadIdx.x & 31, first_end = __ffs(ends) - 1;
+  uint32_t last = 0;
   for_keys(false, [&](auto& key, auto& has, int start) {
+    const auto at = [&](int place) {
+      return static_cast<uint32_t>((start + place / kPack * threads + lane) * kPack + place % kPack - past);
+    };
 #pragma unroll 1
     for (int r = 0; r < wanted; ++r) {
       const bool is_end = ends >> r & 1;
       if (is_end ? r != first_end || !has_largest : found.size[r] > kSelectFew || found.table[r] != r) continue;
-      const auto first = found.first[r], last = found.last[r];
-      uint32_t is_left = keys_between(key, has, first, last);
+      uint32_t is_left = keys_between(key, has, found.first[r], found.last[r]);
+      if (is_end) {
+        last = max(last, last_in_row(is_left, length, at));
+        continue;
+      }
       for (; is_left; is_left &= is_left - 1) {
-        const int place = __ffs(is_left) - 1;
-        const int at = (start + place / kPack * threads + lane) * kPack + place % kPack - past;
-        if (static_cast<uint32_t>(at) >= length) continue;
-        if (is_end)
-          atomicMax(last_of_largest, static_cast<uint32_t>(at));
-        else
-          tables[r * kBins + atomicAdd(listed + r, 1u)] = at;
+        const uint32_t index = at(__ffs(is_left) - 1);
+        if (index < length) tables[r * kBins + atomicAdd(listed + r, 1u)] = index;
       }
     }
   });
+  if (last) atomicMax(last_of_largest, last);
 }
 
 template <class T>
@@ -247,7 +123,7 @@ __global__ void __maxnreg__(48)
   const int packs = static_cast<int>((past + length + kPack - 1) / kPack);
   const uint32_t copies = packs * kPack - length;
 
-  start_row_copy(held, x, past, length, packs, &copied);
+  start_row_copy(held, x, -past, length, packs, &copied);
   const auto clear_tables = [&](int first) {
 #pragma unroll 1
     for (int b = threadIdx.x - first; b < wanted * kBins / 4; b += threads - first)
@@ -367,8 +243,15 @@ __global__ void __maxnreg__(48)
   for (int r = 0; r < wanted; ++r) {
     if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
     const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
-    uint32_t own, left = found.left[r];
-    left -= count_before(tables + r * kBins, is_equal, own);
+    const auto table = static_cast<int>(found.table[r]);
+    uint32_t* const counts = tables + table * kBins;
+    uint32_t own = 0, left = found.left[r];
+    if (table == r) {
+      left -= count_before(counts, is_equal, own);
+    } else {  // another rank had the same key
+      own = counts[warp];
+      left -= shuffle_from(sum_up_to_lane(lane < warps ? counts[lane] : 0), warp) - own;
+    }
     if (left >= own) continue;
 #pragma unroll 1
     for (uint32_t start = begin + lane; start - lane < end; start += 32) {
@@ -381,8 +264,12 @@ __global__ void __maxnreg__(48)
 
   __syncthreads();
   const uint32_t middle = chosen, kth = static_cast<uint32_t>(problem.kth);
-  write_around<kAhead>(keys, middle, kth, x, length, begin, end, values, indices, int64_t{row} * length, sample,
-                       chosen_at, count_before);
+  const IsBefore<T> is_before{keys[middle], middle};
+  uint32_t own;
+  const uint32_t before = count_before(sample, [&](uint32_t at) { return is_before(keys[at], at); }, own);
+  const int64_t to = int64_t{row} * length;
+  write_around<kAhead>(keys, is_before, kth, x, 0, begin, end, before, values ? values + to : values,
+                       indices ? indices + to : indices);
 }
 
 }  // namespace
@@ -400,6 +287,8 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
   }
   if (plan.algorithm == Selecting::kThread || plan.algorithm == Selecting::kWarp)
     return launch_select_short(stream, plan, problem, x, ranks, values, indices);
+  if (plan.algorithm == Selecting::kCluster)
+    return launch_select_cluster(stream, plan, problem, x, ranks, values, indices);
   if (plan.algorithm == Selecting::kLong)
     return launch_select_long(stream, plan, problem, x, ranks, values, indices, rest);
   Launch config;

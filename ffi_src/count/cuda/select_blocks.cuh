@@ -9,6 +9,10 @@ namespace {
 
 constexpr int kThreads = kLongThreads, kWarps = kThreads / 32;
 
+// Keys of 8 bits need no sample: one step counts how many elements have each.
+template <class T>
+constexpr bool kIsByte = sizeof(T) == 1;
+
 // What stands first in a row's workspace.
 template <class T>
 struct Head {
@@ -111,6 +115,24 @@ __device__ __forceinline__ void wait_for_found(Head<T>& head, Found<T>& found, u
   }
   __syncthreads();
   load_found(head, found);
+}
+
+// Sets up one table for all ranks, whose parts are the highest 8 bits of keys: those of part p are p - 1. One warp
+// calls this.
+template <class T>
+__device__ __forceinline__ void set_byte_table(const Select& problem, uint32_t length, const int32_t* ranks,
+                                               Found<T>& found) {
+  constexpr uint32_t kAll = static_cast<T>(~T{0});
+  const uint32_t lane = threadIdx.x & 31;
+  uint32_t rank;
+  const bool has = own_rank(problem, length, ranks, rank);
+  const uint32_t with_table = __ballot_sync(kEveryLane, has);
+  if (has) found.rank[lane] = rank, found.table[lane] = 0;
+  if (lane > 0) return;
+  found.parts[0] = Parts<uint32_t>::between<T>(kLongBinBits, 0, kAll);
+  found.low[0] = 0, found.span[0] = kAll;
+  found.used = with_table ? 1 : 0, found.more = found.missed = 0, found.largest = 0;
+  found.ends = ((1u << problem.count) - 1) & ~with_table;
 }
 
 }  // namespace

@@ -12,10 +12,13 @@
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (select_list.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
-// A row is usually read once. If the interval of a rank is a single key, as where most elements are equal, the elements
-// with this key are counted but not kept. Two kinds of blocks read their slices again in each step and for the lists,
-// from the L2 cache where possible: blocks without room for the keys in the intervals, as where a row is sorted; and
-// all blocks of a row in which a wanted element is outside its first interval.
+// Keys of 8 bits need no sample. One step counts how many elements have each of them, and the blocks keep these counts
+// of their slices instead of keys. The first kernel only clears the counts of rows.
+//
+// A row of longer keys is usually read once. If the interval of a rank is a single key, as where most elements are
+// equal, the elements with this key are counted but not kept. Two kinds of blocks read their slices again in each step
+// and for the lists, from the L2 cache where possible: blocks without room for the keys in the intervals, as where a
+// row is sorted; and all blocks of a row in which a wanted element is outside its first interval.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -43,7 +46,7 @@ __device__ __forceinline__ void narrow_intervals(const uint32_t* counts, uint32_
 #pragma unroll 1
   for (int r = warp; r < wanted; r += kWarps) {
     if (!(to_do >> r & 1)) continue;
-    find_part<kLongFew>(kLongBinBits, counts, nullptr, found, r);
+    find_part<kIsByte<T> ? 0 : kLongFew>(kLongBinBits, counts, nullptr, found, r);
     __syncwarp();
     if (lane > 0) continue;
     found.rank[r] = found.left[r];  // later steps count only what is in the interval
@@ -95,15 +98,15 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   Head<T>& head = a.head(row);
   uint32_t* const tables = a.tables(row);
   // The kernel that takes the sample reads little, so memory is nearly idle until it ends.
-  if (threadIdx.x == 0 && own.whole < own.end_whole)
+  if (!kIsByte<T> && threadIdx.x == 0 && own.whole < own.end_whole)
     prefetch_bulk(own.from + own.whole, min((own.end_whole - own.whole) * 16, kMostAhead));
   Kept<T> kept;
-  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = false;
+  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsByte<T>;
   T* const all_keys = reinterpret_cast<T*>(counts + all_bins);
   kept.keys = all_keys + warp * kept.room;
   kept.sets = reinterpret_cast<uint16_t*>(all_keys + kWarps * kept.room) + warp * kept.steps * 32;
   if (threadIdx.x < kMostRanks) left_of[threadIdx.x] = 0;
-  if (threadIdx.x == 0) last_of_largest = lost = 0;
+  if (threadIdx.x == 0) last_of_largest = 0, lost = kIsByte<T>;
   const auto clear_counts = [&] {
 #pragma unroll 1
     for (int b = threadIdx.x; b < all_bins; b += kThreads) counts[b] = 0;
@@ -112,7 +115,12 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   if (a.alone()) {
     if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
     if (threadIdx.x == 0) head.last_of_largest = 0;
-    const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
+  }
+  const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
+  if constexpr (kIsByte<T>) {
+    if (warp == 0) set_byte_table(a.problem, own.length, ranks, found);
+    __syncthreads();
+  } else if (a.alone()) {
     find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
     __syncthreads();
     clear_counts();
@@ -129,7 +137,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   // have this key are counted when they are read, and not kept.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
   if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
-  bool has_all = true;  // whether the block keeps all keys that it will need
+  bool has_all = !kIsByte<T>;                      // whether the block keeps all keys that it will need
+  uint32_t* const own_counts = counts + all_bins;  // for bytes: the block's own counts
 #pragma unroll 1
   for (uint32_t step = 1; step == 1 || to_do; ++step) {
     const bool first = step == 1;
@@ -164,6 +173,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         }
         if (count > 0 && most >= highest) highest = most, highest_step = at;
       }
+      if (kIsByte<T> && first) {
+        if (used) count_bytes<T>(shared_address(counts + ((__ffs(used) - 1) << kLongBinBits) + 1), key, count);
+        continue;
+      }
       if (first) {
         const uint32_t set = count_outside(counts, found, kept.lost ? singles : used, key, count, of_zero);
         if (!kept.lost && kept.keep(key, set, at)) continue;
@@ -181,6 +194,13 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     __syncthreads();
     if (first && threadIdx.x < kMostRanks && (singles >> threadIdx.x & 1))
       single_count[threadIdx.x] = counts[(threadIdx.x << kLongBinBits) + 1];
+    if (kIsByte<T>) {
+      if (first && !a.alone()) wait_for_predecessor();
+      for_bits(used, [&](int t) {
+        const int b = (t << kLongBinBits) + threadIdx.x;
+        own_counts[b] = counts[b];
+      });
+    }
     for_bits(a.alone() ? 0 : used, [&](int t) {
 #pragma unroll 1
       for (int b = (t << kLongBinBits) + 2 * threadIdx.x; b < (t + 1) << kLongBinBits; b += 2 * kThreads) {
@@ -217,12 +237,17 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     } else {
       wait_for_found(head, found, step);
     }
-    has_all = !lost && !found.missed;
+    has_all = !kIsByte<T> && !lost && !found.missed;
     to_do = found.more;
     if (to_do) clear_counts();
     __syncthreads();
   }
 
+  if (kIsByte<T> && threadIdx.x < wanted && !(ends >> threadIdx.x & 1)) {
+    const int r = static_cast<int>(threadIdx.x), t = static_cast<int>(found.table[r]);
+    left_of[r] = own_counts[(t << kLongBinBits) + found.parts[t](found.first[r])];
+  }
+  __syncthreads();
   if (warp == 0) {
     const int r = lane;
     if (r < wanted && (ends >> r & 1)) found.first[r] = found.largest, found.last[r] = 0, found.size[r] = 0;
@@ -234,13 +259,14 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
   // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
   // says how many elements each slice has, since its elements are equal, and either many or counted by the first step.
-  bool is_counted = false;
-  for_bits(has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
+  // Of bytes, the step has counted each.
+  bool is_counted = kIsByte<T> && has_list;
+  for_bits(!kIsByte<T> && has_list && found.last[lane] == 0 ? singles : 0, [&](int t) {
     if (found.first[lane] != single_key[t]) return;
     is_counted = true;
     if (warp == 0) left_of[lane] = single_count[t];
   });
-  const uint32_t open = lists & ~__ballot_sync(kEveryLane, is_counted);
+  const uint32_t open = kIsByte<T> ? 0 : lists & ~__ballot_sync(kEveryLane, is_counted);
   const uint32_t by_slice = lists & __ballot_sync(kEveryLane, is_counted || (has_list && found.size[lane] > kLongFew));
   if (threadIdx.x < kMostRanks && (open >> threadIdx.x & 1)) {
     const Word first = found.first[threadIdx.x], last = found.last[threadIdx.x];
@@ -318,9 +344,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     a.indices[to] = static_cast<int32_t>(at);
   };
   // A warp chooses for a rank of which few elements are left.
-  const auto is_few = [&](int r) { return !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew; };
+  const auto is_few = [&](int r) {
+    return !kIsByte<T> && !((ends | by_slice) >> r & 1) && found.size[r] <= kSelectFew;
+  };
 #pragma unroll 1
-  for (int r = warp; r < wanted; r += kWarps) {
+  for (int r = warp; !kIsByte<T> && r < wanted; r += kWarps) {
     const auto table = found.table[r];
     if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
     const uint32_t at = choose_in_warp(x, order, a.list(row, table), found.size[r], found.left[r]);
@@ -337,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     uint32_t left = found.left[r], at = 0;
     if (is_end) {
       at = __ldcg(&head.last_of_largest);
-    } else if (!(by_slice >> table & 1)) {
+    } else if (!kIsByte<T> && !(by_slice >> table & 1)) {
       if (of_list != table) {
         __syncthreads();  // no thread reads the list before any more
 #pragma unroll 1
@@ -380,7 +408,7 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     if (plan.slices > 1) {
       const bool large = problem.rows.length >= kLargeSampled && plan.slice_packs * (128 / problem.bits) > kLargePart;
       error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
-                     large ? select_sample_kernel<T, kLargeSampleBits> : select_sample_kernel<T, kSmallSampleBits>, a);
+                     large ? select_sample_kernel<T, kLargeBits<T>> : select_sample_kernel<T, kSmallSampleBits>, a);
       if (error != cudaSuccess) return error;
       config.overlap = plan.overlap;
       static Residents residents;

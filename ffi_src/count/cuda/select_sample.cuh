@@ -11,6 +11,8 @@ namespace {
 // elements, and a block has more than kLargePart of them. The larger sample gives narrower intervals; wider ones would
 // have more keys than a block can keep.
 constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13;
+template <class T>
+constexpr int kLargeBits = kIsByte<T> ? kSmallSampleBits : kLargeSampleBits;  // bytes have no sample
 constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // The threads of a block of the sample's kernel, and how many elements of the sample are sorted.
 constexpr int kSampleThreads = 1024, kPilot = 1 << 7;
@@ -121,21 +123,26 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
   set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
-// Finds the first intervals of a row that several blocks share, and clears its counts. A block for each row.
+// Clears the counts of a row that several blocks share and, if keys are not bytes, finds its first intervals. A block
+// for each row.
 template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
-  __shared__ Sample shared;
-  __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
   let_dependents_start();
-  const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(a.problem.rows.inner), outer = row / inner;
+  const uint32_t row = blockIdx.x;
   const int all_bins = static_cast<int>(a.problem.count) << kLongBinBits;
-  const T* const x = a.x + row * a.problem.rows.length;
-  const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
   Head<T>& head = a.head(row);
-  for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = a.tables(row)[b] = 0;
+  for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) a.tables(row)[b] = 0;
   if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
-  if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = 0;
-  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
+  if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = head.found.largest = 0;
+  if constexpr (!kIsByte<T>) {
+    __shared__ Sample shared;
+    __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
+    for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = 0;
+    const uint32_t inner = static_cast<uint32_t>(a.problem.rows.inner), outer = row / inner;
+    const T* const x = a.x + row * a.problem.rows.length;
+    const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
+    find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
+  }
 }
 
 }  // namespace

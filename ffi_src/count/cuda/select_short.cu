@@ -98,7 +98,7 @@ __device__ __forceinline__ void load_words(const Args& a, const Place& place, ui
     }
   } else {
     const T* from = x + place.x;
-#pragma unroll 4
+#pragma unroll 16
     for (uint32_t i = 0; i < length; ++i, from += a.problem.rows.inner) tile[first + i * step] = *from;
   }
   commit_async_copies();

@@ -122,6 +122,18 @@ __device__ __forceinline__ void count_vectors(uint32_t* tables, const Found<T>& 
   });
 }
 
+// Counts each key of a step, of 8 bits. `counts`: the address of the counters in shared memory. `count`: how many of
+// the thread's vectors are of the slice.
+template <class T>
+__device__ __forceinline__ void count_bytes(uint32_t counts, const typename Slice<T>::Keys& key, int count) {
+#pragma unroll
+  for (int i = 0; i < Slice<T>::kPacks; ++i) {
+    if (i >= count) continue;
+#pragma unroll
+    for (int e = 0; e < Slice<T>::kPack; ++e) increment(scaled(static_cast<uint32_t>(key[i][e]), counts));
+  }
+}
+
 // Counts, in some tables, the keys of a step that are below the interval and, if the interval is a single key, those
 // that equal it. Returns the set of keys that are in an interval of more than one key; the highest bit stands for the
 // first key. `count`: how many of the thread's vectors belong to the slice; the keys of its other vectors are all

@@ -34,12 +34,13 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     select.bits = problem.key_bits;
     select.order = problem.order;
     select.kth = problem.kth;
-    count::SelectPlan block;
-    block.algorithm = count::Selecting::kBlock;
-    block.threads = plan.threads;
-    block.shared_bytes = plan.shared_bytes;
-    block.table_at = plan.table_at;
-    return count::launch_select(stream, block, select, buffers.x, nullptr, buffers.values, buffers.indices, nullptr);
+    count::SelectPlan one;
+    one.blocks = plan.blocks / problem.rows.count();
+    one.algorithm = one.blocks > 1 ? count::Selecting::kCluster : count::Selecting::kBlock;
+    one.threads = plan.threads;
+    one.shared_bytes = plan.shared_bytes;
+    one.table_at = plan.table_at;
+    return count::launch_select(stream, one, select, buffers.x, nullptr, buffers.values, buffers.indices, nullptr);
   }
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
   return launch_sweep(stream, plan, problem, buffers);
