@@ -9,6 +9,8 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
+constexpr int64_t kMostMergedColumns = 16;  // side by side, of which tiles are read and results written in parts of sectors
+constexpr int kFewFanBits = 3, kManyFanBits = 3;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
@@ -46,22 +48,34 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   }
 }
 
+void plan_merge(const Problem& problem, const Gpu& gpu, int fan_bits, Plan& plan) {
+  const Rows& rows = problem.rows;
+  plan.algorithm = Algorithm::kMerge;
+  plan.threads = kMergeThreads;
+  plan.turns = false;
+  plan.fan_bits = fan_bits;
+  plan.blocks = rows.count() * ceil_div(rows.length, kMergeThreads);
+  plan.workspace_bytes = MergeShape(rows.inner, rows.length, problem.key_bits / 8, fan_bits).bytes;
+  plan.overlap = gpu.dependent_launch;
+}
+
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
+  const bool indices = problem.indices || key_bytes == 1;  // of bytes, some calls sort them though they are not wanted
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
-  const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
+  const bool large_fits = sweep_shared_bytes(key_bytes, false, indices) <= shared_limit;
   plan.small = sweeps_small(rows.elements()) || !large_fits;
   // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
   // the whole. Fewer rows may use small tiles, which need more bytes.
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, indices,
                          sweeps_small(rows.length * rows.inner) || !large_fits);
-  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, problem.indices);
+  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, indices) + 1);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
-  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
+  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, indices),
                                         gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   plan.exchanges =
@@ -81,6 +95,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kTeam: return "team";
     case Algorithm::kPart: return "part";
     case Algorithm::kBlock: return "block";
+    case Algorithm::kMerge: return "merge";
     case Algorithm::kSweep: return "sweep";
     case Algorithm::kSegments: return "segments";
     case Algorithm::kNone: return "none";

@@ -104,6 +104,31 @@ struct SweepShape {
   int64_t bytes;
 };
 
+// ---- Few elements, and segments -------------------------------------------------------------------------------------
+
+constexpr int kMergeTileBits = 10, kMergeTile = 1 << kMergeTileBits;  // elements of a tile
+constexpr int kMergeThreads = 256;
+
+// How many merges follow the sort of tiles, and the halves of the workspace that they read and write in turn. Each half
+// has a key and an index for each element. Only merges that others follow write to the workspace.
+struct MergeShape {
+  // 2^most_bits is the most runs that a merge has.
+  MergeShape(int64_t rows, int64_t length, int key_bytes, int most_bits) : tiles(ceil_div(length, kMergeTile)) {
+    int bits = 0;
+    while (int64_t{1} << bits < tiles) ++bits;
+    levels = (bits + most_bits - 1) / most_bits;
+    fan_bits = levels == 0 ? 0 : (bits + levels - 1) / levels;
+    indices = aligned(rows * length * (key_bytes == 8 ? 8 : 4));
+    half = indices + aligned(rows * length * 4);
+    bytes = half * std::min(levels, 2);
+  }
+
+  int64_t tiles;         // of a row
+  int levels, fan_bits;  // merges, and the logarithm of the runs that each merges
+  int64_t indices;       // offset of the indices in a half
+  int64_t half, bytes;   // bytes of a half, and of the workspace
+};
+
 // ---- Columns that become rows ---------------------------------------------------------------------------------------
 
 // Offsets in front of the sort's own workspace: the transposed elements are at 0, the transposed results follow.
