@@ -9,8 +9,9 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
-constexpr int64_t kMostMergedColumns = 16;  // side by side, of which tiles are read and results written in parts of sectors
-constexpr int kFewFanBits = 3, kManyFanBits = 3;
+constexpr int kFanBits = 3;  // the logarithm of the most runs of a merge
+// Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
+constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
@@ -54,8 +55,8 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int fan_bits, Plan& plan
   plan.threads = kMergeThreads;
   plan.turns = false;
   plan.fan_bits = fan_bits;
-  plan.blocks = rows.count() * ceil_div(rows.length, kMergeThreads);
-  plan.workspace_bytes = MergeShape(rows.inner, rows.length, problem.key_bits / 8, fan_bits).bytes;
+  plan.blocks = rows.count() * ceil_div(rows.length, merge_each(rows, problem.offsets > 0));
+  plan.workspace_bytes = MergeShape(rows.inner, rows.length, problem.key_bits / 8, fan_bits, problem.offsets > 0).bytes;
   plan.overlap = gpu.dependent_launch;
 }
 
@@ -81,6 +82,19 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.exchanges =
       (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
   plan.overlap = gpu.dependent_launch;
+}
+
+// Whether merges take less time than passes over all rows.
+bool merges(const Rows& rows, int key_bytes) {
+  constexpr int64_t kMostColumns = 16;  // side by side, which are read and written in parts of sectors
+  const int64_t most = key_bytes == 8 ? 1 << 19 : key_bytes == 4 ? 1 << 17 : 0;
+  return rows.inner <= kMostColumns && rows.elements() <= most;
+}
+// The same for segments, which other calls would sort twice: most segments lie in a tile, or there are few elements.
+bool merges_segments(const Problem& problem) {
+  const Rows& rows = problem.rows;
+  return rows.inner == 1 && rows.length > kMostUnordered &&
+         (rows.elements() <= 1 << 20 || problem.offsets * kMergeTile >= rows.length);
 }
 
 // The longest rows that always have one block. Longer ones are swept if they are few.
@@ -111,6 +125,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
+    if (plan.algorithm == Algorithm::kNone && merges_segments(problem)) plan_merge(problem, gpu, kFanBits, plan);
     return plan;
   }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
@@ -150,6 +165,11 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       plan.table_at = select.table_at;
       return plan;
     }
+  }
+  if (merges(rows, key_bytes)) {
+    Plan merge = plan;
+    plan_merge(problem, gpu, kFanBits, merge);
+    if (workspace_bytes < 0 || workspace_bytes >= merge.workspace_bytes) return merge;
   }
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, block);

@@ -19,6 +19,10 @@ constexpr int kTileThreads = 512, kTileItems = kMergeTile / kTileThreads;
 constexpr uint32_t kTile = kMergeTile;
 constexpr uint32_t kFirstRun = 16, kFan = 4;  // of the merges in a tile
 
+struct Range {
+  uint32_t begin, end;
+};
+
 struct MergeArgs {
   const void* x;
   void* values;      // null: not wanted
@@ -35,6 +39,8 @@ struct MergeArgs {
   const int32_t* offsets;  // ascending; null if rows have no segments
   IndexMap offsets_at;
   int64_t count;  // of offsets, which count as the nearest places of the row
+  Range* across;  // [row][tile]: the segment that has elements in this tile and in the next one; empty if there is none
+  uint32_t each;  // places of a block of merge_kernel
 };
 
 // Returns how many of the ascending offsets are less than `place`. All lanes of a warp call it.
@@ -50,10 +56,6 @@ __device__ __forceinline__ int64_t offsets_below(const int32_t* offsets, int64_t
   }
   return low;
 }
-
-struct Range {
-  uint32_t begin, end;
-};
 
 // Returns the part of [begin, end) that lies in `of`. It is not before the first element even if it is empty, so that
 // the element before its end can be read.
@@ -115,29 +117,38 @@ struct TileShared {
   Key keys[2][kTile];
   uint16_t indices[2][kTile];
   uint32_t begins[kTile / 32 + 1];  // a bit for each place of the tile where a segment begins, and for the place after
-  int64_t first_offset;
+  int64_t offsets_before[2];        // how many offsets are before the first place, and before the place after the tile
+  uint32_t longest;                 // the length of the longest segment in the tile
 };
 
 // Finds where segments begin in a tile. Places outside all segments are segments of their own.
 template <class Shared>
 __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t* offsets, uint32_t begin, uint32_t end,
-                                              Shared& shared) {
+                                              Shared& shared, Range& to_next) {
   if (threadIdx.x <= kTile / 32) shared.begins[threadIdx.x] = 0;
-  if (threadIdx.x < 32) shared.first_offset = offsets_below(offsets, a.count, begin);
+  if (const uint32_t warp = threadIdx.x / 32; warp < 2)
+    shared.offsets_before[warp] = offsets_below(offsets, a.count, warp ? end : begin);
   __syncthreads();
-  const auto mark = [&](uint32_t place) {
-    atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32);
-  };
-  for (int64_t i = shared.first_offset + threadIdx.x; i < a.count; i += kTileThreads) {
+  const auto mark = [&](uint32_t place) { atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32); };
+  const int64_t before = shared.offsets_before[1];
+  for (int64_t i = shared.offsets_before[0] + threadIdx.x; i < before; i += kTileThreads) {
     const auto offset = static_cast<uint32_t>(offsets[i]);
-    if (offset - begin > end - begin) break;
-    mark(offset);
+    if (offset - begin < end - begin) mark(offset);
+  }
+  if (threadIdx.x == 0) {
+    Range across = {0, 0};
+    if (before > 0 && before < a.count && offsets[before] != end) {
+      across.begin = static_cast<uint32_t>(max(offsets[before - 1], 0));
+      across.end = min(static_cast<uint32_t>(offsets[before]), a.length);
+    }
+    if (across.end == 0 || end == a.length) mark(end);
+    to_next = end == a.length ? Range{0, 0} : across;
   }
   const int64_t first = offsets[0], last = offsets[a.count - 1];
 #pragma unroll
-  for (int i = 0; i < kTileItems + 1; ++i) {
+  for (int i = 0; i < kTileItems; ++i) {
     const uint32_t place = begin + threadIdx.x + i * kTileThreads;
-    if (place <= end && (place < first || place >= last || place == 0 || place == a.length)) mark(place);
+    if (place < end && (place < first || place >= last || place == 0)) mark(place);
   }
   __syncthreads();
 }
@@ -171,9 +182,12 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
     segment[i] = {0, kTile};
     shared.keys[0][slot_of(i)] = own[i];
   }
+  uint32_t longest = 1;
+  if (threadIdx.x == 0) shared.longest = a.offsets ? 1 : kTile;
   bool opens = true, closes = true;  // whether a segment begins at the first place of the tile, and at that after it
   if (a.offsets) {
-    mark_segments(a, a.offsets + a.offsets_at(outer), begin, begin + there, shared);
+    mark_segments(a, a.offsets + a.offsets_at(outer), begin, begin + there, shared,
+                  a.across[int64_t{row} * a.blocks + tile]);
     opens = shared.begins[0] & 1;
     closes = shared.begins[there / 32] >> there % 32 & 1;
 #pragma unroll
@@ -190,7 +204,10 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
         if (bits || ++w > static_cast<int>(kTile / 32)) break;
       }
       if (slot >= there) segment[i] = {slot, slot + 1};
+      longest = max(longest, segment[i].end - segment[i].begin);
     }
+    longest = fold_lanes(longest, [](uint32_t x, uint32_t y) { return max(x, y); });
+    if (threadIdx.x % 32 == 0) atomicMax(&shared.longest, longest);
   }
   __syncthreads();
 
@@ -221,6 +238,9 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
     put(i, within.begin + before);
   }
   side = 1;
+  // Powers of two that are not less than the longest segment.
+  longest = shared.longest;
+  longest = longest == 1 ? 1 : 1u << (32 - __clz(longest - 1));
 #pragma unroll 1
   for (uint32_t run = kFirstRun; run < kTile; run *= kFan) {
     __syncthreads();
@@ -240,7 +260,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
         ranges[u] = part_in(segment[i], other, other + run);
         ties[u] = other < own_run;
       }
-      const uint32_t before = elements_before(shared.keys[side], ranges, ties, run, own[i]);
+      const uint32_t before = elements_before(shared.keys[side], ranges, ties, min(run, longest), own[i]);
       put(i, max(segment[i].begin, group) + slot - max(segment[i].begin, own_run) + before);
     }
     side = 1 - side;
@@ -265,65 +285,59 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
 
 // ---- Merges ---------------------------------------------------------------------------------------------------------
 
-// Returns the segment that has a place. All lanes of a warp call it.
-__device__ __forceinline__ Range segment_of(const MergeArgs& a, const int32_t* offsets, uint32_t place) {
-  const int64_t after = offsets_below(offsets, a.count, int64_t{place} + 1);
-  if (after == 0 || after == a.count) return {place, place + 1};
-  return {static_cast<uint32_t>(max(offsets[after - 1], 0)), min(static_cast<uint32_t>(offsets[after]), a.length)};
-}
-
 // A thread searches kTogether runs at the same time.
 template <class Key, int kTogether>
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ MergeArgs a) {
   const uint32_t row = blockIdx.x / a.blocks, block = blockIdx.x - row * a.blocks;
-  const uint32_t place = block * kMergeThreads + threadIdx.x, run = 1u << a.run_bits, fan = 1u << a.fan_bits;
-  const uint32_t own_run = place & ~(run - 1), run_end = min(own_run + run, a.length);
-  const uint32_t group = place & ~(run * fan - 1), group_end = min(group + run * fan, a.length);
-  Range segment = {0, a.length};
-  bool there = place < a.length;
-  if (a.offsets) {
-    // The segments that reach into other runs: that of the run's first element, and that of its last one.
-    __shared__ Range ends[2];
-    if (threadIdx.x < 64) {
-      const uint32_t outer = row / a.inner, last = threadIdx.x / 32;
-      ends[last] = segment_of(a, a.offsets + a.offsets_at(outer), last ? run_end - 1 : own_run);
-    }
-    __syncthreads();
-    segment = ends[place >= ends[1].begin];
-    there = there && segment.begin <= place && place < segment.end && (segment.begin < own_run || segment.end > run_end);
-  }
+  const uint32_t first_place = block * a.each, run = 1u << a.run_bits, fan = 1u << a.fan_bits;
+  const uint32_t own_run = first_place & ~(run - 1), run_end = min(own_run + run, a.length);
+  const uint32_t group = first_place & ~(run * fan - 1), group_end = min(group + run * fan, a.length);
   wait_for_predecessor();
   let_dependents_start();
-  if (!there) return;
+  // The segments that have elements in other runs, too: at the begin and at the end of the run.
+  Range left = {0, a.length}, right = {a.length, a.length};
+  if (a.offsets) {
+    const Range* const across = a.across + (int64_t{row} * ceil_div(a.length, kTile) - 1);
+    left = own_run == 0 ? Range{0, 0} : across[own_run / kTile];
+    if (run_end < a.length) right = across[run_end / kTile];
+    if (right.end == 0) right = {a.length, a.length};
+    if (first_place >= left.end && first_place + a.each <= right.begin) return;
+  }
   const int64_t base = int64_t{row} * a.length;
   const Key* const keys = static_cast<const Key*>(a.from_keys) + base;
-  const Key own = keys[place];
-  const auto index = static_cast<uint32_t>((a.from_indices + base)[place]);
-  uint32_t to = max(segment.begin, group) + place - max(segment.begin, own_run);
 #pragma unroll 1
-  for (uint32_t first = 1; first < fan; first += kTogether) {
-    Range ranges[kTogether];
-    bool ties[kTogether];
+  for (uint32_t i = threadIdx.x; i < a.each; i += kMergeThreads) {
+    const uint32_t place = first_place + i;
+    const Range segment = place >= right.begin ? right : left;
+    if (place >= run_end || place >= segment.end) continue;
+    const Key own = keys[place];
+    const auto index = static_cast<uint32_t>((a.from_indices + base)[place]);
+    uint32_t to = max(segment.begin, group) + place - max(segment.begin, own_run);
+#pragma unroll 1
+    for (uint32_t first = 1; first < fan; first += kTogether) {
+      Range ranges[kTogether];
+      bool ties[kTogether];
 #pragma unroll
-    for (uint32_t u = 0; u < kTogether; ++u) {
-      const uint32_t other = group + ((own_run - group + (first + u) * run) & (run * fan - 1));
-      ranges[u] = part_in(segment, other, first + u < fan ? min(other + run, a.length) : 0);
-      ties[u] = other < own_run;
+      for (uint32_t u = 0; u < kTogether; ++u) {
+        const uint32_t other = group + ((own_run - group + (first + u) * run) & (run * fan - 1));
+        ranges[u] = part_in(segment, other, first + u < fan ? min(other + run, a.length) : 0);
+        ties[u] = other < own_run;
+      }
+      to += elements_before(keys, ranges, ties, run, own);
     }
-    to += elements_before(keys, ranges, ties, run, own);
-  }
-  if (segment.begin >= group && segment.end <= group_end) {
-    finish<Key>(a, row, to, index);
-  } else {
-    (static_cast<Key*>(a.to_keys) + base)[to] = own;
-    (a.to_indices + base)[to] = static_cast<int32_t>(index);
+    if (segment.begin >= group && segment.end <= group_end) {
+      finish<Key>(a, row, to, index);
+    } else {
+      (static_cast<Key*>(a.to_keys) + base)[to] = own;
+      (a.to_indices + base)[to] = static_cast<int32_t>(index);
+    }
   }
 }
 
 template <class Key>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const MergeShape shape(rows, length, problem.key_bits / 8, plan.fan_bits);
+  const MergeShape shape(rows, length, problem.key_bits / 8, plan.fan_bits, problem.offsets > 0);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   MergeArgs a = {};
   a.x = buffers.x;
@@ -338,6 +352,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.offsets_at = problem.offsets_at.outer;
   a.count = problem.offsets;
   a.fan_bits = shape.fan_bits;
+  a.across = reinterpret_cast<Range*>(workspace + shape.across);
   const auto writes_to = [&](int half) {
     a.to_keys = workspace + half * shape.half;
     a.to_indices = reinterpret_cast<int32_t*>(workspace + half * shape.half + shape.indices);
@@ -348,7 +363,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.block = dim3(kTileThreads);
   writes_to(0);
   cudaError_t error = launch(stream, config, tile_kernel<Key>, a);
-  a.blocks = static_cast<uint32_t>(ceil_div(length, kMergeThreads));
+  a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
+  a.blocks = static_cast<uint32_t>(ceil_div(length, a.each));
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   config.block = dim3(kMergeThreads);
   config.overlap = plan.overlap;

@@ -113,21 +113,29 @@ constexpr int kMergeThreads = 256;
 // has a key and an index for each element. Only merges that others follow write to the workspace.
 struct MergeShape {
   // 2^most_bits is the most runs that a merge has.
-  MergeShape(int64_t rows, int64_t length, int key_bytes, int most_bits) : tiles(ceil_div(length, kMergeTile)) {
+  MergeShape(int64_t rows, int64_t length, int key_bytes, int most_bits, bool segments)
+      : tiles(ceil_div(length, kMergeTile)) {
     int bits = 0;
     while (int64_t{1} << bits < tiles) ++bits;
     levels = (bits + most_bits - 1) / most_bits;
     fan_bits = levels == 0 ? 0 : (bits + levels - 1) / levels;
     indices = aligned(rows * length * (key_bytes == 8 ? 8 : 4));
     half = indices + aligned(rows * length * 4);
-    bytes = half * std::min(levels, 2);
+    across = half * std::min(levels, 2);
+    bytes = across + (segments ? aligned(rows * tiles * 8) : 0);
   }
 
   int64_t tiles;         // of a row
   int levels, fan_bits;  // merges, and the logarithm of the runs that each merges
   int64_t indices;       // offset of the indices in a half
-  int64_t half, bytes;   // bytes of a half, and of the workspace
+  int64_t half, across;  // bytes of a half, and where the segments are that have elements in two tiles
+  int64_t bytes;
 };
+
+// How many places a block of a merge has. In most blocks of many segments nothing is left to do, so they have more.
+constexpr int64_t merge_each(const Rows& rows, bool segments) {
+  return segments && rows.elements() > 1 << 19 ? kMergeTile : kMergeThreads;
+}
 
 // ---- Columns that become rows ---------------------------------------------------------------------------------------
 
