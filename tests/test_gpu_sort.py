@@ -83,13 +83,15 @@ def test_rows_of_a_batch_and_misaligned_ones(shape, axis, algorithm, turns):
     assert same_bits(shifted, (values, indices, values, indices))
 
 
-# Rows whose segments a block sorts, and one row that it does not.
+# Rows whose segments a block sorts, and longer ones.
 SEGMENTS = {
     "256 threads": ((30, 1001), "segments"),
     "512 threads": ((3, 4001), "segments"),
     "1024 threads": ((3, 8001), "segments"),
     "half of the warps": ((200, 2049), "segments"),
-    "other calls": ((3, 17_001), None),
+    "a merge": ((3, 17_001), "merge"),
+    "merges": ((2, 70_001), "merge"),
+    "other calls": ((9, 150_001), None),
 }
 
 
@@ -105,9 +107,9 @@ def test_segments(shape, algorithm, dtype):
         for offsets, descending in itertools.product(every, (False, True)):
             offsets = jnp.asarray(offsets, jnp.int32)
             both = lambda x, of: [f(x, offsets=of, descending=descending) for f in (jaxgpuops.sort, jaxgpuops.argsort)]
-            if algorithm and n <= 8192:
-                chosen = {call.plan["algorithm"] for call in jaxgpuops.explain(both, x, offsets)}
-                assert chosen == {algorithm}
+            if algorithm and (n <= 8192 or algorithm == "merge"):
+                calls = jaxgpuops.explain(both, x, offsets)
+                assert {call.plan["algorithm"] for call in calls if call.op == "sort_segments"} == {algorithm}
             fallback = functools.partial(sort_segments_p.fallback, axis=1, descending=descending)
             wanted = jax.jit(functools.partial(fallback, values=True, indices=True))(x, offsets[None])
             assert same_bits(jax.jit(both)(x, offsets), wanted)

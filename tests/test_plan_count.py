@@ -150,8 +150,13 @@ def test_plans_of_sorts_of_segments(capability):
             continue
         assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
         assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
-    for outer, length, inner, bits in [(3, 16_385, 1, 8), (3, 8193, 1, 64), (3, 300, 2, 32), (10_000, 300, 1, 32)]:
-        assert plan(outer, length, inner, 70, bits)["algorithm"] == "none"
+    for outer, length, count, bits in [(3, 16_385, 70, 8), (3, 8193, 70, 64), (1000, 70_000, 70, 32)]:
+        found = plan(outer, length, 1, count, bits)
+        assert found["algorithm"] == "merge"
+        # A part of the batch, with the workspace of all, has enough of it.
+        assert plan(1, length, 1, count, bits)["workspace_bytes"] == found["workspace_bytes"] > 8 * length
+    for outer, length, inner, bits in [(3, 300, 2, 32), (10_000, 300, 1, 32), (1000, 70_000, 1, 32)]:
+        assert plan(outer, length, inner, 7, bits)["algorithm"] == "none"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -40,7 +40,7 @@ struct MergeArgs {
   IndexMap offsets_at;
   int64_t count;  // of offsets, which count as the nearest places of the row
   Range* across;  // [row][tile]: the segment that has elements in this tile and in the next one; empty if there is none
-  uint32_t each;  // places of a block of merge_kernel
+  uint32_t each;  // places of a block of merge_runs_kernel
 };
 
 // Returns how many of the ascending offsets are less than `place`. All lanes of a warp call it.
@@ -155,7 +155,7 @@ __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t*
 
 template <class Key>
 __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
-    tile_kernel(const __grid_constant__ MergeArgs a) {
+    merge_tiles_kernel(const __grid_constant__ MergeArgs a) {
   __shared__ TileShared<Key> shared;
   let_dependents_start();
   const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks, begin = tile * kTile;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
 
 // A thread searches kTogether runs at the same time.
 template <class Key, int kTogether>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ MergeArgs a) {
+__global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_constant__ MergeArgs a) {
   const uint32_t row = blockIdx.x / a.blocks, block = blockIdx.x - row * a.blocks;
   const uint32_t first_place = block * a.each, run = 1u << a.run_bits, fan = 1u << a.fan_bits;
   const uint32_t own_run = first_place & ~(run - 1), run_end = min(own_run + run, a.length);
@@ -362,7 +362,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   config.block = dim3(kTileThreads);
   writes_to(0);
-  cudaError_t error = launch(stream, config, tile_kernel<Key>, a);
+  cudaError_t error = launch(stream, config, merge_tiles_kernel<Key>, a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
   a.blocks = static_cast<uint32_t>(ceil_div(length, a.each));
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
@@ -373,7 +373,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
     a.from_keys = a.to_keys;
     a.from_indices = a.to_indices;
     writes_to(1 - level % 2);
-    error = launch(stream, config, a.fan_bits <= 2 ? merge_kernel<Key, 3> : merge_kernel<Key, 7>, a);
+    error = launch(stream, config, a.fan_bits <= 2 ? merge_runs_kernel<Key, 3> : merge_runs_kernel<Key, 7>, a);
   }
   return error;
 }

@@ -10,8 +10,8 @@
 // If a row has few tiles, no kernel counts before the passes: all its blocks run at the same time, so each waits for
 // the digit counts of all the others. No pass is skipped then.
 //
-// Integers of 8 bits that are sorted without indices need no pass: the counts say which elements a row has, and a second
-// kernel writes them.
+// Integers of 8 bits that are sorted without indices need no pass: the counts say which elements a row has, and a
+// second kernel writes them.
 //
 // Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
 // that of Adinets and Merrill, "Onesweep" (2022).
