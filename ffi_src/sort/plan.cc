@@ -49,14 +49,16 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   }
 }
 
-void plan_merge(const Problem& problem, const Gpu& gpu, int fan_bits, Plan& plan) {
+void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, int fan_bits, Plan& plan) {
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kMerge;
   plan.threads = kMergeThreads;
   plan.turns = false;
+  plan.tile_bits = tile_bits;
   plan.fan_bits = fan_bits;
   plan.blocks = rows.count() * ceil_div(rows.length, merge_each(rows, problem.offsets > 0));
-  plan.workspace_bytes = MergeShape(rows.inner, rows.length, problem.key_bits / 8, fan_bits, problem.offsets > 0).bytes;
+  plan.workspace_bytes =
+      MergeShape(rows.inner, rows.length, problem.key_bits / 8, tile_bits, fan_bits, problem.offsets > 0).bytes;
   plan.overlap = gpu.dependent_launch;
 }
 
@@ -94,7 +96,7 @@ bool merges(const Rows& rows, int key_bytes) {
 bool merges_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
   return rows.inner == 1 && rows.length > kMostUnordered &&
-         (rows.elements() <= 1 << 20 || problem.offsets * kMergeTile >= rows.length);
+         (rows.elements() <= 1 << 20 || problem.offsets << kMergeTileBits >= rows.length);
 }
 
 // The longest rows that always have one block. Longer ones are swept if they are few.
@@ -125,7 +127,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
-    if (plan.algorithm == Algorithm::kNone && merges_segments(problem)) plan_merge(problem, gpu, kFanBits, plan);
+    if (plan.algorithm == Algorithm::kNone && merges_segments(problem))
+      plan_merge(problem, gpu, kMergeTileBits, kFanBits, plan);
     return plan;
   }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
@@ -168,7 +171,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   }
   if (merges(rows, key_bytes)) {
     Plan merge = plan;
-    plan_merge(problem, gpu, kFanBits, merge);
+    plan_merge(problem, gpu, kMergeTileBits, kFanBits, merge);
     if (workspace_bytes < 0 || workspace_bytes >= merge.workspace_bytes) return merge;
   }
   Plan block = plan, sweep = plan;

@@ -15,9 +15,7 @@
 namespace jaxgpuops::sort {
 namespace {
 
-constexpr int kTileThreads = 512, kTileItems = kMergeTile / kTileThreads;
-constexpr uint32_t kTile = kMergeTile;
-constexpr uint32_t kFirstRun = 16, kFan = 4;  // of the merges in a tile
+constexpr int kTileItems = kMergeTileItems;
 
 struct Range {
   uint32_t begin, end;
@@ -40,6 +38,7 @@ struct MergeArgs {
   IndexMap offsets_at;
   int64_t count;  // of offsets, which count as the nearest places of the row
   Range* across;  // [row][tile]: the segment that has elements in this tile and in the next one; empty if there is none
+  int tile_bits;  // logarithm of the length of a tile
   uint32_t each;  // places of a block of merge_runs_kernel
 };
 
@@ -112,172 +111,191 @@ __device__ __forceinline__ void finish(const MergeArgs& a, uint32_t row, uint32_
 
 // ---- Tiles ----------------------------------------------------------------------------------------------------------
 
-template <class Key>
+// Where a slot is in shared memory: of neighbouring threads, each of which reads its own slots, no two meet in a bank.
+__device__ __forceinline__ uint32_t padded(uint32_t slot) { return slot + slot / kTileItems; }
+
+template <class Key, int kTileBits>
 struct TileShared {
-  Key keys[2][kTile];
-  uint16_t indices[2][kTile];
-  uint32_t begins[kTile / 32 + 1];  // a bit for each place of the tile where a segment begins, and for the place after
-  int64_t offsets_before[2];        // how many offsets are before the first place, and before the place after the tile
-  uint32_t longest;                 // the length of the longest segment in the tile
+  static constexpr uint32_t kTile = 1 << kTileBits, kWords = kTile / 32, kSlots = kTile + kTile / kTileItems + 1;
+  Key keys[kSlots];
+  uint16_t indices[kSlots];
+  uint32_t begins[kWords + 1];   // a bit for each place of the tile where a segment begins, and for the place after
+  uint32_t filled[kWords / 32];  // a bit for each of these words, but for the last, that has bits
+  int64_t offsets_before[2];     // how many offsets are before the first place, and before the place after the tile
+
+  // Returns the segment that has a slot, as far as it is in the tile.
+  __device__ __forceinline__ Range segment_of(uint32_t slot) const {
+    const uint32_t word = slot / 32, up_to_this = (2u << slot % 32) - 1, up_to_word = (2u << word % 32) - 1;
+    uint32_t at = word, bits = begins[word] & up_to_this;
+    if (bits == 0) {
+      uint32_t part = word / 32, words = filled[part] & (up_to_word >> 1);
+      while (words == 0 && part > 0) words = filled[--part];
+      if (words) at = part * 32 + 31 - __clz(words), bits = begins[at];
+    }
+    Range segment = {bits ? at * 32 + 31 - __clz(bits) : 0, kTile};
+    at = word, bits = begins[word] & ~up_to_this;
+    if (bits == 0) {
+      uint32_t part = word / 32, words = filled[part] & ~up_to_word;
+      while (words == 0 && part + 1 < kWords / 32) words = filled[++part];
+      if (words) at = part * 32 + __ffs(words) - 1, bits = begins[at];
+    }
+    if (bits) segment.end = at * 32 + __ffs(bits) - 1;
+    return segment;
+  }
 };
 
-// Finds where segments begin in a tile. Places outside all segments are segments of their own.
-template <class Shared>
+// Finds where segments begin in a tile. Places outside all segments are segments of their own. `across`: see MergeArgs.
+template <int kThreads, class Shared>
 __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t* offsets, uint32_t begin, uint32_t end,
-                                              Shared& shared, Range& to_next) {
-  if (threadIdx.x <= kTile / 32) shared.begins[threadIdx.x] = 0;
+                                              Shared& shared, Range& across) {
+  for (uint32_t w = threadIdx.x; w <= Shared::kWords; w += kThreads) shared.begins[w] = 0;
   if (const uint32_t warp = threadIdx.x / 32; warp < 2)
     shared.offsets_before[warp] = offsets_below(offsets, a.count, warp ? end : begin);
   __syncthreads();
   const auto mark = [&](uint32_t place) { atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32); };
   const int64_t before = shared.offsets_before[1];
-  for (int64_t i = shared.offsets_before[0] + threadIdx.x; i < before; i += kTileThreads) {
+  for (int64_t i = shared.offsets_before[0] + threadIdx.x; i < before; i += kThreads) {
     const auto offset = static_cast<uint32_t>(offsets[i]);
     if (offset - begin < end - begin) mark(offset);
   }
   if (threadIdx.x == 0) {
-    Range across = {0, 0};
-    if (before > 0 && before < a.count && offsets[before] != end) {
-      across.begin = static_cast<uint32_t>(max(offsets[before - 1], 0));
-      across.end = min(static_cast<uint32_t>(offsets[before]), a.length);
+    Range next = {0, 0};
+    if (end < a.length && before > 0 && before < a.count && offsets[before] != end) {
+      next.begin = static_cast<uint32_t>(max(offsets[before - 1], 0));
+      next.end = min(static_cast<uint32_t>(offsets[before]), a.length);
     }
-    if (across.end == 0 || end == a.length) mark(end);
-    to_next = end == a.length ? Range{0, 0} : across;
+    if (next.end == 0) mark(end);
+    across = next;
   }
   const int64_t first = offsets[0], last = offsets[a.count - 1];
-#pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
-    const uint32_t place = begin + threadIdx.x + i * kTileThreads;
-    if (place < end && (place < first || place >= last || place == 0)) mark(place);
-  }
+#pragma unroll 2
+  for (uint32_t place = begin + threadIdx.x; place < end; place += kThreads)
+    if (place < first || place >= last || place == 0) mark(place);
   __syncthreads();
+  if (threadIdx.x < Shared::kWords) {
+    const uint32_t filled = __ballot_sync(kEveryLane, shared.begins[threadIdx.x] != 0);
+    if (threadIdx.x % 32 == 0) shared.filled[threadIdx.x / 32] = filled;
+  }
 }
 
-template <class Key>
-__global__ void __launch_bounds__(kTileThreads, sizeof(Key) == 8 ? 2 : 3)
+// A thread sorts a few neighbouring elements in registers. Then runs are merged two by two: a thread finds where its
+// part of the result begins in both by a binary search, and goes on from there element by element.
+template <class Key, int kTileBits>
+__global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_tile_threads(kTileBits))
     merge_tiles_kernel(const __grid_constant__ MergeArgs a) {
-  __shared__ TileShared<Key> shared;
+  constexpr uint32_t kTile = 1 << kTileBits, kThreads = merge_tile_threads(kTileBits);
+  __shared__ TileShared<Key, kTileBits> shared;
   let_dependents_start();
   const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks, begin = tile * kTile;
   const uint32_t there = min(kTile, a.length - begin);
   const uint32_t outer = a.inner == 1 ? row : row / a.inner, column = row - outer * a.inner;
-  const auto slot_of = [&](int i) { return threadIdx.x + i * kTileThreads; };
-
-  Key own[kTileItems];
-  uint32_t index[kTileItems];
-  Range segment[kTileItems];
   dispatch_bytes<Key>(a.bytes, [&](auto type) {
     using Bits = decltype(type);
     const Bits* const from = static_cast<const Bits*>(a.x) + (int64_t{outer} * a.length + begin) * a.inner + column;
 #pragma unroll
     for (int i = 0; i < kTileItems; ++i) {
-      own[i] = static_cast<Key>(~Key{0});  // slots past the end come after all elements
-      if (slot_of(i) < there)
-        own[i] = raised_key(Key{from[int64_t{slot_of(i)} * a.inner]} << 8 * (sizeof(Key) - sizeof(Bits)), a.order);
+      const uint32_t slot = threadIdx.x + i * kThreads;
+      Key key = static_cast<Key>(~Key{0});  // slots past the end come after all elements
+      if (slot < there)
+        key = raised_key(Key{from[int64_t{slot} * a.inner]} << 8 * (sizeof(Key) - sizeof(Bits)), a.order);
+      shared.keys[padded(slot)] = key;
     }
   });
-#pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
-    index[i] = slot_of(i);
-    segment[i] = {0, kTile};
-    shared.keys[0][slot_of(i)] = own[i];
-  }
-  uint32_t longest = 1;
-  if (threadIdx.x == 0) shared.longest = a.offsets ? 1 : kTile;
-  bool opens = true, closes = true;  // whether a segment begins at the first place of the tile, and at that after it
-  if (a.offsets) {
-    mark_segments(a, a.offsets + a.offsets_at(outer), begin, begin + there, shared,
-                  a.across[int64_t{row} * a.blocks + tile]);
-    opens = shared.begins[0] & 1;
-    closes = shared.begins[there / 32] >> there % 32 & 1;
-#pragma unroll
-    for (int i = 0; i < kTileItems; ++i) {
-      const uint32_t slot = slot_of(i), word = slot / 32, up_to_this = 2u << slot % 32;
-      int w = static_cast<int>(word);
-      for (uint32_t bits = shared.begins[w] & (up_to_this - 1);; bits = shared.begins[w]) {
-        segment[i].begin = bits ? w * 32 + 31 - __clz(bits) : 0;
-        if (bits || --w < 0) break;
-      }
-      w = static_cast<int>(word);
-      for (uint32_t bits = shared.begins[w] & ~(up_to_this - 1);; bits = shared.begins[w]) {
-        segment[i].end = bits ? min(there, w * 32 + __ffs(bits) - 1) : there;
-        if (bits || ++w > static_cast<int>(kTile / 32)) break;
-      }
-      if (slot >= there) segment[i] = {slot, slot + 1};
-      longest = max(longest, segment[i].end - segment[i].begin);
-    }
-    longest = fold_lanes(longest, [](uint32_t x, uint32_t y) { return max(x, y); });
-    if (threadIdx.x % 32 == 0) atomicMax(&shared.longest, longest);
-  }
+  if (a.offsets)
+    mark_segments<kThreads>(a, a.offsets + a.offsets_at(outer), begin, begin + there, shared,
+                            a.across[int64_t{row} * a.blocks + tile]);
   __syncthreads();
 
-  int side = 0;  // which of the two buffers has the elements
-  const auto put = [&](int i, uint32_t place) {
-    shared.keys[1 - side][place] = own[i];
-    shared.indices[1 - side][place] = static_cast<uint16_t>(index[i]);
-  };
-  // Runs of a few elements are sorted by comparing all with all.
+  const uint32_t first = threadIdx.x * kTileItems, own = padded(first);
+  Key keys[kTileItems];
+  uint32_t indices[kTileItems];
 #pragma unroll
   for (int i = 0; i < kTileItems; ++i) {
-    const uint32_t slot = slot_of(i), run = slot / kFirstRun * kFirstRun;
-    const Range within = part_in(segment[i], run, run + kFirstRun);
-    uint32_t before = 0;
-    constexpr int kOfVector = 16 / sizeof(Key);
-#pragma unroll
-    for (int v = 0; v < static_cast<int>(kFirstRun) / kOfVector; ++v) {
-      const uint4 vector = reinterpret_cast<const uint4*>(shared.keys[0] + run)[v];
-      Key keys[kOfVector];
-      memcpy(keys, &vector, 16);
-#pragma unroll
-      for (int j = 0; j < kOfVector; ++j) {
-        const uint32_t other = run + v * kOfVector + j;
-        const bool comes = other < slot ? keys[j] <= own[i] : keys[j] < own[i];
-        before += comes && other - within.begin < within.end - within.begin;
-      }
-    }
-    put(i, within.begin + before);
+    keys[i] = shared.keys[own + i];
+    indices[i] = first + i;
   }
-  side = 1;
-  // Powers of two that are not less than the longest segment.
-  longest = shared.longest;
-  longest = longest == 1 ? 1 : 1u << (32 - __clz(longest - 1));
+  const uint32_t begins = a.offsets ? shared.begins[first / 32] >> first % 32 : 0;
+#pragma unroll
+  for (int round = 0; round < kTileItems; ++round) {
+#pragma unroll
+    for (int i = round % 2; i + 1 < kTileItems; i += 2) {
+      if (keys[i] <= keys[i + 1] || begins >> (i + 1) & 1) continue;
+      const Key key = keys[i];
+      keys[i] = keys[i + 1], keys[i + 1] = key;
+      const uint32_t index = indices[i];
+      indices[i] = indices[i + 1], indices[i + 1] = index;
+    }
+  }
 #pragma unroll 1
-  for (uint32_t run = kFirstRun; run < kTile; run *= kFan) {
+  for (uint32_t run = kTileItems; run < kTile; run *= 2) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kTileItems; ++i) {
-      own[i] = shared.keys[side][slot_of(i)];
-      index[i] = shared.indices[side][slot_of(i)];
+      shared.keys[own + i] = keys[i];
+      shared.indices[own + i] = static_cast<uint16_t>(indices[i]);
     }
+    // Only the segment that has the first element of the second run, and elements of the first, is merged.
+    const uint32_t group = first & ~(2 * run - 1), middle = group + run;
+    Range both = {group, group + 2 * run};
+    if (a.offsets) {
+      both = shared.segment_of(middle);
+      if (both.begin == middle) both.end = middle;
+      both = {max(both.begin, group), min(both.end, group + 2 * run)};
+    }
+    __syncthreads();
+    const auto key_at = [&](uint32_t slot) { return shared.keys[padded(slot)]; };
+    const uint32_t from = min(max(first, both.begin), both.end) - both.begin;
+    uint32_t low = from - min(from, both.end - middle), high = min(from, middle - both.begin);
+    while (low < high) {
+      const uint32_t half = (low + high) / 2;
+      if (key_at(both.begin + half) <= key_at(middle + from - 1 - half)) {
+        low = half + 1;
+      } else {
+        high = half;
+      }
+    }
+    uint32_t left = both.begin + low, right = middle + from - low;
+    Key left_key = key_at(left), right_key = key_at(right);
 #pragma unroll
     for (int i = 0; i < kTileItems; ++i) {
-      const uint32_t slot = slot_of(i), group = slot & ~(run * kFan - 1), own_run = slot & ~(run - 1);
-      Range ranges[kFan - 1];
-      bool ties[kFan - 1];
-#pragma unroll
-      for (uint32_t u = 0; u < kFan - 1; ++u) {
-        const uint32_t other = group + ((own_run - group + (u + 1) * run) & (run * kFan - 1));
-        ranges[u] = part_in(segment[i], other, other + run);
-        ties[u] = other < own_run;
+      const uint32_t slot = first + i;
+      uint32_t taken = slot;
+      if (slot >= both.begin && slot < both.end) {
+        const bool takes_left = left < middle && (right >= both.end || left_key <= right_key);
+        taken = takes_left ? left++ : right++;
+        keys[i] = takes_left ? left_key : right_key;
+        const Key next = key_at(taken + 1);
+        left_key = takes_left ? next : left_key;
+        right_key = takes_left ? right_key : next;
       }
-      const uint32_t before = elements_before(shared.keys[side], ranges, ties, min(run, longest), own[i]);
-      put(i, max(segment[i].begin, group) + slot - max(segment[i].begin, own_run) + before);
+      indices[i] = shared.indices[padded(taken)];
     }
-    side = 1 - side;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kTileItems; ++i) {
+    shared.keys[own + i] = keys[i];
+    shared.indices[own + i] = static_cast<uint16_t>(indices[i]);
   }
   __syncthreads();
 
-  const bool may_finish = a.offsets || a.blocks == 1;
+  // Elements of segments that lie in the tile are in their places.
+  uint32_t finished = a.blocks == 1 ? 0 : kTile, unfinished = kTile;  // the first of them, and the one after the last
+  if (a.offsets) {
+    finished = shared.begins[0] & 1 ? 0 : shared.segment_of(0).end;
+    if (!(shared.begins[there / 32] >> there % 32 & 1)) unfinished = shared.segment_of(there - 1).begin;
+  }
   auto* const to_keys = static_cast<Key*>(a.to_keys) + int64_t{row} * a.length + begin;
   int32_t* const to_indices = a.to_indices + int64_t{row} * a.length + begin;
 #pragma unroll
   for (int i = 0; i < kTileItems; ++i) {
-    const uint32_t slot = slot_of(i), from = begin + shared.indices[side][slot];
-    if (slot >= there) continue;
-    if (may_finish && (segment[i].begin > 0 || opens) && (segment[i].end < there || closes)) {
+    const uint32_t slot = threadIdx.x + i * kThreads;
+    if (slot >= there) break;
+    const uint32_t from = begin + shared.indices[padded(slot)];
+    if (slot >= finished && slot < unfinished) {
       finish<Key>(a, row, begin + slot, from);
     } else {
-      to_keys[slot] = shared.keys[side][slot];
+      to_keys[slot] = shared.keys[padded(slot)];
       to_indices[slot] = static_cast<int32_t>(from);
     }
   }
@@ -297,9 +315,9 @@ __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_
   // The segments that have elements in other runs, too: at the begin and at the end of the run.
   Range left = {0, a.length}, right = {a.length, a.length};
   if (a.offsets) {
-    const Range* const across = a.across + (int64_t{row} * ceil_div(a.length, kTile) - 1);
-    left = own_run == 0 ? Range{0, 0} : across[own_run / kTile];
-    if (run_end < a.length) right = across[run_end / kTile];
+    const Range* const across = a.across + (int64_t{row} * ceil_div(a.length, int64_t{1} << a.tile_bits) - 1);
+    left = own_run == 0 ? Range{0, 0} : across[own_run >> a.tile_bits];
+    if (run_end < a.length) right = across[run_end >> a.tile_bits];
     if (right.end == 0) right = {a.length, a.length};
     if (first_place >= left.end && first_place + a.each <= right.begin) return;
   }
@@ -337,7 +355,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_
 template <class Key>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const MergeShape shape(rows, length, problem.key_bits / 8, plan.fan_bits, problem.offsets > 0);
+  const MergeShape shape(rows, length, problem.key_bits / 8, plan.tile_bits, plan.fan_bits, problem.offsets > 0);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   MergeArgs a = {};
   a.x = buffers.x;
@@ -352,6 +370,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.offsets_at = problem.offsets_at.outer;
   a.count = problem.offsets;
   a.fan_bits = shape.fan_bits;
+  a.tile_bits = plan.tile_bits;
   a.across = reinterpret_cast<Range*>(workspace + shape.across);
   const auto writes_to = [&](int half) {
     a.to_keys = workspace + half * shape.half;
@@ -360,15 +379,18 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   a.blocks = static_cast<uint32_t>(shape.tiles);
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
-  config.block = dim3(kTileThreads);
+  config.block = dim3(merge_tile_threads(plan.tile_bits));
   writes_to(0);
-  cudaError_t error = launch(stream, config, merge_tiles_kernel<Key>, a);
+  const bool small = plan.tile_bits == kMergeTileBits;
+  cudaError_t error =
+      launch(stream, config,
+             small ? merge_tiles_kernel<Key, kMergeTileBits> : merge_tiles_kernel<Key, kLargeMergeTileBits>, a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
   a.blocks = static_cast<uint32_t>(ceil_div(length, a.each));
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   config.block = dim3(kMergeThreads);
   config.overlap = plan.overlap;
-  a.run_bits = kMergeTileBits;
+  a.run_bits = plan.tile_bits;
   for (int level = 0; level < shape.levels && error == cudaSuccess; ++level, a.run_bits += a.fan_bits) {
     a.from_keys = a.to_keys;
     a.from_indices = a.to_indices;

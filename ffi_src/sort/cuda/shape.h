@@ -106,15 +106,16 @@ struct SweepShape {
 
 // ---- Few elements, and segments -------------------------------------------------------------------------------------
 
-constexpr int kMergeTileBits = 10, kMergeTile = 1 << kMergeTileBits;  // elements of a tile
-constexpr int kMergeThreads = 256;
+constexpr int kMergeTileBits = 10, kLargeMergeTileBits = 12;  // logarithms of the lengths of tiles
+constexpr int kMergeTileItems = 8, kMergeThreads = 256;  // elements of a thread in a tile; threads that merge tiles
+constexpr int merge_tile_threads(int tile_bits) { return (1 << tile_bits) / kMergeTileItems; }
 
 // How many merges follow the sort of tiles, and the halves of the workspace that they read and write in turn. Each half
 // has a key and an index for each element. Only merges that others follow write to the workspace.
 struct MergeShape {
   // 2^most_bits is the most runs that a merge has.
-  MergeShape(int64_t rows, int64_t length, int key_bytes, int most_bits, bool segments)
-      : tiles(ceil_div(length, kMergeTile)) {
+  MergeShape(int64_t rows, int64_t length, int key_bytes, int tile_bits, int most_bits, bool segments)
+      : tiles(((length - 1) >> tile_bits) + 1) {
     int bits = 0;
     while (int64_t{1} << bits < tiles) ++bits;
     levels = (bits + most_bits - 1) / most_bits;
@@ -134,7 +135,7 @@ struct MergeShape {
 
 // How many places a block of a merge has. In most blocks of many segments nothing is left to do, so they have more.
 constexpr int64_t merge_each(const Rows& rows, bool segments) {
-  return segments && rows.elements() > 1 << 19 ? kMergeTile : kMergeThreads;
+  return segments && rows.elements() > 1 << 19 ? 1 << kMergeTileBits : kMergeThreads;
 }
 
 // ---- Columns that become rows ---------------------------------------------------------------------------------------
