@@ -121,7 +121,8 @@ struct TileShared {
   uint16_t indices[kSlots];
   uint32_t begins[kWords + 1];   // a bit for each place of the tile where a segment begins, and for the place after
   uint32_t filled[kWords / 32];  // a bit for each of these words, but for the last, that has bits
-  int64_t offsets_before[2];     // how many offsets are before the first place, and before the place after the tile
+  uint32_t largest[kTile / kTileItems / 32];  // offset of each warp's
+  int64_t offsets_before[2];  // how many offsets are before the first place, and before the place after the tile
 
   // Returns the segment that has a slot, as far as it is in the tile.
   __device__ __forceinline__ Range segment_of(uint32_t slot) const {
@@ -144,15 +145,14 @@ struct TileShared {
   }
 };
 
-// Finds where segments begin in a tile. Places outside all segments are segments of their own. `across`: see MergeArgs.
-template <int kThreads, class Shared>
-__device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t* offsets, uint32_t begin, uint32_t end,
-                                              Shared& shared, Range& across) {
-  for (uint32_t w = threadIdx.x; w <= Shared::kWords; w += kThreads) shared.begins[w] = 0;
+// Calls mark(place) where segments begin in a tile, and returns the places between which all segments are. Offsets must
+// ascend. `across`: see MergeArgs.
+template <int kThreads, class Shared, class Mark>
+__device__ __forceinline__ Range mark_ascending(const MergeArgs& a, const int32_t* offsets, uint32_t begin,
+                                                uint32_t end, Shared& shared, Range& across, Mark mark) {
   if (const uint32_t warp = threadIdx.x / 32; warp < 2)
     shared.offsets_before[warp] = offsets_below(offsets, a.count, warp ? end : begin);
   __syncthreads();
-  const auto mark = [&](uint32_t place) { atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32); };
   const int64_t before = shared.offsets_before[1];
   for (int64_t i = shared.offsets_before[0] + threadIdx.x; i < before; i += kThreads) {
     const auto offset = static_cast<uint32_t>(offsets[i]);
@@ -167,10 +167,55 @@ __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t*
     if (next.end == 0) mark(end);
     across = next;
   }
-  const int64_t first = offsets[0], last = offsets[a.count - 1];
+  return {static_cast<uint32_t>(max(offsets[0], 0)), static_cast<uint32_t>(max(offsets[a.count - 1], 0))};
+}
+
+// The same in a tile that has a whole row. Offsets need not ascend: one that is less than any before it counts as the
+// largest of those.
+template <int kThreads, class Shared, class Mark>
+__device__ __forceinline__ Range mark_any(const MergeArgs& a, const int32_t* offsets, Shared& shared, Mark mark) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto offset_at = [&](int64_t i) {
+    return static_cast<uint32_t>(min(max(offsets[i], 0), static_cast<int32_t>(a.length)));
+  };
+  uint32_t most = 0;  // the largest offset so far
+#pragma unroll 1
+  for (int64_t start = 0; start < a.count; start += kThreads) {
+    const int64_t i = start + threadIdx.x;
+    uint32_t offset = i < a.count ? offset_at(i) : 0;
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const uint32_t other = __shfl_up_sync(kEveryLane, offset, lanes);
+      if (lane >= static_cast<uint32_t>(lanes)) offset = max(offset, other);
+    }
+    __syncthreads();
+    if (lane == 31) shared.largest[warp] = offset;
+    __syncthreads();
+    offset = max(offset, most);
+#pragma unroll 1
+    for (uint32_t w = 0; w < kThreads / 32; ++w) {
+      const uint32_t other = shared.largest[w];
+      if (w < warp) offset = max(offset, other);
+      most = max(most, other);
+    }
+    if (i < a.count) mark(offset);
+  }
+  if (threadIdx.x == 0) mark(a.length);
+  return {offset_at(0), most};
+}
+
+// Finds where segments begin in a tile. Places outside all segments are segments of their own.
+template <int kThreads, class Shared>
+__device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t* offsets, uint32_t begin, uint32_t end,
+                                              Shared& shared, Range& across) {
+  for (uint32_t w = threadIdx.x; w <= Shared::kWords; w += kThreads) shared.begins[w] = 0;
+  __syncthreads();
+  const auto mark = [&](uint32_t place) { atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32); };
+  const Range all = a.blocks == 1 ? mark_any<kThreads>(a, offsets, shared, mark)
+                                  : mark_ascending<kThreads>(a, offsets, begin, end, shared, across, mark);
 #pragma unroll 2
   for (uint32_t place = begin + threadIdx.x; place < end; place += kThreads)
-    if (place < first || place >= last || place == 0) mark(place);
+    if (place < all.begin || place >= all.end || place == 0) mark(place);
   __syncthreads();
   if (threadIdx.x < Shared::kWords) {
     const uint32_t filled = __ballot_sync(kEveryLane, shared.begins[threadIdx.x] != 0);
@@ -227,7 +272,7 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
     }
   }
 #pragma unroll 1
-  for (uint32_t run = kTileItems; run < kTile; run *= 2) {
+  for (uint32_t run = kTileItems; run < there; run *= 2) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kTileItems; ++i) {
