@@ -9,7 +9,6 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
-constexpr int kFanBits = 3;  // the logarithm of the most runs of a merge
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row
@@ -49,36 +48,34 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   }
 }
 
-void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, int fan_bits, Plan& plan) {
+void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& plan) {
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kMerge;
   plan.threads = kMergeThreads;
   plan.turns = false;
   plan.tile_bits = tile_bits;
-  plan.fan_bits = fan_bits;
   plan.blocks = rows.count() * ceil_div(rows.length, merge_each(rows, problem.offsets > 0));
   plan.workspace_bytes =
-      MergeShape(rows.inner, rows.length, problem.key_bits / 8, tile_bits, fan_bits, problem.offsets > 0).bytes;
+      MergeShape(rows.inner, rows.length, problem.key_bits / 8, tile_bits, problem.offsets > 0).bytes;
   plan.overlap = gpu.dependent_launch;
 }
 
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
-  const bool indices = problem.indices || key_bytes == 1;  // of bytes, some calls sort them though they are not wanted
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
-  const bool large_fits = sweep_shared_bytes(key_bytes, false, indices) <= shared_limit;
+  const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
   plan.small = sweeps_small(rows.elements()) || !large_fits;
   // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
   // the whole. Fewer rows may use small tiles, which need more bytes.
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, indices,
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
                          sweeps_small(rows.length * rows.inner) || !large_fits);
-  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, indices) + 1);
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, indices);
+  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, problem.indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
-  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, indices),
+  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
                                         gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   plan.exchanges =
@@ -86,17 +83,20 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.overlap = gpu.dependent_launch;
 }
 
-// Whether merges take less time than passes over all rows.
-bool merges(const Rows& rows, int key_bytes) {
+// The logarithm of the longest tile, if merges take less time than what else is planned; else 0. Of 64 bits, passes
+// take longer than merges if elements are few.
+int merge_tile_bits(const Rows& rows, int key_bytes, bool sweeps) {
   constexpr int64_t kMostColumns = 16;  // side by side, which are read and written in parts of sectors
-  const int64_t most = key_bytes == 8 ? 1 << 19 : key_bytes == 4 ? 1 << 17 : 0;
-  return rows.inner <= kMostColumns && rows.elements() <= most;
+  if (key_bytes < 8 || rows.inner > kMostColumns) return 0;
+  if (rows.elements() <= 1 << 16) return kSmallMergeTileBits;
+  return sweeps && rows.length <= 4 << kMergeTileBits && rows.elements() <= 1 << 20 ? kMergeTileBits : 0;
 }
-// The same for segments, which other calls would sort twice: most segments lie in a tile, or there are few elements.
+
+// The same for segments, which other calls would sort twice: segments are short, or elements few.
 bool merges_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
   return rows.inner == 1 && rows.length > kMostUnordered &&
-         (rows.elements() <= 1 << 20 || problem.offsets << kMergeTileBits >= rows.length);
+         (rows.elements() <= 1 << 18 || problem.offsets << 11 >= rows.length);
 }
 
 // The longest rows that always have one block. Longer ones are swept if they are few.
@@ -127,8 +127,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
-    if (plan.algorithm == Algorithm::kNone && merges_segments(problem))
-      plan_merge(problem, gpu, kMergeTileBits, kFanBits, plan);
+    if (plan.algorithm == Algorithm::kNone && merges_segments(problem)) plan_merge(problem, gpu, kMergeTileBits, plan);
     return plan;
   }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
@@ -169,19 +168,21 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       return plan;
     }
   }
-  if (merges(rows, key_bytes)) {
-    Plan merge = plan;
-    plan_merge(problem, gpu, kMergeTileBits, kFanBits, merge);
-    if (workspace_bytes < 0 || workspace_bytes >= merge.workspace_bytes) return merge;
-  }
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, block);
   plan_sweep(problem, shared_limit, gpu, sweep);
-  if (!fits_block) return sweep;
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
   const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
                        (key_bytes < 8 || 2 * sweep.blocks <= gpu.multiprocessors);
-  return spreads && (workspace_bytes < 0 || workspace_bytes >= sweep.workspace_bytes) ? sweep : block;
+  const auto has_workspace = [&](const Plan& of) {
+    return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
+  };
+  if (const int bits = merge_tile_bits(rows, key_bytes, !fits_block || spreads)) {
+    Plan merge = plan;
+    plan_merge(problem, gpu, bits, merge);
+    if (has_workspace(merge)) return merge;
+  }
+  return !fits_block || (spreads && has_workspace(sweep)) ? sweep : block;
 }
 
 }  // namespace jaxgpuops::sort

@@ -38,8 +38,7 @@ struct Plan {
   bool exchanges = false;  // for kSweep: tiles are so few that each may wait for the counts of all of its row
   bool overlap = false;    // for kSweep: whether a pass may start before the one before it ends
   int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory
-  int tile_bits = 0;       // for kMerge: the logarithm of the length of a tile
-  int fan_bits = 0;        // for kMerge: the logarithm of the most runs that a kernel merges
+  int tile_bits = 0;       // for kMerge: the logarithm of the longest tile
   topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };
 

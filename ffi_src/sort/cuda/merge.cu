@@ -15,10 +15,19 @@
 namespace jaxgpuops::sort {
 namespace {
 
-constexpr int kTileItems = kMergeTileItems;
+constexpr int kFanBits = kMergeFanBits;
+constexpr uint32_t kFan = 1 << kFanBits;  // runs that are merged at once
 
 struct Range {
   uint32_t begin, end;
+};
+
+// Where a tile begins.
+struct Border {
+  uint32_t place;
+  int64_t offset;  // the number of an offset that is not after it; those before this one are not in the tile
+  bool cuts;       // whether a segment has elements before and after it
+  Range across;    // see MergeArgs
 };
 
 struct MergeArgs {
@@ -33,12 +42,14 @@ struct MergeArgs {
   const int32_t* from_indices;
   void* to_keys;
   int32_t* to_indices;
-  int run_bits, fan_bits;  // logarithms of the length of a run and of the runs of a group
+  int run_bits;            // logarithm of the length of a run
   const int32_t* offsets;  // ascending; null if rows have no segments
   IndexMap offsets_at;
   int64_t count;  // of offsets, which count as the nearest places of the row
-  Range* across;  // [row][tile]: the segment that has elements in this tile and in the next one; empty if there is none
-  int tile_bits;  // logarithm of the length of a tile
+  // [row][tile]: the segment that has elements before and after the end of the tile's step; empty if there is none, or
+  // if it lies in a tile.
+  Range* across;
+  int step_bits;  // logarithm of the distance of tiles, which is that of the first runs
   uint32_t each;  // places of a block of merge_runs_kernel
 };
 
@@ -112,17 +123,21 @@ __device__ __forceinline__ void finish(const MergeArgs& a, uint32_t row, uint32_
 // ---- Tiles ----------------------------------------------------------------------------------------------------------
 
 // Where a slot is in shared memory: of neighbouring threads, each of which reads its own slots, no two meet in a bank.
-__device__ __forceinline__ uint32_t padded(uint32_t slot) { return slot + slot / kTileItems; }
+template <int kItems>
+__device__ __forceinline__ uint32_t padded(uint32_t slot) {
+  return slot + slot / kItems;
+}
 
 template <class Key, int kTileBits>
 struct TileShared {
-  static constexpr uint32_t kTile = 1 << kTileBits, kWords = kTile / 32, kSlots = kTile + kTile / kTileItems + 1;
+  static constexpr uint32_t kTile = 1 << kTileBits, kWords = kTile / 32;
+  static constexpr uint32_t kSlots = kTile + kTile / merge_tile_items(kTileBits) + 1;
   Key keys[kSlots];
   uint16_t indices[kSlots];
   uint32_t begins[kWords + 1];   // a bit for each place of the tile where a segment begins, and for the place after
   uint32_t filled[kWords / 32];  // a bit for each of these words, but for the last, that has bits
-  uint32_t largest[kTile / kTileItems / 32];  // offset of each warp's
-  int64_t offsets_before[2];  // how many offsets are before the first place, and before the place after the tile
+  uint32_t largest[merge_tile_threads(kTileBits) / 32];  // offset of each warp's
+  Border borders[2];                                     // where the tile begins, and where it ends
 
   // Returns the segment that has a slot, as far as it is in the tile.
   __device__ __forceinline__ Range segment_of(uint32_t slot) const {
@@ -145,28 +160,34 @@ struct TileShared {
   }
 };
 
+// Finds where the tile of this number begins: where the segment begins that has the place number << step_bits, if that
+// is not more than a step before it. So tiles of up to two steps cut only segments of more than a step. All lanes of a
+// warp call it.
+__device__ __forceinline__ Border border_of(const MergeArgs& a, const int32_t* offsets, uint32_t number) {
+  if (number == 0) return {0, 0, false, {0, 0}};
+  if (number == a.blocks) return {a.length, a.count, false, {0, 0}};
+  const uint32_t step = 1u << a.step_bits, place = number << a.step_bits;
+  const int64_t after = offsets_below(offsets, a.count, int64_t{place} + 1);
+  if (after == 0 || after == a.count) return {place, after, false, {0, 0}};
+  const auto begin = static_cast<uint32_t>(max(offsets[after - 1], 0));
+  const uint32_t end = min(static_cast<uint32_t>(offsets[after]), a.length);
+  const bool cut = place - begin > step;  // here; `parted`: at any place
+  const bool parted = begin < place && ((end - 1) >> a.step_bits << a.step_bits) > begin + step;
+  return {cut ? place : begin, after - 1, cut, parted ? Range{begin, end} : Range{0, 0}};
+}
+
 // Calls mark(place) where segments begin in a tile, and returns the places between which all segments are. Offsets must
-// ascend. `across`: see MergeArgs.
+// ascend.
 template <int kThreads, class Shared, class Mark>
-__device__ __forceinline__ Range mark_ascending(const MergeArgs& a, const int32_t* offsets, uint32_t begin,
-                                                uint32_t end, Shared& shared, Range& across, Mark mark) {
-  if (const uint32_t warp = threadIdx.x / 32; warp < 2)
-    shared.offsets_before[warp] = offsets_below(offsets, a.count, warp ? end : begin);
-  __syncthreads();
-  const int64_t before = shared.offsets_before[1];
-  for (int64_t i = shared.offsets_before[0] + threadIdx.x; i < before; i += kThreads) {
+__device__ __forceinline__ Range mark_ascending(const MergeArgs& a, const int32_t* offsets, const Shared& shared,
+                                                Mark mark) {
+  const Border from = shared.borders[0], to = shared.borders[1];
+  const int64_t last = min(to.offset + 1, a.count);
+  for (int64_t i = from.offset + threadIdx.x; i < last; i += kThreads) {
     const auto offset = static_cast<uint32_t>(offsets[i]);
-    if (offset - begin < end - begin) mark(offset);
+    if (offset - from.place < to.place - from.place) mark(offset);
   }
-  if (threadIdx.x == 0) {
-    Range next = {0, 0};
-    if (end < a.length && before > 0 && before < a.count && offsets[before] != end) {
-      next.begin = static_cast<uint32_t>(max(offsets[before - 1], 0));
-      next.end = min(static_cast<uint32_t>(offsets[before]), a.length);
-    }
-    if (next.end == 0) mark(end);
-    across = next;
-  }
+  if (threadIdx.x == 0 && !to.cuts) mark(to.place);
   return {static_cast<uint32_t>(max(offsets[0], 0)), static_cast<uint32_t>(max(offsets[a.count - 1], 0))};
 }
 
@@ -207,12 +228,12 @@ __device__ __forceinline__ Range mark_any(const MergeArgs& a, const int32_t* off
 // Finds where segments begin in a tile. Places outside all segments are segments of their own.
 template <int kThreads, class Shared>
 __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t* offsets, uint32_t begin, uint32_t end,
-                                              Shared& shared, Range& across) {
+                                              Shared& shared) {
   for (uint32_t w = threadIdx.x; w <= Shared::kWords; w += kThreads) shared.begins[w] = 0;
   __syncthreads();
   const auto mark = [&](uint32_t place) { atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32); };
-  const Range all = a.blocks == 1 ? mark_any<kThreads>(a, offsets, shared, mark)
-                                  : mark_ascending<kThreads>(a, offsets, begin, end, shared, across, mark);
+  const Range all =
+      a.blocks == 1 ? mark_any<kThreads>(a, offsets, shared, mark) : mark_ascending<kThreads>(a, offsets, shared, mark);
 #pragma unroll 2
   for (uint32_t place = begin + threadIdx.x; place < end; place += kThreads)
     if (place < all.begin || place >= all.end || place == 0) mark(place);
@@ -228,42 +249,53 @@ __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t*
 template <class Key, int kTileBits>
 __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_tile_threads(kTileBits))
     merge_tiles_kernel(const __grid_constant__ MergeArgs a) {
+  constexpr int kItems = merge_tile_items(kTileBits);
   constexpr uint32_t kTile = 1 << kTileBits, kThreads = merge_tile_threads(kTileBits);
   __shared__ TileShared<Key, kTileBits> shared;
   let_dependents_start();
-  const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks, begin = tile * kTile;
-  const uint32_t there = min(kTile, a.length - begin);
+  const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks;
   const uint32_t outer = a.inner == 1 ? row : row / a.inner, column = row - outer * a.inner;
+  const int32_t* const offsets = a.offsets ? a.offsets + a.offsets_at(outer) : nullptr;
+  uint32_t begin = tile << kTileBits, there = min(kTile, a.length - begin);
+  if (offsets && a.blocks > 1) {
+    if (const uint32_t end = threadIdx.x / 32; end < 2) {
+      const Border border = border_of(a, offsets, tile + end);
+      shared.borders[end] = border;
+      if (end == 1 && threadIdx.x % 32 == 0) a.across[int64_t{row} * a.blocks + tile] = border.across;
+    }
+    __syncthreads();
+    begin = shared.borders[0].place;
+    there = shared.borders[1].place - begin;
+    if (there == 0) return;
+  }
   dispatch_bytes<Key>(a.bytes, [&](auto type) {
     using Bits = decltype(type);
     const Bits* const from = static_cast<const Bits*>(a.x) + (int64_t{outer} * a.length + begin) * a.inner + column;
 #pragma unroll
-    for (int i = 0; i < kTileItems; ++i) {
+    for (int i = 0; i < kItems; ++i) {
       const uint32_t slot = threadIdx.x + i * kThreads;
       Key key = static_cast<Key>(~Key{0});  // slots past the end come after all elements
       if (slot < there)
         key = raised_key(Key{from[int64_t{slot} * a.inner]} << 8 * (sizeof(Key) - sizeof(Bits)), a.order);
-      shared.keys[padded(slot)] = key;
+      shared.keys[padded<kItems>(slot)] = key;
     }
   });
-  if (a.offsets)
-    mark_segments<kThreads>(a, a.offsets + a.offsets_at(outer), begin, begin + there, shared,
-                            a.across[int64_t{row} * a.blocks + tile]);
+  if (offsets) mark_segments<kThreads>(a, offsets, begin, begin + there, shared);
   __syncthreads();
 
-  const uint32_t first = threadIdx.x * kTileItems, own = padded(first);
-  Key keys[kTileItems];
-  uint32_t indices[kTileItems];
+  const uint32_t first = threadIdx.x * kItems, own = padded<kItems>(first);
+  Key keys[kItems];
+  uint32_t indices[kItems];
 #pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
+  for (int i = 0; i < kItems; ++i) {
     keys[i] = shared.keys[own + i];
     indices[i] = first + i;
   }
   const uint32_t begins = a.offsets ? shared.begins[first / 32] >> first % 32 : 0;
 #pragma unroll
-  for (int round = 0; round < kTileItems; ++round) {
+  for (int round = 0; round < kItems; ++round) {
 #pragma unroll
-    for (int i = round % 2; i + 1 < kTileItems; i += 2) {
+    for (int i = round % 2; i + 1 < kItems; i += 2) {
       if (keys[i] <= keys[i + 1] || begins >> (i + 1) & 1) continue;
       const Key key = keys[i];
       keys[i] = keys[i + 1], keys[i + 1] = key;
@@ -271,14 +303,19 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
       indices[i] = indices[i + 1], indices[i + 1] = index;
     }
   }
+  const bool live = first < there;
 #pragma unroll 1
-  for (uint32_t run = kTileItems; run < there; run *= 2) {
+  for (uint32_t run = kItems; run < there; run *= 2) {
     __syncthreads();
+    if (live) {
 #pragma unroll
-    for (int i = 0; i < kTileItems; ++i) {
-      shared.keys[own + i] = keys[i];
-      shared.indices[own + i] = static_cast<uint16_t>(indices[i]);
+      for (int i = 0; i < kItems; ++i) {
+        shared.keys[own + i] = keys[i];
+        shared.indices[own + i] = static_cast<uint16_t>(indices[i]);
+      }
     }
+    __syncthreads();
+    if (!live) continue;
     // Only the segment that has the first element of the second run, and elements of the first, is merged.
     const uint32_t group = first & ~(2 * run - 1), middle = group + run;
     Range both = {group, group + 2 * run};
@@ -287,8 +324,7 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
       if (both.begin == middle) both.end = middle;
       both = {max(both.begin, group), min(both.end, group + 2 * run)};
     }
-    __syncthreads();
-    const auto key_at = [&](uint32_t slot) { return shared.keys[padded(slot)]; };
+    const auto key_at = [&](uint32_t slot) { return shared.keys[padded<kItems>(slot)]; };
     const uint32_t from = min(max(first, both.begin), both.end) - both.begin;
     uint32_t low = from - min(from, both.end - middle), high = min(from, middle - both.begin);
     while (low < high) {
@@ -302,7 +338,7 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
     uint32_t left = both.begin + low, right = middle + from - low;
     Key left_key = key_at(left), right_key = key_at(right);
 #pragma unroll
-    for (int i = 0; i < kTileItems; ++i) {
+    for (int i = 0; i < kItems; ++i) {
       const uint32_t slot = first + i;
       uint32_t taken = slot;
       if (slot >= both.begin && slot < both.end) {
@@ -313,12 +349,12 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
         left_key = takes_left ? next : left_key;
         right_key = takes_left ? right_key : next;
       }
-      indices[i] = shared.indices[padded(taken)];
+      indices[i] = shared.indices[padded<kItems>(taken)];
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
+  for (int i = 0; i < kItems; ++i) {
     shared.keys[own + i] = keys[i];
     shared.indices[own + i] = static_cast<uint16_t>(indices[i]);
   }
@@ -333,14 +369,14 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
   auto* const to_keys = static_cast<Key*>(a.to_keys) + int64_t{row} * a.length + begin;
   int32_t* const to_indices = a.to_indices + int64_t{row} * a.length + begin;
 #pragma unroll
-  for (int i = 0; i < kTileItems; ++i) {
+  for (int i = 0; i < kItems; ++i) {
     const uint32_t slot = threadIdx.x + i * kThreads;
     if (slot >= there) break;
-    const uint32_t from = begin + shared.indices[padded(slot)];
+    const uint32_t from = begin + shared.indices[padded<kItems>(slot)];
     if (slot >= finished && slot < unfinished) {
       finish<Key>(a, row, begin + slot, from);
     } else {
-      to_keys[slot] = shared.keys[padded(slot)];
+      to_keys[slot] = shared.keys[padded<kItems>(slot)];
       to_indices[slot] = static_cast<int32_t>(from);
     }
   }
@@ -348,21 +384,20 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
 
 // ---- Merges ---------------------------------------------------------------------------------------------------------
 
-// A thread searches kTogether runs at the same time.
-template <class Key, int kTogether>
+template <class Key>
 __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_constant__ MergeArgs a) {
   const uint32_t row = blockIdx.x / a.blocks, block = blockIdx.x - row * a.blocks;
-  const uint32_t first_place = block * a.each, run = 1u << a.run_bits, fan = 1u << a.fan_bits;
+  const uint32_t first_place = block * a.each, run = 1u << a.run_bits;
   const uint32_t own_run = first_place & ~(run - 1), run_end = min(own_run + run, a.length);
-  const uint32_t group = first_place & ~(run * fan - 1), group_end = min(group + run * fan, a.length);
+  const uint32_t group = first_place & ~(run * kFan - 1), group_end = min(group + run * kFan, a.length);
   wait_for_predecessor();
   let_dependents_start();
   // The segments that have elements in other runs, too: at the begin and at the end of the run.
   Range left = {0, a.length}, right = {a.length, a.length};
   if (a.offsets) {
-    const Range* const across = a.across + (int64_t{row} * ceil_div(a.length, int64_t{1} << a.tile_bits) - 1);
-    left = own_run == 0 ? Range{0, 0} : across[own_run >> a.tile_bits];
-    if (run_end < a.length) right = across[run_end >> a.tile_bits];
+    const Range* const across = a.across + (int64_t{row} * (((a.length - 1) >> a.step_bits) + 1) - 1);
+    left = own_run == 0 ? Range{0, 0} : across[own_run >> a.step_bits];
+    if (run_end < a.length) right = across[run_end >> a.step_bits];
     if (right.end == 0) right = {a.length, a.length};
     if (first_place >= left.end && first_place + a.each <= right.begin) return;
   }
@@ -376,18 +411,15 @@ __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_
     const Key own = keys[place];
     const auto index = static_cast<uint32_t>((a.from_indices + base)[place]);
     uint32_t to = max(segment.begin, group) + place - max(segment.begin, own_run);
-#pragma unroll 1
-    for (uint32_t first = 1; first < fan; first += kTogether) {
-      Range ranges[kTogether];
-      bool ties[kTogether];
+    Range ranges[kFan - 1];
+    bool ties[kFan - 1];
 #pragma unroll
-      for (uint32_t u = 0; u < kTogether; ++u) {
-        const uint32_t other = group + ((own_run - group + (first + u) * run) & (run * fan - 1));
-        ranges[u] = part_in(segment, other, first + u < fan ? min(other + run, a.length) : 0);
-        ties[u] = other < own_run;
-      }
-      to += elements_before(keys, ranges, ties, run, own);
+    for (uint32_t u = 0; u < kFan - 1; ++u) {
+      const uint32_t other = group + ((own_run - group + (u + 1) * run) & (run * kFan - 1));
+      ranges[u] = part_in(segment, other, min(other + run, a.length));
+      ties[u] = other < own_run;
     }
+    to += elements_before(keys, ranges, ties, run, own);
     if (segment.begin >= group && segment.end <= group_end) {
       finish<Key>(a, row, to, index);
     } else {
@@ -397,10 +429,18 @@ __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_
   }
 }
 
+// Small tiles are for a few rows of 64-bit keys only.
+template <class Key>
+auto tiles_kernel(int tile_bits) {
+  if constexpr (sizeof(Key) == 8)
+    if (tile_bits == kSmallMergeTileBits) return merge_tiles_kernel<Key, kSmallMergeTileBits>;
+  return merge_tiles_kernel<Key, kMergeTileBits>;
+}
+
 template <class Key>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const MergeShape shape(rows, length, problem.key_bits / 8, plan.tile_bits, plan.fan_bits, problem.offsets > 0);
+  const MergeShape shape(rows, length, problem.key_bits / 8, plan.tile_bits, problem.offsets > 0);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   MergeArgs a = {};
   a.x = buffers.x;
@@ -414,8 +454,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.offsets = buffers.offsets;
   a.offsets_at = problem.offsets_at.outer;
   a.count = problem.offsets;
-  a.fan_bits = shape.fan_bits;
-  a.tile_bits = plan.tile_bits;
+  a.step_bits = shape.step_bits;
   a.across = reinterpret_cast<Range*>(workspace + shape.across);
   const auto writes_to = [&](int half) {
     a.to_keys = workspace + half * shape.half;
@@ -426,21 +465,18 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   config.block = dim3(merge_tile_threads(plan.tile_bits));
   writes_to(0);
-  const bool small = plan.tile_bits == kMergeTileBits;
-  cudaError_t error =
-      launch(stream, config,
-             small ? merge_tiles_kernel<Key, kMergeTileBits> : merge_tiles_kernel<Key, kLargeMergeTileBits>, a);
+  cudaError_t error = launch(stream, config, tiles_kernel<Key>(plan.tile_bits), a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
   a.blocks = static_cast<uint32_t>(ceil_div(length, a.each));
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   config.block = dim3(kMergeThreads);
   config.overlap = plan.overlap;
-  a.run_bits = plan.tile_bits;
-  for (int level = 0; level < shape.levels && error == cudaSuccess; ++level, a.run_bits += a.fan_bits) {
+  a.run_bits = shape.step_bits;
+  for (int level = 0; level < shape.levels && error == cudaSuccess; ++level, a.run_bits += kFanBits) {
     a.from_keys = a.to_keys;
     a.from_indices = a.to_indices;
     writes_to(1 - level % 2);
-    error = launch(stream, config, a.fan_bits <= 2 ? merge_runs_kernel<Key, 3> : merge_runs_kernel<Key, 7>, a);
+    error = launch(stream, config, merge_runs_kernel<Key>, a);
   }
   return error;
 }

@@ -57,6 +57,19 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   };
   constexpr int kUnroll = 8;
   int64_t at = begin + threadIdx.x;
+  if constexpr (sizeof(Key) == 1) {  // whole words first, then the elements before and after them
+    const int64_t head = min((0 - reinterpret_cast<uintptr_t>(x + begin)) % 4, static_cast<uint64_t>(end - begin));
+    const int64_t words = (end - begin - head) / 4;
+    const auto* const from = reinterpret_cast<const uint32_t*>(x + begin + head);
+#pragma unroll 4
+    for (int64_t w = threadIdx.x; w < words; w += kCountThreads) {
+      const uint32_t word = from[w];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) count(static_cast<Key>(word >> 8 * i));
+    }
+    const int64_t rest = end - begin - 4 * words;  // at most 6 elements
+    at = threadIdx.x < rest ? begin + threadIdx.x + (threadIdx.x < head ? 0 : 4 * words) : end;
+  }
   for (; at + (kUnroll - 1) * kCountThreads < end; at += kUnroll * kCountThreads) {
     Key bits[kUnroll];
 #pragma unroll
@@ -342,7 +355,7 @@ __global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constan
 cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
-  const SweepShape shape(rows, length, problem.k, 1, true, true, plan.small);
+  const SweepShape shape(rows, length, problem.k, 1, true, false, plan.small);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
   cudaError_t error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
   if (error != cudaSuccess) return error;
@@ -425,18 +438,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 cudaError_t launch_sweep(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    if constexpr (sizeof(Key) == 1) {
-      if (buffers.indices) return run<Key, true>(stream, plan, problem, buffers);
-      if (problem.order.ascending.sign == 0) return run_bytes(stream, plan, problem, buffers);
-      // Elements that differ may have the same key, as -0 and +0 do: they are sorted with indices that nobody wants.
-      Buffers both = buffers;
-      const SweepShape shape(problem.rows.count(), problem.rows.length, problem.k, 1, true, true, plan.small);
-      both.indices = reinterpret_cast<int32_t*>(static_cast<unsigned char*>(buffers.workspace) + shape.indices);
-      return run<Key, true>(stream, plan, problem, both);
-    } else {
-      return buffers.indices ? run<Key, true>(stream, plan, problem, buffers)
-                             : run<Key, false>(stream, plan, problem, buffers);
-    }
+    if constexpr (sizeof(Key) == 1)
+      if (!buffers.indices && !plan.exchanges && problem.order.ascending.sign == 0)
+        return run_bytes(stream, plan, problem, buffers);
+    return buffers.indices ? run<Key, true>(stream, plan, problem, buffers)
+                           : run<Key, false>(stream, plan, problem, buffers);
   });
 }
 
