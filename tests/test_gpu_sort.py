@@ -28,6 +28,7 @@ REGIMES = {
     "a block with more threads": ((9, 701), 1, "team", False),
     "a warp with more elements": ((1401, 633), 1, "team", False),
     "columns in registers": ((5, 300, 67), 1, "team", False),
+    "a block for each of few columns": ((3, 101, 7), 1, "team", False),
     "256 threads": ((300, 2047), 1, "block", False),
     "512 threads": ((70, 8192), 1, "block", False),
     "1024 threads": ((70, 8193), 1, "block", False),
@@ -37,6 +38,8 @@ REGIMES = {
     "one sweep": ((1, 1_100_003), 1, "sweep", False),
     "many sweeps": ((37, 70_001), 1, "sweep", False),
     "sweeps of columns": ((2, 33_001, 5), 1, "sweep", True),
+    "merges of 64 bits": ((20, 9001), 1, "sweep", False),
+    "merges of columns of 64 bits": ((3, 1501, 5), 1, "block", True),
 }
 regimes = pytest.mark.parametrize("shape, axis, algorithm, turns", REGIMES.values(), ids=REGIMES)
 

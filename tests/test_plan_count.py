@@ -145,8 +145,9 @@ def test_plans_of_sorts_of_segments(capability):
         (8192, 64, 1024), (4097, 32, 1024), (16_384, 16, 1024),
     ]:  # fmt: skip
         found = plan(100, length, 1, 70, bits)
-        if found["algorithm"] == "none":
+        if found["algorithm"] != "segments":
             assert SHARED_LIMIT[capability] < 163 and threads == 1024
+            assert found["algorithm"] == ("merge" if length > 8192 else "none")
             continue
         assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
         assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10

@@ -177,7 +177,9 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   const auto has_workspace = [&](const Plan& of) {
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };
-  if (const int bits = merge_tile_bits(rows, key_bytes, !fits_block || spreads)) {
+  // A part of a batch may have only the workspace of large tiles, which need less.
+  for (int bits = merge_tile_bits(rows, key_bytes, !fits_block || spreads); bits;
+       bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
     Plan merge = plan;
     plan_merge(problem, gpu, bits, merge);
     if (has_workspace(merge)) return merge;

@@ -324,6 +324,7 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
       if (both.begin == middle) both.end = middle;
       both = {max(both.begin, group), min(both.end, group + 2 * run)};
     }
+    if (first >= both.end || first + kItems <= both.begin) continue;
     const auto key_at = [&](uint32_t slot) { return shared.keys[padded<kItems>(slot)]; };
     const uint32_t from = min(max(first, both.begin), both.end) - both.begin;
     uint32_t low = from - min(from, both.end - middle), high = min(from, middle - both.begin);
