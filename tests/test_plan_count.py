@@ -151,7 +151,7 @@ def test_plans_of_sorts_of_segments(capability):
             continue
         assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
         assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
-    for outer, length, count, bits in [(3, 16_385, 70, 8), (3, 8193, 70, 64), (1000, 70_000, 70, 32)]:
+    for outer, length, count, bits in [(3, 16_385, 70, 8), (3, 8193, 2, 64), (1000, 70_000, 110, 32)]:
         found = plan(outer, length, 1, count, bits)
         assert found["algorithm"] == "merge"
         # A part of the batch, with the workspace of all, has enough of it.

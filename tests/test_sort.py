@@ -278,9 +278,10 @@ def test_few_rows_are_spread():
 @pytest.mark.parametrize(
     "outer, length, inner, bits, algorithm",
     [
-        (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (2, 1 << 15, 1, 64, "merge"),
-        (2, (1 << 15) + 1, 1, 64, "sweep"), (64, 16_384, 1, 64, "merge"), (65, 16_384, 1, 64, "sweep"),
-        (1, 8192, 2, 64, "merge"), (1, 2000, 16, 64, "merge"), (1, 2000, 17, 64, "block"), (1, 16_384, 1, 32, "sweep"),
+        (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (4, 1 << 15, 1, 64, "merge"),
+        (4, (1 << 15) + 1, 1, 64, "sweep"), (32, 16_384, 1, 64, "merge"), (33, 16_384, 1, 64, "sweep"),
+        (60, 8192, 1, 64, "merge"), (100, 8192, 1, 64, "block"), (60, 6656, 1, 64, "block"), (1, 8192, 2, 64, "merge"),
+        (1, 2000, 16, 64, "merge"), (1, 2000, 17, 64, "block"), (1, 16_384, 1, 32, "sweep"),
     ],
 )  # fmt: skip
 def test_few_elements_are_merged(outer, length, inner, bits, algorithm):

@@ -83,24 +83,33 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.overlap = gpu.dependent_launch;
 }
 
-// The logarithm of the longest tile, if merges take less time than what else is planned; else 0. Of 64 bits, passes
-// take longer than merges if elements are few.
-int merge_tile_bits(const Rows& rows, int key_bytes, bool sweeps) {
-  constexpr int64_t kMostColumns = 16;  // side by side, which are read and written in parts of sectors
-  if (key_bytes < 8 || rows.inner > kMostColumns) return 0;
-  if (rows.elements() <= 1 << 16) return kSmallMergeTileBits;
-  return sweeps && rows.length <= 4 << kMergeTileBits && rows.elements() <= 1 << 20 ? kMergeTileBits : 0;
-}
-
-// The same for segments, which other calls would sort twice: segments are short, or elements few.
-bool merges_segments(const Problem& problem) {
-  const Rows& rows = problem.rows;
-  return rows.inner == 1 && rows.length > kMostUnordered &&
-         (rows.elements() <= 1 << 18 || problem.offsets << 11 >= rows.length);
-}
-
 // The longest rows that always have one block. Longer ones are swept if they are few.
 constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 6656 : 8192; }
+
+// The logarithm of the longest tile, if merges take less time than what else is planned; else 0. Passes over few
+// elements of 64 bits take longer than merges. Over many they do not, as digits that all elements share are skipped.
+int merge_tile_bits(const Rows& rows, int key_bytes) {
+  constexpr int64_t kMostColumns = 16;  // side by side, which are read and written in parts of sectors
+  const int64_t elements = rows.elements();
+  if (key_bytes < 8 || rows.inner > kMostColumns) return 0;
+  if (elements <= (rows.length <= 2048 ? 1 << 16 : 1 << 17)) return kSmallMergeTileBits;
+  const bool long_rows = rows.length > longest_of_one_block(key_bytes) && rows.length <= 4 << kMergeTileBits;
+  return long_rows && elements <= 1 << 19 ? kMergeTileBits : 0;
+}
+
+// The same for segments, which other calls would sort twice, or by one key of 32 bits: only those of more than half a
+// tile take part in merges, so they must be short, or elements few.
+bool merges_segments(const Problem& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t elements = rows.elements();
+  int64_t longest = 0;  // of the mean segment
+  switch (problem.key_bits) {
+    case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
+    case 32: longest = elements <= 1 << 18 ? 4096 : elements <= 1 << 21 ? 1280 : 640; break;
+    default: longest = elements <= 1 << 16 ? 1024 : 256;
+  }
+  return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
+}
 
 }  // namespace
 
@@ -178,8 +187,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };
   // A part of a batch may have only the workspace of large tiles, which need less.
-  for (int bits = merge_tile_bits(rows, key_bytes, !fits_block || spreads); bits;
-       bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
+  for (int bits = merge_tile_bits(rows, key_bytes); bits; bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
     Plan merge = plan;
     plan_merge(problem, gpu, bits, merge);
     if (has_workspace(merge)) return merge;

@@ -57,19 +57,6 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   };
   constexpr int kUnroll = 8;
   int64_t at = begin + threadIdx.x;
-  if constexpr (sizeof(Key) == 1) {  // whole words first, then the elements before and after them
-    const int64_t head = min((0 - reinterpret_cast<uintptr_t>(x + begin)) % 4, static_cast<uint64_t>(end - begin));
-    const int64_t words = (end - begin - head) / 4;
-    const auto* const from = reinterpret_cast<const uint32_t*>(x + begin + head);
-#pragma unroll 4
-    for (int64_t w = threadIdx.x; w < words; w += kCountThreads) {
-      const uint32_t word = from[w];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) count(static_cast<Key>(word >> 8 * i));
-    }
-    const int64_t rest = end - begin - 4 * words;  // at most 6 elements
-    at = threadIdx.x < rest ? begin + threadIdx.x + (threadIdx.x < head ? 0 : 4 * words) : end;
-  }
   for (; at + (kUnroll - 1) * kCountThreads < end; at += kUnroll * kCountThreads) {
     Key bits[kUnroll];
 #pragma unroll

@@ -71,10 +71,11 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
   if (whole && rows.length > 32 && fits_warp &&
       rows.count() * team_of_few <= (short_rows ? 256 : 512) * multiprocessors)
     shape.each = 4;
-  // Columns are read in parts of sectors then. It takes less time, since a column's loads do not wait for each other.
+  // So has a block of a column, if columns are few. It reads parts of sectors, but its loads do not wait for each
+  // other.
   const bool column = rows.inner > 1 && k == rows.length && rows.length > 16 && fits_warp;
-  if (column && rows.count() * team_of_few <= (key_bytes <= 2 && rows.length <= 128 ? 1024 : 128) * multiprocessors)
-    shape.each = 4;
+  const int64_t most_threads = key_bytes <= 2 && rows.length <= 128 ? 1024 : rows.length > 256 ? 256 : 128;
+  if (column && rows.count() * team_of_few <= most_threads * multiprocessors) shape.each = 4;
   if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
     shape.each = kManyEach;
   shape.team = static_cast<int>(shape.each == 4 ? team_of_few : team(shape.each));
