@@ -261,8 +261,10 @@ def test_plan_of_a_part_of_a_batch_needs_no_more():
     """The workspace is given for one outer index, since a sharded call has fewer outer indices."""
     for length, inner, bits in itertools.product((2000, 9000, 70_000), (1, 3), (8, 16, 32, 64)):
         for outer, part in ((5, 1), (64, 1), (64, 5), (1000, 64)):
-            given = plan_sort(outer, length, inner, bits, True, True, 90)["workspace_bytes"]
-            assert plan_sort(part, length, inner, bits, True, True, 90, workspace_bytes=given)["workspace_bytes"] <= given
+            bytes_of = lambda n, given=-1, rest=(length, inner, bits, True, True, 90): plan_sort(
+                n, *rest, workspace_bytes=given
+            )["workspace_bytes"]
+            assert bytes_of(part, bytes_of(outer)) <= bytes_of(outer)
 
 
 def test_few_rows_are_spread():

@@ -1,14 +1,16 @@
-// Merge sort of rows of any length, and of segments of rows. It takes fewer steps that wait for each other than a radix
-// sort, and their number does not depend on the width of keys; but an element takes more instructions. So it serves
-// arrays of few elements, keys of 64 bits, and segments that are mostly shorter than a tile.
+// Merge sort of rows of 64-bit keys with few elements in all, and of segments of long rows. It takes fewer steps that
+// wait for each other than a radix sort, and their number does not depend on the width of keys; but an element takes
+// more instructions.
 //
-// A first kernel sorts tiles of a row. Then each kernel merges groups of neighbouring sorted runs: a thread has an
-// element, and its place is the sum of the places that binary searches find for it in all runs of the group. Of equal
-// elements, those of earlier runs come first. An element is written to the results as soon as its row, or its segment,
-// lies in the group: the keys that are sorted are not the elements, so these are read from the row by their indices.
-// The searches of an element stay in its segment, so a segment that lies in a tile takes no part in merges.
+// A first kernel sorts tiles of a row in shared memory. Then each kernel merges groups of neighbouring sorted runs: a
+// thread has an element, and binary searches in the other runs of the group tell its place. Of equal elements, those of
+// earlier runs come first. An element is written to the results as soon as its row, or its segment, lies in the group:
+// keys are no elements, so these are read from the row by their indices. Tiles of segments begin where segments begin,
+// so only segments of more than half a tile are cut. The others are finished with their tile.
 //
-// Bytes moved: each kernel reads and writes a key and an index for each element; searches read keys from the caches.
+// Bytes moved: the keys are read once; each kernel writes a key and an index for each element, but for segments that
+// are finished, and merges read them; every result is written once, and its element read once more. Searches read keys
+// from the caches.
 #include "sort/cuda/kernels.h"
 #include "sort/cuda/raised.cuh"
 
@@ -22,11 +24,11 @@ struct Range {
   uint32_t begin, end;
 };
 
-// Where a tile begins.
+// Where a tile begins and the one before it ends.
 struct Border {
   uint32_t place;
-  int64_t offset;  // the number of an offset that is not after it; those before this one are not in the tile
-  bool cuts;       // whether a segment has elements before and after it
+  int64_t offset;  // the number of an offset; those before it are not after the border
+  bool cuts;       // whether a segment has elements on both sides
   Range across;    // see MergeArgs
 };
 
