@@ -127,7 +127,8 @@ KERNELS = {
         "team": "sort_kernel",
         "part": "select_(cluster_)?kernel",
         "block": "block_kernel",
-        "sweep": "pass_kernel",
+        "merge": "merge_(tiles|runs)_kernel",
+        "sweep": "(pass|fill)_kernel",
         "segments": "segments_kernel",
     },
     "scan": {

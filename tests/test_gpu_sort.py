@@ -28,6 +28,7 @@ REGIMES = {
     "a block with more threads": ((9, 701), 1, "team", False),
     "a warp with more elements": ((1401, 633), 1, "team", False),
     "columns in registers": ((5, 300, 67), 1, "team", False),
+    "a block for each of few columns": ((3, 101, 7), 1, "team", False),
     "256 threads": ((300, 2047), 1, "block", False),
     "512 threads": ((70, 8192), 1, "block", False),
     "1024 threads": ((70, 8193), 1, "block", False),
@@ -37,6 +38,8 @@ REGIMES = {
     "one sweep": ((1, 1_100_003), 1, "sweep", False),
     "many sweeps": ((37, 70_001), 1, "sweep", False),
     "sweeps of columns": ((2, 33_001, 5), 1, "sweep", True),
+    "merges of 64 bits": ((20, 9001), 1, "sweep", False),
+    "merges of columns of 64 bits": ((3, 1501, 5), 1, "block", True),
 }
 regimes = pytest.mark.parametrize("shape, axis, algorithm, turns", REGIMES.values(), ids=REGIMES)
 
@@ -83,13 +86,15 @@ def test_rows_of_a_batch_and_misaligned_ones(shape, axis, algorithm, turns):
     assert same_bits(shifted, (values, indices, values, indices))
 
 
-# Rows whose segments a block sorts, and one row that it does not.
+# Rows whose segments a block sorts, and longer ones.
 SEGMENTS = {
     "256 threads": ((30, 1001), "segments"),
     "512 threads": ((3, 4001), "segments"),
     "1024 threads": ((3, 8001), "segments"),
     "half of the warps": ((200, 2049), "segments"),
-    "other calls": ((3, 17_001), None),
+    "a merge": ((3, 17_001), "merge"),
+    "merges": ((2, 70_001), "merge"),
+    "other calls": ((9, 150_001), None),
 }
 
 
@@ -105,9 +110,9 @@ def test_segments(shape, algorithm, dtype):
         for offsets, descending in itertools.product(every, (False, True)):
             offsets = jnp.asarray(offsets, jnp.int32)
             both = lambda x, of: [f(x, offsets=of, descending=descending) for f in (jaxgpuops.sort, jaxgpuops.argsort)]
-            if algorithm and n <= 8192:
-                chosen = {call.plan["algorithm"] for call in jaxgpuops.explain(both, x, offsets)}
-                assert chosen == {algorithm}
+            if algorithm and (n <= 8192 or algorithm == "merge" and n <= 256 * offsets.size):
+                calls = jaxgpuops.explain(both, x, offsets)
+                assert {call.plan["algorithm"] for call in calls if call.op == "sort_segments"} == {algorithm}
             fallback = functools.partial(sort_segments_p.fallback, axis=1, descending=descending)
             wanted = jax.jit(functools.partial(fallback, values=True, indices=True))(x, offsets[None])
             assert same_bits(jax.jit(both)(x, offsets), wanted)

@@ -181,13 +181,19 @@ def test_plans_of_sorts_of_segments(capability):
         (8192, 64, 1024), (4097, 32, 1024), (16_384, 16, 1024),
     ]:  # fmt: skip
         found = plan(100, length, 1, 70, bits)
-        if found["algorithm"] == "none":
+        if found["algorithm"] != "segments":
             assert SHARED_LIMIT[capability] < 163 and threads == 1024
+            assert found["algorithm"] == ("merge" if length > 8192 else "none")
             continue
         assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
         assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
-    for outer, length, inner, bits in [(3, 16_385, 1, 8), (3, 8193, 1, 64), (3, 300, 2, 32), (10_000, 300, 1, 32)]:
-        assert plan(outer, length, inner, 70, bits)["algorithm"] == "none"
+    for outer, length, count, bits in [(3, 16_385, 70, 8), (3, 8193, 2, 64), (1000, 70_000, 110, 32)]:
+        found = plan(outer, length, 1, count, bits)
+        assert found["algorithm"] == "merge"
+        # A part of the batch, with the workspace of all, has enough of it.
+        assert plan(1, length, 1, count, bits)["workspace_bytes"] == found["workspace_bytes"] > 8 * length
+    for outer, length, inner, bits in [(3, 300, 2, 32), (10_000, 300, 1, 32), (1000, 70_000, 1, 32)]:
+        assert plan(outer, length, inner, 7, bits)["algorithm"] == "none"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

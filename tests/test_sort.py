@@ -278,16 +278,34 @@ def test_plan_fits_every_gpu(compute_capability):
 
 def test_plan_of_a_part_of_a_batch_needs_no_more():
     """The workspace is given for one outer index, since a sharded call has fewer outer indices."""
-    for length in (2000, 70_000):
-        plans = [plan_sort(outer, length, 3, 32, True, True, 90) for outer in (1, 5, 64)]
-        assert len({(plan["algorithm"], plan["workspace_bytes"]) for plan in plans}) == 1
+    for length, inner, bits in itertools.product((2000, 9000, 70_000), (1, 3), (8, 16, 32, 64)):
+        for outer, part in ((5, 1), (64, 1), (64, 5), (1000, 64)):
+            bytes_of = lambda n, given=-1, rest=(length, inner, bits, True, True, 90): plan_sort(
+                n, *rest, workspace_bytes=given
+            )["workspace_bytes"]
+            assert bytes_of(part, bytes_of(outer)) <= bytes_of(outer)
 
 
 def test_few_rows_are_spread():
     """Blocks that share a row need a workspace; a call that has none, since it is a part of many rows, does without."""
-    for length, bits in ((8193, 32), (16_384, 16), (7000, 64)):
+    for length, bits, algorithm in ((8193, 32, "sweep"), (16_384, 16, "sweep"), (7000, 64, "merge")):
         few, many = (plan_sort(outer, length, 1, bits, True, True, 90) for outer in (5, 500))
-        assert (few["algorithm"], many["algorithm"]) == ("sweep", "block")
+        assert (few["algorithm"], many["algorithm"]) == (algorithm, "block")
         assert few["workspace_bytes"] > many["workspace_bytes"] == 0
         assert plan_sort(5, length, 1, bits, True, True, 90, workspace_bytes=0) == {**many, "blocks": 5}
     assert plan_sort(5, 8192, 1, 32, True, True, 90)["algorithm"] == "block"
+
+
+@pytest.mark.parametrize(
+    "outer, length, inner, bits, algorithm",
+    [
+        (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (4, 1 << 15, 1, 64, "merge"),
+        (4, (1 << 15) + 1, 1, 64, "sweep"), (32, 16_384, 1, 64, "merge"), (33, 16_384, 1, 64, "sweep"),
+        (60, 8192, 1, 64, "merge"), (100, 8192, 1, 64, "block"), (60, 6656, 1, 64, "block"), (1, 8192, 2, 64, "merge"),
+        (1, 2000, 16, 64, "merge"), (1, 2000, 17, 64, "block"), (1, 16_384, 1, 32, "sweep"),
+    ],
+)  # fmt: skip
+def test_few_elements_are_merged(outer, length, inner, bits, algorithm):
+    plan = plan_sort(outer, length, inner, bits, True, True, 90)
+    assert plan["algorithm"] == algorithm
+    assert plan["turns"] == (inner > 1 and algorithm != "merge")

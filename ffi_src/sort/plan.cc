@@ -9,6 +9,8 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
+// Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
+constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
@@ -46,6 +48,18 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   }
 }
 
+void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& plan) {
+  const Rows& rows = problem.rows;
+  plan.algorithm = Algorithm::kMerge;
+  plan.threads = kMergeThreads;
+  plan.turns = false;
+  plan.tile_bits = tile_bits;
+  plan.blocks = rows.count() * ceil_div(rows.length, merge_each(rows, problem.offsets > 0));
+  plan.workspace_bytes =
+      MergeShape(rows.inner, rows.length, problem.key_bits / 8, tile_bits, problem.offsets > 0).bytes;
+  plan.overlap = gpu.dependent_launch;
+}
+
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -72,6 +86,31 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
 // The longest rows that always have one block. Longer ones are swept if they are few.
 constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 6656 : 8192; }
 
+// The logarithm of the longest tile, if merges take less time than what else is planned; else 0. Passes over few
+// elements of 64 bits take longer than merges. Over many they do not, as digits that all elements share are skipped.
+int merge_tile_bits(const Rows& rows, int key_bytes) {
+  constexpr int64_t kMostColumns = 16;  // side by side, which are read and written in parts of sectors
+  const int64_t elements = rows.elements();
+  if (key_bytes < 8 || rows.inner > kMostColumns) return 0;
+  if (elements <= (rows.length <= 2048 ? 1 << 16 : 1 << 17)) return kSmallMergeTileBits;
+  const bool long_rows = rows.length > longest_of_one_block(key_bytes) && rows.length <= 4 << kMergeTileBits;
+  return long_rows && elements <= 1 << 19 ? kMergeTileBits : 0;
+}
+
+// The same for segments, which other calls would sort twice, or by one key of 32 bits: only those of more than half a
+// tile take part in merges, so they must be short, or elements few.
+bool merges_segments(const Problem& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t elements = rows.elements();
+  int64_t longest = 0;  // of the mean segment
+  switch (problem.key_bits) {
+    case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
+    case 32: longest = elements <= 1 << 18 ? 4096 : elements <= 1 << 21 ? 1280 : 640; break;
+    default: longest = elements <= 1 << 16 ? 1024 : 256;
+  }
+  return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
+}
+
 }  // namespace
 
 const char* name(Algorithm algorithm) {
@@ -81,6 +120,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kTeam: return "team";
     case Algorithm::kPart: return "part";
     case Algorithm::kBlock: return "block";
+    case Algorithm::kMerge: return "merge";
     case Algorithm::kSweep: return "sweep";
     case Algorithm::kSegments: return "segments";
     case Algorithm::kNone: return "none";
@@ -96,6 +136,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
+    if (plan.algorithm == Algorithm::kNone && merges_segments(problem)) plan_merge(problem, gpu, kMergeTileBits, plan);
     return plan;
   }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
@@ -140,11 +181,19 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, block);
   plan_sweep(problem, shared_limit, gpu, sweep);
-  if (!fits_block) return sweep;
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
   const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
                        (key_bytes < 8 || 2 * sweep.blocks <= gpu.multiprocessors);
-  return spreads && (workspace_bytes < 0 || workspace_bytes >= sweep.workspace_bytes) ? sweep : block;
+  const auto has_workspace = [&](const Plan& of) {
+    return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
+  };
+  // A part of a batch may have only the workspace of large tiles, which need less.
+  for (int bits = merge_tile_bits(rows, key_bytes); bits; bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
+    Plan merge = plan;
+    plan_merge(problem, gpu, bits, merge);
+    if (has_workspace(merge)) return merge;
+  }
+  return !fits_block || (spreads && has_workspace(sweep)) ? sweep : block;
 }
 
 }  // namespace jaxgpuops::sort

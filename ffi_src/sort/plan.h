@@ -17,6 +17,7 @@ enum class Algorithm {
   // Longer rows where only one element must be in its place: select finds it, and the rest goes before or after it.
   kPart,
   kBlock,     // longer rows: radix sort in the shared memory of a block
+  kMerge,     // few elements in all, or segments of longer rows: tiles are sorted, and then merged
   kSweep,     // rows of any length: radix sort in passes over memory
   kSegments,  // segments of rows that a block holds: radix sort in its shared memory
   kNone,      // segments of other rows, for which other calls are faster
@@ -37,6 +38,7 @@ struct Plan {
   bool exchanges = false;  // for kSweep: tiles are so few that each may wait for the counts of all of its row
   bool overlap = false;    // for kSweep: whether a pass may start before the one before it ends
   int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory
+  int tile_bits = 0;       // for kMerge: the logarithm of the longest tile
   topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };
 

@@ -20,7 +20,7 @@ from jaxgpuops._derivatives import def_jvp, differentiated, zero_tangent
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule, by_rows, manual
 from jaxgpuops.lax._count import bincount, take_rows
-from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax._scan import cummax, cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import sort_keys
 
@@ -31,6 +31,8 @@ MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
 # The longest rows that are sorted by segment and key together if that takes integers of 64 bits. To sort longer rows twice
 # takes no longer on a GPU, and half the time on a CPU.
 MOST_TOGETHER = 1024
+# The kernel for segments of longer rows expects offsets that ascend (kMostUnordered in sort/plan.cc).
+MOST_UNORDERED = 8192
 
 
 def _sort_fallback(x, *, axis, descending, values, indices, kth):
@@ -96,7 +98,7 @@ def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
 def bounds(offsets: jax.Array, length: int) -> jax.Array:
     """Returns offsets as int32, clipped to the axis and made ascending, so that no access can be out of bounds."""
     wide = offsets.astype(np.int32) if offsets.dtype.itemsize < 4 else offsets
-    return lax.cummax(jnp.clip(wide, 0, length).astype(np.int32))
+    return cummax(jnp.clip(wide, 0, length).astype(np.int32), 0)
 
 
 def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: int) -> jax.Array:
@@ -256,8 +258,11 @@ sort_segments_p = Kernel(
 
 def sort_segments(x, offsets, axis: int, descending: bool, values: bool, indices: bool) -> list[jax.Array]:
     """Sorts each segment of an axis by itself. Returns the elements, their indices along the axis, or both."""
+    length = x.shape[axis]
     if offsets.dtype != np.dtype(np.int32):
-        offsets = bounds(offsets, x.shape[axis])
+        offsets = bounds(offsets, length)
+    elif jax.export.is_symbolic_dim(length) or length > MOST_UNORDERED:
+        offsets = cummax(offsets, 0)
     offsets = lax.expand_dims(offsets, [d for d in range(x.ndim) if d != axis])
     return sort_segments_p(*align(x, offsets), axis=axis, descending=descending, values=values, indices=indices)
 

@@ -4,6 +4,7 @@
 // Bytes moved: every element is read once, and every result is written once.
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
+#include "sort/cuda/raised.cuh"
 
 namespace jaxgpuops::sort {
 namespace {

@@ -27,15 +27,6 @@ __device__ __forceinline__ Word<Key> word_of(Key bits, const SortOrder& order) {
   return bits;
 }
 
-// Returns the same order for keys that have the element in their upper part and `bits` other bits below it.
-inline SortOrder raised(SortOrder order, int bits) {
-  order.ascending.order.magnitude <<= bits;
-  order.ascending.order.flip <<= bits;
-  order.ascending.sign <<= bits;
-  order.ascending.nan_above = order.ascending.nan_above << bits | ((uint64_t{1} << bits) - 1);
-  return order;
-}
-
 // What a pass makes its digits with. It is in shared memory: where it is read anew, the compiler makes the digits of
 // all elements again, in fewer instructions than it would take to spill them. Masks, since votes need all predicates.
 struct Digits {

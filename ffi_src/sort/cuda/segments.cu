@@ -10,6 +10,7 @@
 // result is written once.
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
+#include "sort/cuda/raised.cuh"
 
 namespace jaxgpuops::sort {
 namespace {
@@ -37,26 +38,6 @@ struct SegmentsShared {
   uint32_t warps[kDigits / 32], of_warps[kThreads / 32];
   Key any, all;  // bits that any key has, and that all have
 };
-
-// Calls f with a zero of the unsigned type that has so many bytes.
-template <class Key, class F>
-__device__ __forceinline__ void dispatch(int bytes, F f) {
-  if constexpr (sizeof(Key) == 8) {
-    f(uint64_t{});
-  } else {
-    bytes == 4 ? f(uint32_t{}) : bytes == 2 ? f(uint16_t{}) : f(uint8_t{});
-  }
-}
-
-// As sort_key(), for elements that are the upper part of a key, with the order raised().
-template <class Key>
-__device__ __forceinline__ Key key_of(Key bits, const SortOrder& order) {
-  const ArgOrder& rules = order.ascending;
-  const Key magnitude = bits & static_cast<Key>(~rules.sign);
-  Key key = magnitude == 0 ? static_cast<Key>(rules.order.flip) : encode(bits, rules.order);
-  key = magnitude > static_cast<Key>(rules.nan_above) ? static_cast<Key>(~Key{0}) : key;
-  return key ^ static_cast<Key>(order.invert);
-}
 
 // Folds a key of each thread into one in shared memory.
 template <class Key, class Atomic, class Fold>
@@ -132,12 +113,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
   constexpr int kBytes = sizeof(Key);
   // Loops over places that are not unrolled keep the kernel small.
   Key any = 0, all = kLast;
-  dispatch<Key>(a.bytes, [&](auto type) {
+  dispatch_bytes<Key>(a.bytes, [&](auto type) {
     using Bits = decltype(type);
     const Bits* const from = static_cast<const Bits*>(a.x) + row;
 #pragma unroll 2
     for (uint32_t place = threadIdx.x; place < a.length; place += kThreads) {
-      const Key key = key_of(Key{from[place]} << 8 * (sizeof(Key) - sizeof(Bits)), a.order);
+      const Key key = raised_key(Key{from[place]} << 8 * (sizeof(Key) - sizeof(Bits)), a.order);
       shared.keys[place] = key;
       any |= key;
       all &= key;
@@ -200,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
       a.indices[row + place] = static_cast<int32_t>(index_at(place));
   }
   if (!a.values) return;
-  dispatch<Key>(a.bytes, [&](auto type) {
+  dispatch_bytes<Key>(a.bytes, [&](auto type) {
     using Bits = decltype(type);
     const Bits* const from = static_cast<const Bits*>(a.x) + row;
     Bits* const to = static_cast<Bits*>(a.values) + row;

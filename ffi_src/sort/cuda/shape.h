@@ -104,6 +104,40 @@ struct SweepShape {
   int64_t bytes;
 };
 
+// ---- Few elements, and segments -------------------------------------------------------------------------------------
+
+constexpr int kSmallMergeTileBits = 10, kMergeTileBits = 12;  // logarithms of the lengths of tiles
+constexpr int kMergeFanBits = 2;                              // logarithm of the runs that are merged at once
+constexpr int kMergeThreads = 256;                            // of a block that merges runs
+constexpr int merge_tile_items(int tile_bits) { return tile_bits == kSmallMergeTileBits ? 4 : 8; }  // of a thread
+constexpr int merge_tile_threads(int tile_bits) { return (1 << tile_bits) / merge_tile_items(tile_bits); }
+
+// How many merges follow the sort of tiles, and the halves of the workspace that they read and write in turn. Each half
+// has a key and an index for each element. Only merges that others follow write to the workspace.
+struct MergeShape {
+  MergeShape(int64_t rows, int64_t length, int key_bytes, int tile_bits, bool segments)
+      : step_bits(segments && length > int64_t{1} << tile_bits ? tile_bits - 1 : tile_bits),
+        tiles(((length - 1) >> step_bits) + 1) {
+    while (int64_t{1} << levels * kMergeFanBits < tiles) ++levels;
+    indices = aligned(rows * length * (key_bytes == 8 ? 8 : 4));
+    half = indices + aligned(rows * length * 4);
+    across = half * std::min(levels, 2);
+    bytes = across + (segments ? aligned(rows * tiles * 8) : 0);
+  }
+
+  int step_bits;         // logarithm of the distance of tiles: of segments, half of the longest tile
+  int64_t tiles;         // of a row
+  int levels = 0;        // merges
+  int64_t indices;       // offset of the indices in a half
+  int64_t half, across;  // bytes of a half, and where the segments are that have elements in two tiles
+  int64_t bytes;
+};
+
+// How many places a block of a merge has. In most blocks of many segments nothing is left to do, so they have more.
+constexpr int64_t merge_each(const Rows& rows, bool segments) {
+  return segments && rows.elements() > 1 << 19 ? 1024 : kMergeThreads;
+}
+
 // ---- Columns that become rows ---------------------------------------------------------------------------------------
 
 // Offsets in front of the sort's own workspace: the transposed elements are at 0, the transposed results follow.

@@ -10,6 +10,9 @@
 // If a row has few tiles, no kernel counts before the passes: all its blocks run at the same time, so each waits for
 // the digit counts of all the others. No pass is skipped then.
 //
+// Integers of 8 bits that are sorted without indices need no pass: the counts say which elements a row has, and a
+// second kernel writes them.
+//
 // Bytes moved: the keys are read once for counting; each pass reads and writes keys and indices once. The algorithm is
 // that of Adinets and Merrill, "Onesweep" (2022).
 #include "common/cuda/residents.cuh"
@@ -290,6 +293,76 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   }
 }
 
+// ---- Elements by their counts ---------------------------------------------------------------------------------------
+
+constexpr int kFillThreads = 256;
+
+struct FillArgs {
+  uint8_t* values;
+  const uint32_t* counts;  // [row][key]: how many elements have a lower key
+  int64_t length, k;
+  uint32_t blocks;  // of a row
+  SortOrder order;
+};
+
+// A thread writes a vector of 16 elements.
+__global__ void __launch_bounds__(kFillThreads) fill_kernel(const __grid_constant__ FillArgs a) {
+  __shared__ uint32_t ends[kDigits];  // for each key, how many elements have it or a lower one
+  const int64_t row = blockIdx.x / a.blocks, block = blockIdx.x - row * a.blocks;
+  wait_for_predecessor();
+  let_dependents_start();
+  ends[threadIdx.x] = threadIdx.x + 1 < kDigits ? a.counts[row * kDigits + threadIdx.x + 1] : a.length;
+  __syncthreads();
+  uint8_t* const to = a.values + row * a.k;
+  const int64_t place = (block * kFillThreads + threadIdx.x) * 16 - reinterpret_cast<uintptr_t>(to) % 16;
+  const auto begin = static_cast<uint32_t>(max(place, int64_t{0}));
+  const auto end = static_cast<uint32_t>(min(place + 16, a.k));
+  if (place >= a.k || end <= begin) return;
+  uint32_t key = 0;  // of the first element: the least key up to which there are more elements than before it
+#pragma unroll
+  for (uint32_t step = kDigits / 2; step > 0; step /= 2)
+    if (ends[key + step - 1] <= begin) key += step;
+  const auto element = [&] {
+    return static_cast<uint8_t>(decode(static_cast<uint8_t>(key ^ a.order.invert), a.order.ascending.order));
+  };
+  uint32_t words[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) words[w] = element() * 0x01010101u;
+  if (place + 16 > ends[key] || end - begin < 16) {
+#pragma unroll 1
+    for (uint32_t at = begin; at < end; ++at) {
+      while (ends[key] <= at) ++key;
+      to[at] = element();
+    }
+  } else {
+    *reinterpret_cast<uint4*>(to + place) = uint4{words[0], words[1], words[2], words[3]};
+  }
+}
+
+cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const int64_t rows = problem.rows.count(), length = problem.rows.length;
+  auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
+  const SweepShape shape(rows, length, problem.k, 1, true, false, plan.small);
+  auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
+  cudaError_t error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
+  if (error != cudaSuccess) return error;
+  Launch config;
+  config.overlap = plan.overlap;
+  config.block = dim3(kCountThreads);
+  config.grid = dim3(static_cast<unsigned>(rows * ((length + plan.counted - 1) / plan.counted)));
+  error = launch(stream, config, count_kernel<uint8_t>,
+                 CountArgs{buffers.x, reinterpret_cast<RowHead*>(workspace), counts, nullptr, rows, length, 0,
+                           plan.counted, problem.order});
+  if (error != cudaSuccess) return error;
+  const auto blocks = static_cast<uint32_t>((problem.k + 15) / (16 * kFillThreads) + 1);
+  config.block = dim3(kFillThreads);
+  config.grid = dim3(static_cast<unsigned>(rows * blocks));
+  return launch(stream, config, fill_kernel,
+                FillArgs{static_cast<uint8_t*>(buffers.values), counts, length, problem.k, blocks, problem.order});
+}
+
+// ---- Launches -------------------------------------------------------------------------------------------------------
+
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
@@ -352,6 +425,9 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 cudaError_t launch_sweep(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
+    if constexpr (sizeof(Key) == 1)
+      if (!buffers.indices && !plan.exchanges && problem.order.ascending.sign == 0)
+        return run_bytes(stream, plan, problem, buffers);
     return buffers.indices ? run<Key, true>(stream, plan, problem, buffers)
                            : run<Key, false>(stream, plan, problem, buffers);
   });

@@ -92,6 +92,11 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
   if (whole && rows.length > 32 && fits_warp &&
       rows.count() * team_of_few <= (short_rows ? 256 : 512) * multiprocessors)
     shape.each = 4;
+  // So has a block of a column, if columns are few. It reads parts of sectors, but its loads do not wait for each
+  // other.
+  const bool column = rows.inner > 1 && k == rows.length && rows.length > 16 && fits_warp;
+  const int64_t most_threads = key_bytes <= 2 && rows.length <= 128 ? 1024 : rows.length > 256 ? 256 : 128;
+  if (column && rows.count() * team_of_few <= most_threads * multiprocessors) shape.each = 4;
   if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
     shape.each = kManyEach;
   shape.picked = pick_room(rows, k, key_bytes, sorted, multiprocessors);
@@ -107,7 +112,7 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
   if (shape.order % 4 == 0) shape.order += 2;
   // Rows that are side by side in memory are loaded together, in whole sectors, if enough blocks are left.
   const int64_t teams = shape.threads / shape.team;
-  int64_t wanted = rows.inner == 1 ? teams : std::max<int64_t>(teams, 32 / key_bytes);
+  int64_t wanted = rows.inner == 1 || shape.each == 4 ? teams : std::max<int64_t>(teams, 32 / key_bytes);
   while (wanted > teams && rows.count() < multiprocessors * wanted) wanted /= 2;
   const int64_t most = std::min(kSortTile * std::min(shape.threads, kSortBlock) / kSortBlock, shared_limit);
   for (;; wanted /= 2) {
