@@ -380,7 +380,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   const int64_t words = (rows.length + 15) / 32 + 1, units = ceil_div(words, 32);
   const int64_t wanted = std::max(words, problem.size / 8);  // enough threads that each fills few results
   plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
-  plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
+  plan.part = 16384;
+  plan.parts = ceil_div(problem.size, plan.part);
   plan.units = plan.threads / 32;
   plan.tiles = ceil_div(units, plan.units);
   // A part of a batch, with the same workspace, may have other tiles, or be small enough for the other algorithm.

@@ -139,7 +139,6 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // The most threads of a block, and the blocks of a multiprocessor.
 constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
-constexpr uint32_t kChooseFill = 16384;  // results of a part, which one block fills
 // The most places of a unit that a warp lists before it writes them: of kLookBack, and of kRecount.
 constexpr uint32_t kChooseList = 512, kRecountList = 256;
 
@@ -161,6 +160,7 @@ struct ChoosePlan {
   int64_t list = 0;    // places that a warp of kLookBack has room to list
   bool early = false;  // whether the warp lists places while it reads
   int64_t tiles = 0;   // of a row
+  int64_t part = 0;    // results of a part, which one block fills
   int64_t parts = 0;   // of a row's results; each but the first has a block without a tile
   int64_t blocks = 0;
   int64_t shared_bytes = 0;
@@ -224,12 +224,11 @@ constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
+constexpr int64_t kWholeRows = 8192;                        // the most that one block of kTables takes alone
 constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums, for extremes
 constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
-// Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
-constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells

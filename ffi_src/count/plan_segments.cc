@@ -241,8 +241,18 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
       few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
           : dense && !problem.sorted &&
                 (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
-  // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it.
   const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  // Where the order of folding does not matter, one block takes few rows of a column, in one short launch.
+  const int64_t table_bytes = problem.segments * std::max(4, bytes_of(problem.dtype));
+  if (!few && !problem.byte_ids && !sums_floats && rows.inner <= kMostTableColumns && rows.length <= kWholeRows &&
+      rows.count() <= 132 && table_bytes <= 48 << 10) {
+    plan.algorithm = Segmenting::kTables;
+    plan.warps = kExtremeThreads / 32;
+    plan.tiles = 1;
+    plan.rows = rows.length;
+    return plan;
+  }
+  // For some more numbers, atomics are fastest if one instruction does it.
   if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && bytes_of(problem.dtype) >= 4 &&
       rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
     return plan;
@@ -257,7 +267,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
-  const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
+  const bool sums_ints = problem.op == Op::kSum && !sums_floats;
   // A block has one table for extremes or for sums of integers. If this table is large, atomics are faster for fewer
   // rows; for extremes, they are also faster for very many rows.
   const bool extremes = problem.op != Op::kSum;
