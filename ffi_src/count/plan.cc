@@ -111,7 +111,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
-  if (rows.inner > 1 || ranges > 4 || few) {
+  if (rows.inner > 1 || ranges > 4 || few || rows.outer * ranges > kMostBlocks) {
     // A block has at most 2048 ids. So few rows are being counted at any time that their counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
@@ -128,7 +128,7 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
   const int64_t edges = aligned((problem.bins + 2) * std::max(4, bytes_of(problem.dtype)));
-  if (rows.inner > 1 || 4 * problem.bins + edges > gpu.multiprocessor_shared / 4) {
+  if (rows.inner > 1 || 4 * problem.bins + edges > gpu.multiprocessor_shared / 4 || rows.outer > kMostBlocks) {
     plan.algorithm = Counting::kNone;
     return plan;
   }
@@ -372,7 +372,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   ChoosePlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.size == 0) return plan;
-  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048)) {  // a block has one row at least
+  // A block has one row at least.
+  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048) || rows.outer > kMostBlocks) {
     plan.algorithm = Choosing::kNone;
     return plan;
   }

@@ -10,6 +10,8 @@
 
 namespace jaxgpuops::count {
 
+constexpr int64_t kMostBlocks = 0x7fffffff;  // the most blocks of a grid
+
 // ---- Counts ---------------------------------------------------------------------------------------------------------
 
 enum class Counting {
@@ -241,6 +243,7 @@ struct SegmentsPlan {
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
+  int64_t batch = 0;         // for kFew: the most outer indices of a launch
   int warps = 0;             // for kLanes, kFew, kTables and kCells: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
@@ -267,9 +270,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 // The plans of softmax of segments and of its logarithms are kCells, kSorted, kOrdered or kNone.
 constexpr int64_t kPairBytes = 8;  // for kSorted and kOrdered: the largest element and a sum, both float32
-// For kCells: the bytes of a cell, and the bits of an exponential below the point: a sum of all rows fits in 64 bits.
-constexpr int64_t kBlockCellBytes = 12, kCellBytes = 16;
-constexpr int64_t kMostWideRows = 1024;  // of float64, whose terms have 53 bits then, as its mantissa has
+// For kCells: the bytes of a cell of float32, and the bits of an exponential below the point: a sum of all rows fits in 64 bits.
+constexpr int64_t kCellBytes = 12;
 constexpr int term_bits(int64_t length) {
   int bits = 64;
   for (; length > 0; length /= 2) --bits;

@@ -105,6 +105,7 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.warps = static_cast<int>(warps);
   plan.rows = range;
   plan.tiles = ceil_div(segments, range);
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
@@ -305,12 +306,10 @@ namespace {
 
 constexpr int64_t kMostCellBytes = 226 << 10;  // in shared memory; GPUs that have less have the cells in the workspace
 
-// The most rows that one block can take alone.
-int64_t most_whole_rows(const Segments& problem) {
-  return problem.dtype == DType::kFloat64 ? kMostWideRows : 4 * kMostCellThreads;
-}
+constexpr int64_t kMostWholeRows = 4 * kMostCellThreads;  // the most that one block can take alone
+
 bool has_few_cells(const Segments& problem) {
-  return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
+  return problem.rows.length <= kMostWholeRows && problem.segments * kCellBytes <= kMostCellBytes;
 }
 
 // Plans cells of softmax for blocks that have all rows of some columns: eight columns (a sector of 32 bytes), or fewer
@@ -320,12 +319,11 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   constexpr int64_t kBlocks = 128, kFewElements = 64;
   const auto [outer, length, inner] = problem.rows;
   const bool wide = problem.dtype == DType::kFloat64;
-  const int64_t most_elements = most_whole_rows(problem);
-  const int64_t bytes = problem.segments * (wide ? 16 : kBlockCellBytes);  // of the cells of a column
+  const int64_t bytes = problem.segments * (wide ? 16 : kCellBytes);  // of the cells of a column
   const int64_t most = (wide ? kGpus[0] : gpu).shared_bytes - 1024;
   if (!has_few_cells(problem) || bytes > most) return false;
   int64_t columns = 8;
-  while (columns > 1 && (columns > inner || length * columns > most_elements || bytes * columns > most ||
+  while (columns > 1 && (columns > inner || length * columns > kMostWholeRows || bytes * columns > most ||
                          (length * columns > kFewElements && ceil_div(inner, columns) * outer < kBlocks)))
     columns /= 2;
   plan.algorithm = Segmenting::kCells;
@@ -355,7 +353,7 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   // blocks fit on a multiprocessor, otherwise of fewer, at least 8.
   const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
   plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
-  const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
+  const auto bytes = [&] { return segments * plan.columns * kCellBytes; };
   while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
   const bool has_table = bytes() <= kMostCellBytes && length >= 8 * segments;
   if (has_table && bytes() <= most) {
@@ -393,7 +391,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
-  if (rows.elements() == 0 || problem.segments == 0) return plan;
+  if (rows.elements() == 0 || problem.segments == 0 || rows.count() > kMostBlocks) return plan;
   // Rows whose ids ascend are read in order, unless they are few. Cells are for few rows of float64: with many rows, a
   // fixed-point sum of 64 bits leaves too few bits for each exponential.
   const bool wide = problem.dtype == DType::kFloat64;

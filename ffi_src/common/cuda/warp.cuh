@@ -77,8 +77,6 @@ __device__ __forceinline__ uint32_t sum_of_warp(uint32_t value) {
 #endif
 }
 
-__device__ __forceinline__ uint64_t sum_of_warp(uint64_t value) { return sum_of_lanes(value); }
-
 __device__ __forceinline__ uint32_t largest_of_warp(uint32_t value) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_max_sync(kEveryLane, value);

@@ -42,26 +42,27 @@ struct Args : SegmentArgs {
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
 };
 
-template <class E>
-struct Cell {
-  uint64_t sum;
-  typename E::Bits key;
-};
-
-// The cells of an outer index in the workspace, from the block's first column on.
+// The cells of an outer index in the workspace, from the block's first column on: first the sums of all, then the keys.
+// Together they would take more memory, and the first pass, which has only keys, would find fewer of them in L2.
 template <class E>
 struct GlobalCells {
   using Bits = typename E::Bits;
-  Cell<E>* cells;
+  uint64_t* sums;
+  Bits* keys;
   int64_t pitch;
 
-  __device__ GlobalCells(const Args& a, int64_t o, int64_t left)
-      : cells(reinterpret_cast<Cell<E>*>(a.workspace + o * a.workspace_bytes) + left), pitch(a.inner) {}
-  __device__ Cell<E>& at(uint32_t id, int column) const { return cells[id * pitch + column]; }
-  __device__ Bits key(uint32_t id, int column) const { return at(id, column).key; }
-  __device__ uint64_t sum(uint32_t id, int column) const { return at(id, column).sum; }
-  __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(&at(id, column).key, key); }
-  __device__ void add(uint32_t id, int column, uint64_t value) const { atomic_fold<false>(&at(id, column).sum, value); }
+  __device__ GlobalCells(const Args& a, int64_t o, int64_t left) : pitch(a.inner) {
+    auto* const first = reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes);
+    sums = first + left;
+    keys = reinterpret_cast<Bits*>(first + a.cells()) + left;
+  }
+  __device__ int64_t at(uint32_t id, int column) const { return id * pitch + column; }
+  __device__ Bits key(uint32_t id, int column) const { return keys[at(id, column)]; }
+  __device__ uint64_t sum(uint32_t id, int column) const { return sums[at(id, column)]; }
+  __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(keys + at(id, column), key); }
+  __device__ void add(uint32_t id, int column, uint64_t value) const {
+    atomic_fold<false>(sums + at(id, column), value);
+  }
 };
 
 // The cells of a block in shared memory, which has no additions of 64 bits: a sum is two words.
@@ -297,8 +298,8 @@ __global__ void __launch_bounds__(kCellThreads) segment_cell_logs_kernel(const _
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kCellThreads, cells = a.outer * a.cells();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < cells; i += stride) {
     const int64_t o = i / a.cells();
-    const Cell<E> cell = GlobalCells<E>(a, o, 0).cells[i - o * a.cells()];
-    static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(cell.key, cell.sum, a);
+    const GlobalCells<E> cells(a, o, i - o * a.cells());
+    static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(*cells.keys, *cells.sums, a);
   }
 }
 
@@ -314,11 +315,8 @@ cudaError_t run_whole(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   config.grid = dim3(static_cast<unsigned>(a.outer * a.chunks));
   config.shared_bytes = plan.shared_bytes;
   a.last = a.logs ? kSums : kShares;
-  auto* kernel = segment_softmax_kernel<E, true, 1>;
-  if constexpr (sizeof(typename E::Bits) == 4) {
-    if (a.slice > 32 * plan.warps / a.columns) kernel = segment_softmax_kernel<E, true, kRows>;
-  }
-  return launch(stream, config, kernel, a);
+  const bool one = a.slice <= 32 * plan.warps / a.columns;  // whether a thread has one row
+  return launch(stream, config, one ? segment_softmax_kernel<E, true, 1> : segment_softmax_kernel<E, true, kRows>, a);
 }
 
 template <class E>

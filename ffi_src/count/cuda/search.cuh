@@ -82,6 +82,12 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
       for (int part = 0; part < kParts; ++part) next[i].part[part] = __ldcs(from + at + part);
     }
   };
+  // Loose queries come before the first four and after the last one; each is searched alone. A thread loads its first
+  // one now, so as not to wait for memory again.
+  const int64_t loose = count - 4 * fours;
+  const auto place_of = [&](int64_t i) { return i < head ? i : i + 4 * fours; };
+  T query[1] = {};
+  if (threadIdx.x < loose) query[0] = queries[place_of(threadIdx.x)];
   load(threadIdx.x);
   prepare();
 #pragma unroll 1
@@ -99,14 +105,12 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
       __stcs(reinterpret_cast<int4*>(places + head) + four, int4{place[0], place[1], place[2], place[3]});
     }
   }
-  // Loose queries come before the first four and after the last one; each is searched alone.
 #pragma unroll 1
-  for (int64_t i = threadIdx.x; i < count - 4 * fours; i += threads) {
-    const int64_t at = i < head ? i : i + 4 * fours;
-    const T query[1] = {queries[at]};
+  for (int64_t i = threadIdx.x; i < loose; i += threads) {
+    if (i >= threads) query[0] = queries[place_of(i)];
     int32_t place[1];
-    find(query, at, place);
-    places[at] = place[0];
+    find(query, place_of(i), place);
+    places[place_of(i)] = place[0];
   }
 }
 

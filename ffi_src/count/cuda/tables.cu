@@ -110,7 +110,11 @@ __global__ void __launch_bounds__(kOne<Monoid> ? kExtremeThreads : kTableThreads
       for (int i = 0; i < kSteps; ++i) {
         // Lanes with one id would wait for each other.
         const bool same = __all_sync(kEveryLane, id[i] == __shfl_sync(kEveryLane, id[i], 0));
-        if (same) number[i] = sum_of_warp(number[i]);
+        if constexpr (kHalves<Monoid>) {
+          if (same) number[i] = sum_of_lanes(number[i]);
+        } else {
+          if (same) number[i] = sum_of_warp(number[i]);
+        }
         if (id[i] < static_cast<uint32_t>(a.segments) && (!same || lane == 0)) {
           if constexpr (kHalves<Monoid>) {
             add_halves(low + id[i], low + a.segments + id[i], number[i]);
