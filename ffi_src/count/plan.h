@@ -141,6 +141,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // The most threads of a block, and the blocks of a multiprocessor.
 constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
+constexpr uint32_t kChooseFill = 16384;  // results of a part, which one block fills
 // The most places of a unit that a warp lists before it writes them: of kLookBack, and of kRecount.
 constexpr uint32_t kChooseList = 512, kRecountList = 256;
 
@@ -162,7 +163,6 @@ struct ChoosePlan {
   int64_t list = 0;    // places that a warp of kLookBack has room to list
   bool early = false;  // whether the warp lists places while it reads
   int64_t tiles = 0;   // of a row
-  int64_t part = 0;    // results of a part, which one block fills
   int64_t parts = 0;   // of a row's results; each but the first has a block without a tile
   int64_t blocks = 0;
   int64_t shared_bytes = 0;
@@ -270,7 +270,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 // The plans of softmax of segments and of its logarithms are kCells, kSorted, kOrdered or kNone.
 constexpr int64_t kPairBytes = 8;  // for kSorted and kOrdered: the largest element and a sum, both float32
-// For kCells: the bytes of a cell of float32, and the bits of an exponential below the point: a sum of all rows fits in 64 bits.
+// For kCells: the bytes of a cell of float32, and the bits of an exponential below the point: a sum of all rows fits in
+// 64 bits.
 constexpr int64_t kCellBytes = 12;
 constexpr int term_bits(int64_t length) {
   int bits = 64;

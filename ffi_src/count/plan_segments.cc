@@ -235,26 +235,23 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
+  const bool extremes = problem.op != Op::kSum, sums_floats = !extremes && is_float(problem.dtype);
+  const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
+  // What is the same in any order needs one table for a block, not one for each lane. But sums wait where lanes have
+  // the same of few segments, and of several columns a block would read one only.
+  const bool one_table = !sums_floats && (rows.inner > 1 ? rows.inner <= kMostTableColumns && rows.length <= kWholeRows
+                                                         : rows.length > 4096 && (extremes || problem.segments >= 16));
   // Clearing and adding up the tables of lanes must not take longer than reading the rows. Ids of 8 bits have no other
   // kernel.
-  const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
   const bool has_lanes =
       few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
-          : dense && !problem.sorted &&
-                (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
-  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
-  // Where the order of folding does not matter, one block takes few rows of a column, in one short launch.
-  const int64_t table_bytes = problem.segments * std::max(4, bytes_of(problem.dtype));
-  if (!few && !problem.byte_ids && !sums_floats && rows.inner <= kMostTableColumns && rows.length <= kWholeRows &&
-      rows.count() <= 132 && table_bytes <= 48 << 10) {
-    plan.algorithm = Segmenting::kTables;
-    plan.warps = kExtremeThreads / 32;
-    plan.tiles = 1;
-    plan.rows = rows.length;
-    return plan;
-  }
-  // For some more numbers, atomics are fastest if one instruction does it.
-  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && bytes_of(problem.dtype) >= 4 &&
+          : dense && !problem.sorted && (problem.byte_ids || !one_table) &&
+                (!extremes || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
+  // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it. But
+  // one block finds extremes of few segments sooner.
+  const bool by_block =
+      extremes && one_table && rows.inner == 1 && rows.length <= kWholeRows && problem.segments <= 256;
+  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && !by_block && bytes_of(problem.dtype) >= 4 &&
       rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
     return plan;
   if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
@@ -269,32 +266,35 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   plan = {};
   const int64_t table = problem.segments * partial_bytes(problem);
   const bool sums_ints = problem.op == Op::kSum && !sums_floats;
-  // A block has one table for extremes or for sums of integers. If this table is large, atomics are faster for fewer
-  // rows; for extremes, they are also faster for very many rows.
-  const bool extremes = problem.op != Op::kSum;
+  // If the table of a block is large, atomics are faster for fewer rows; for extremes, they are also faster for very
+  // many rows.
   const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
                             : sums_ints && rows.length >= 256 * problem.segments;
   const int64_t shared =
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
-  if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
+  if (!(has_tables && (dense || by_block)) && !problem.sorted &&
+      (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
     const auto slices = [&](int64_t part) {
       return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
     };
-    const int64_t usual = slices(sums_ints && rows.inner == 1 ? 4 : 8), most = extremes ? slices(2) : usual;
+    int64_t most = slices(8);  // slices of a batch of one
     plan.warps = kTableThreads / 32;
-    plan.tiles = usual;
-    // Extremes do not depend on how rows are cut. So where rows are few, blocks may be larger and slices shorter.
-    if (extremes && rows.count() <= 4) {
-      plan.warps = kExtremeThreads / 32;
-      plan.tiles = std::min<int64_t>(132 / rows.count(), most);
-    } else if (extremes) {
-      plan.tiles = std::clamp(264 / rows.count(), usual, most);
-    }
+    plan.tiles = most;
     plan.rows = ceil_div(rows.length, plan.tiles);
+    // With one table for a block, the result does not depend on how rows are cut. So there is one block for each
+    // multiprocessor, or two smaller ones, and one block takes few rows in a single launch.
+    if (!sums_floats) {
+      const bool many = rows.elements() >= 3 << 19 && rows.count() <= 132, whole = rows.length <= kWholeRows;
+      most = whole ? 1 : std::clamp<int64_t>(264 / rows.inner, 1, slices(2));
+      plan.warps = many || whole ? kExtremeThreads / 32 : kExtremeThreads / 64;
+      plan.rows = ceil_div(rows.length, std::clamp<int64_t>((many ? 132 : 264) / rows.count(), 1, most));
+      plan.rows = ceil_div(plan.rows, 4) * 4;  // a lane loads four rows at a time
+      plan.tiles = ceil_div(rows.length, plan.rows);
+    }
     plan.workspace_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;
     return plan;
   }
@@ -331,7 +331,8 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   plan.rows = length;
   plan.tiles = 1;
   const int64_t elements = length * columns;
-  const int64_t threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
+  const int64_t threads =
+      elements <= kMostCellThreads ? elements : ceil_div(elements, wide && elements <= 2 * kMostCellThreads ? 2 : 4);
   plan.warps = static_cast<int>(ceil_div(threads, 32));
   plan.shared_bytes = bytes * columns;
   return true;
@@ -344,8 +345,9 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   const auto [outer, length, inner] = problem.rows;
   const int64_t segments = problem.segments, numbers = length * inner;
   const bool must = has_few_cells(problem);
-  // The cells must not take too much memory.
-  if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
+  // The cells must not take too much memory, and where L2 cannot hold them, sorting ids is faster for many numbers.
+  const int64_t most_cells = numbers > 12 << 20 ? 4 << 20 : std::max<int64_t>(4 << 20, 4 * numbers);
+  if (!must && segments * inner > most_cells) return false;
   const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
     return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
   };

@@ -49,14 +49,14 @@ struct GlobalCells {
   using Bits = typename E::Bits;
   uint64_t* sums;
   Bits* keys;
-  int64_t pitch;
+  uint32_t pitch;  // an outer index has less than 2^32 cells
 
-  __device__ GlobalCells(const Args& a, int64_t o, int64_t left) : pitch(a.inner) {
+  __device__ GlobalCells(const Args& a, int64_t o, int64_t left) : pitch(static_cast<uint32_t>(a.inner)) {
     auto* const first = reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes);
     sums = first + left;
     keys = reinterpret_cast<Bits*>(first + a.cells()) + left;
   }
-  __device__ int64_t at(uint32_t id, int column) const { return id * pitch + column; }
+  __device__ uint32_t at(uint32_t id, int column) const { return id * pitch + column; }
   __device__ Bits key(uint32_t id, int column) const { return keys[at(id, column)]; }
   __device__ uint64_t sum(uint32_t id, int column) const { return sums[at(id, column)]; }
   __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(keys + at(id, column), key); }
@@ -126,12 +126,12 @@ __device__ __forceinline__ typename E::Acc log_of(typename E::Bits key, uint64_t
   return isfinite(largest) ? log_of_sum(number_of_sum<E>(sum, a.bits), largest) : largest;
 }
 
-template <bool kFirst, class A, class B>
-__device__ __forceinline__ const auto& one_of(const A& a, const B& b) {
-  if constexpr (kFirst) {
-    return a;
+template <bool kShared, class Own, class Global>
+__device__ __forceinline__ auto cells_of(const Own& own, const Global& global) {
+  if constexpr (kShared) {
+    return own;
   } else {
-    return b;
+    return global();
   }
 }
 
@@ -150,9 +150,9 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const int rows = live ? static_cast<int>(min(int64_t{a.slice}, a.length - begin)) : 0;
   const int32_t* const ids = a.ids + a.ids_at(o) + begin;
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + left + column;
-  const GlobalCells<E> global(a, o, left);
+  const auto global = [&] { return GlobalCells<E>(a, o, left); };
   const BlockCells<E> own(a);
-  const auto& cells = one_of<kShared>(own, global);
+  const auto cells = cells_of<kShared>(own, global);
   // Calls `visit(cell, id, column)` for all cells that the block has in shared memory.
   const auto each_cell = [&](auto visit) {
 #pragma unroll 1
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   if (a.first != kLargest || !kShared) wait_for_predecessor();
   if (a.first == kSums && kShared)
     each_cell([&](int cell, uint32_t id, int of) {
-      own.keys[cell] = global.key(id, of);
+      own.keys[cell] = global().key(id, of);
       own.low[cell] = own.high[cell] = 0;
     });
 
@@ -275,9 +275,9 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
       const Acc log = log_of<E>(own.keys[cell], own.sum(cell), a);
       static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log;
     } else if (a.last == kLargest) {
-      if (own.keys[cell]) global.raise(id, of, own.keys[cell]);
+      if (own.keys[cell]) global().raise(id, of, own.keys[cell]);
     } else {
-      if (const uint64_t sum = own.sum(cell)) global.add(id, of, sum);
+      if (const uint64_t sum = own.sum(cell)) global().add(id, of, sum);
     }
   });
 }

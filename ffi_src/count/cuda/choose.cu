@@ -31,7 +31,6 @@ struct ChooseArgs {
   int64_t workspace_bytes;  // of a row
   int64_t length, size;
   uint32_t outer, tiles, units, parts;  // `units`: of a tile
-  uint32_t part;                        // results of a part, which one block fills
   uint32_t list;                        // places that a warp of kLookBack has room to list
   bool early;                           // whether that warp lists places while it reads
   IndexMap fill_at;
@@ -264,10 +263,10 @@ __device__ __forceinline__ void fill_results(int32_t* to, uint32_t begin, uint32
 // end; each block without a tile fills one other part.
 __device__ __forceinline__ void fill_part(const ChooseArgs& a, uint32_t row, bool is_tile, uint32_t part,
                                           uint32_t total, int32_t fill) {
-  if (is_tile) part = total / a.part;
-  const uint32_t begin = is_tile ? total : part * a.part;
+  if (is_tile) part = total / kChooseFill;
+  const uint32_t begin = is_tile ? total : part * kChooseFill;
   if (begin < total + !is_tile) return;
-  const auto end = static_cast<uint32_t>(min((int64_t{part} + 1) * a.part, a.size));
+  const auto end = static_cast<uint32_t>(min(int64_t{part + 1} * kChooseFill, a.size));
   if (begin < end) fill_results(a.places + row * a.size, begin, end, fill);
 }
 
@@ -407,7 +406,6 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.list = static_cast<uint32_t>(plan.list);
   a.early = plan.early;
   a.parts = static_cast<uint32_t>(plan.parts);
-  a.part = static_cast<uint32_t>(plan.part);
   a.fill_at = problem.fill;
   a.bytes = problem.bits / 8;
   const int raised = std::max(32 - problem.bits, 0);

@@ -42,8 +42,7 @@ struct alignas(kColumns * sizeof(Bits)) Columns {
 
 // The ids and numbers that a lane has loaded for kCount steps. When steps are folded, the next ones take their place.
 // If rows are known to have kInner columns, all of a team, addresses of steps are constants apart; kInner is 0 for any.
-// Full batches load without bounds checks: with few warps in a multiprocessor, the number of instructions limits the
-// speed.
+// Full batches have no bounds checks: with few warps in a multiprocessor, the number of instructions limits the speed.
 template <class Monoid, class Id, int kColumns, int kCount, bool kPairs, int kInner>
 struct Steps {
   using Bits = typename Monoid::Bits;
@@ -100,34 +99,35 @@ struct Steps {
     if constexpr (kInner > 0) step = 32 * kColumns / kInner;
     const int stride = kInner > 0 ? 32 * kColumns : static_cast<int>(step * a.inner);
     const int batch = kCount * step;
-    // Loads steps of a batch, from `first` on; the lane has `left` steps from the first of the batch on.
-    const auto load_some = [&](int first, int left) {
-      if (left >= kCount) {
+    if (rows >= batch) {
 #pragma unroll
-        for (int i = first; i < first + kTogether; ++i) load(i, ids, data, step, stride);
-      } else {
+      for (int i = 0; i < kCount; ++i) load(i, ids, data, step, stride);
+      for (rows -= batch; rows >= batch; rows -= batch) {
+        ids += batch;
+        data += static_cast<int64_t>(kCount) * stride;
+        if (kInner > 0 && rows >= (kAhead + 1) * batch) {  // ids of a later batch, a cache line for each lane
+          const int line = static_cast<int>(threadIdx.x & 31) * (128 / static_cast<int>(sizeof(Id)));
+          if (line < batch) prefetch(ids - slot + kAhead * batch + line);
+        }
 #pragma unroll
-        for (int i = first; i < first + kTogether; ++i) {
-          id[i] = ~0u;
-          if (i < left) load(i, ids, data, step, stride);
+        for (int first = 0; first < kCount; first += kTogether) {
+          fold(first, cells, a);
+#pragma unroll
+          for (int i = first; i < first + kTogether; ++i) load(i, ids, data, step, stride);
         }
       }
-    };
-    int left = rows > slot ? static_cast<int>((rows - slot - 1) / step) + 1 : 0;
 #pragma unroll
-    for (int first = 0; first < kCount; first += kTogether) load_some(first, left);
-    for (; left > 0; left -= kCount) {
+      for (int first = 0; first < kCount; first += kTogether) fold(first, cells, a);
       ids += batch;
       data += static_cast<int64_t>(kCount) * stride;
-      if (kInner > 0 && left >= (kAhead + 2) * kCount) {  // ids of a later batch, a cache line for each lane
-        const int line = static_cast<int>(threadIdx.x & 31) * (128 / static_cast<int>(sizeof(Id)));
-        if (line < batch) prefetch(ids - slot + kAhead * batch + line);
-      }
+    }
+    for (int start = 0; start < rows; start += kTogether * step) {
 #pragma unroll
-      for (int first = 0; first < kCount; first += kTogether) {
-        if (first < left) fold(first, cells, a);
-        load_some(first, left - kCount);
+      for (int i = 0; i < kTogether; ++i) {
+        id[i] = ~0u;
+        if (start + i * step + slot < rows) load(i, ids + start, data + start * a.inner, step, stride);
       }
+      fold(0, cells, a);
     }
   }
 };

@@ -67,10 +67,11 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
   struct Four {
     Vector part[kParts];
   };
-  // Fours begin where four places begin at a multiple of 16 bytes, if that suits the queries, too.
+  // Fours begin where four places begin at a multiple of 16 bytes, if that suits the queries, too. If there is a thread
+  // for each query, there are no fours.
   const int64_t head = min(count, static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(places) % 16) % 16 / 4));
   const bool suits = reinterpret_cast<uintptr_t>(queries + head) % sizeof(Vector) == 0;
-  const int64_t fours = suits ? (count - head) / 4 : 0, threads = blockDim.x;
+  const int64_t threads = blockDim.x, fours = suits && count > threads ? (count - head) / 4 : 0;
   Four next[kTogether];
   const auto load = [&](int64_t start) {
     if (start >= fours) return;

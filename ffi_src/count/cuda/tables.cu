@@ -67,14 +67,18 @@ __global__ void __launch_bounds__(kOne<Monoid> ? kExtremeThreads : kTableThreads
   const int32_t* ids = a.ids + a.ids_at(o);
   const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t first = slice * a.slice, stop = min(a.length, first + a.slice);
-  // With one table the order does not matter, so the warps of a block take neighbouring groups of rows in turn. Memory
-  // delivers those faster than rows far apart.
+  // With one table the order does not matter. Then the warps of a block take neighbouring groups of rows in turn, which
+  // memory delivers faster than rows far apart, and every other warp begins at the end of the slice: if numbers rise or
+  // fall along it, the block soon meets the largest ones, and most others take no atomic.
   constexpr int kGroup = 32 * kSteps;
-  const int64_t share = kOne<Monoid> ? kGroup : ((a.slice + warps - 1) / warps + 31) / 32 * 32;
-  const int64_t begin = first + warp * share, end = kOne<Monoid> ? stop : min(stop, begin + share);
+  const int64_t share = ((a.slice + warps - 1) / warps + 31) / 32 * 32;
+  const int64_t begin = kOne<Monoid> ? first : first + warp * share;
+  const int64_t end = kOne<Monoid> ? stop : min(stop, begin + share), groups = (end - begin + kGroup - 1) / kGroup;
   const bool vectors = kOne<Monoid> && a.inner == 1 && reinterpret_cast<uintptr_t>(ids + first) % 16 == 0 &&
                        reinterpret_cast<uintptr_t>(data + first) % alignof(Four<Bits>) == 0;
-  for (int64_t start = begin; start < end; start += kOne<Monoid> ? warps * kGroup : kGroup) {
+  for (int64_t turn = kOne<Monoid> ? warp : 0; turn < groups; turn += kOne<Monoid> ? warps : 1) {
+    const int64_t group = !kOne<Monoid> ? turn : turn % 2 ? groups - 1 - turn / 2 : turn / 2;
+    const int64_t start = begin + group * kGroup;
     uint32_t id[kSteps];
     Acc number[kSteps];
     if (vectors && start + kGroup <= end) {
