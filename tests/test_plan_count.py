@@ -271,7 +271,12 @@ def test_plans_of_segments(capability):
         found = [plan(op, outer, length, 1, segments, dtype, False) for outer in (1, 5)]
         assert [one["algorithm"] for one in found] == algorithms
         assert all(one["tiles"] == 1 and one["warps"] == 32 for one in found if length == 4258)
-    for inner, length, algorithm in [(1, 50_000, "tables"), (3, 8192, "tables"), (3, 8193, "lanes"), (9, 8192, "few")]:
+    for inner, length, algorithm in [
+        (1, 50_000, "tables"),
+        (3, 8192, "tables"),
+        (3, 8193, "lanes"),
+        (9, 8192, "atomics"),
+    ]:
         assert plan("segment_min", 2, length, inner, 40, "int8", False)["algorithm"] == algorithm
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))

@@ -347,7 +347,7 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   const bool must = has_few_cells(problem);
   // The cells must not take too much memory, and where L2 cannot hold them, sorting ids is faster for many numbers.
   const int64_t most_cells = numbers > 12 << 20 ? 4 << 20 : std::max<int64_t>(4 << 20, 4 * numbers);
-  if (!must && segments * inner > most_cells) return false;
+  if ((!must && segments * inner > most_cells) || segments * inner >= int64_t{1} << 32) return false;
   const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
     return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
   };
