@@ -296,7 +296,7 @@ def test_softmax_of_few_rows():
 def test_softmax_of_float64():
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        for shape, segments in itertools.product([(57, 70), (1024, 3), (3000, 2), (4097, 2)], (1, 31)):
+        for shape, segments in itertools.product([(57, 70), (1024, 3), (3000, 2)], (1, 31)):
             x, ids = 9 * rng.standard_normal(shape), rng.integers(-1, segments + 1, shape[0])
             both = lambda x, ids, n=segments: [
                 fn(x, ids, n) for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)

@@ -270,9 +270,9 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 // The plans of softmax of segments and of its logarithms are kCells, kSorted, kOrdered or kNone.
 constexpr int64_t kPairBytes = 8;  // for kSorted and kOrdered: the largest element and a sum, both float32
-// For kCells: the bytes of a cell of float32, and the bits of an exponential below the point: a sum of all rows fits in
-// 64 bits.
-constexpr int64_t kCellBytes = 12;
+// For kCells: the bytes of a cell, and the bits of an exponential below the point: a sum of all rows fits in 64 bits.
+constexpr int64_t kBlockCellBytes = 12, kCellBytes = 16;
+constexpr int64_t kMostWideRows = 1024;  // of float64, whose terms have 53 bits then, as its mantissa has
 constexpr int term_bits(int64_t length) {
   int bits = 64;
   for (; length > 0; length /= 2) --bits;

@@ -237,10 +237,25 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
   const bool extremes = problem.op != Op::kSum, sums_floats = !extremes && is_float(problem.dtype);
   const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
+  const int64_t bytes = bytes_of(problem.dtype), count = rows.count(),
+                table = problem.segments * partial_bytes(problem);
+  // For kTables: slices of at least `part` thousand rows, or as many as there are segments.
+  const auto slices = [&](int64_t part) {
+    return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
+  };
+  const bool whole = rows.length <= kWholeRows && bytes < 8;
+  const int64_t most = sums_floats ? slices(8) : whole ? 1 : std::clamp<int64_t>(264 / rows.inner, 1, slices(2));
+  const int64_t table_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;  // workspace of kTables
   // What is the same in any order needs one table for a block, not one for each lane. But sums wait where lanes have
   // the same of few segments, and of several columns a block would read one only.
-  const bool one_table = !sums_floats && (rows.inner > 1 ? rows.inner <= kMostTableColumns && rows.length <= kWholeRows
-                                                         : rows.length > 4096 && (extremes || problem.segments >= 16));
+  const bool may_suit = !sums_floats && (rows.inner > 1 ? rows.inner <= kMostTableColumns && rows.length <= kWholeRows
+                                                        : rows.length > 4096 && (extremes || problem.segments >= 16));
+  // Of short rows, lanes take many sooner, except for sums of up to 32 bits, and also some that do not begin at whole
+  // vectors. A part of a batch suits blocks if the batch does.
+  const bool whole_vectors = count <= 8 || rows.length % 4 == 0, short_sums = !extremes && bytes < 8;
+  const bool one_table =
+      may_suit &&
+      (rows.inner > 1 ? rows.outer == 1 : rows.length > 16384 || short_sums || (count <= 132 && whole_vectors));
   // Clearing and adding up the tables of lanes must not take longer than reading the rows. Ids of 8 bits have no other
   // kernel.
   const bool has_lanes =
@@ -249,27 +264,29 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
                 (!extremes || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
   // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it. But
   // one block finds extremes of few segments sooner.
-  const bool by_block =
-      extremes && one_table && rows.inner == 1 && rows.length <= kWholeRows && problem.segments <= 256;
-  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && !by_block && bytes_of(problem.dtype) >= 4 &&
+  const bool by_block = extremes && one_table && rows.inner == 1 && rows.length <= kWholeRows &&
+                        problem.segments <= (bytes < 8 ? 256 : 16);
+  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && !by_block && bytes >= 4 &&
       rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
     return plan;
-  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
+  if (has_lanes && plan_lanes(problem, gpu, plan)) {
+    // A part of the batch has the same workspace, and may take kTables.
+    if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
+    return plan;
+  }
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
   plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics take two short launches if the results are their accumulators, and three if they need keys.
-  const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
+  const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
-  const int64_t table = problem.segments * partial_bytes(problem);
-  const bool sums_ints = problem.op == Op::kSum && !sums_floats;
   // If the table of a block is large, atomics are faster for fewer rows; for extremes, they are also faster for very
   // many rows.
   const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
-                            : sums_ints && rows.length >= 256 * problem.segments;
+                            : !sums_floats && rows.length >= 256 * problem.segments;
   const int64_t shared =
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
@@ -278,24 +295,22 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    const auto slices = [&](int64_t part) {
-      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
-    };
-    int64_t most = slices(8);  // slices of a batch of one
     plan.warps = kTableThreads / 32;
     plan.tiles = most;
     plan.rows = ceil_div(rows.length, plan.tiles);
     // With one table for a block, the result does not depend on how rows are cut. So there is one block for each
     // multiprocessor, or two smaller ones, and one block takes few rows in a single launch.
     if (!sums_floats) {
-      const bool many = rows.elements() >= 3 << 19 && rows.count() <= 132, whole = rows.length <= kWholeRows;
-      most = whole ? 1 : std::clamp<int64_t>(264 / rows.inner, 1, slices(2));
-      plan.warps = many || whole ? kExtremeThreads / 32 : kExtremeThreads / 64;
-      plan.rows = ceil_div(rows.length, std::clamp<int64_t>((many ? 132 : 264) / rows.count(), 1, most));
+      const bool wide = bytes == 8 || rows.length <= kWholeRows || rows.elements() >= 3 << 19;
+      plan.warps = static_cast<int>(count > 132 ? std::clamp<int64_t>(ceil_div(rows.length, 1024), 8, 16)
+                                    : wide      ? kExtremeThreads / 32
+                                                : kExtremeThreads / 64);
+      const int64_t blocks = count <= 132 && wide && rows.length > kWholeRows ? 132 : 264;
+      plan.rows = ceil_div(rows.length, std::clamp<int64_t>(blocks / count, 1, most));
       plan.rows = ceil_div(plan.rows, 4) * 4;  // a lane loads four rows at a time
       plan.tiles = ceil_div(rows.length, plan.rows);
     }
-    plan.workspace_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;
+    plan.workspace_bytes = table_bytes;
     return plan;
   }
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
@@ -306,10 +321,12 @@ namespace {
 
 constexpr int64_t kMostCellBytes = 226 << 10;  // in shared memory; GPUs that have less have the cells in the workspace
 
-constexpr int64_t kMostWholeRows = 4 * kMostCellThreads;  // the most that one block can take alone
-
+// The most rows that one block can take alone.
+int64_t most_whole_rows(const Segments& problem) {
+  return problem.dtype == DType::kFloat64 ? kMostWideRows : 4 * kMostCellThreads;
+}
 bool has_few_cells(const Segments& problem) {
-  return problem.rows.length <= kMostWholeRows && problem.segments * kCellBytes <= kMostCellBytes;
+  return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
 }
 
 // Plans cells of softmax for blocks that have all rows of some columns: eight columns (a sector of 32 bytes), or fewer
@@ -319,11 +336,12 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   constexpr int64_t kBlocks = 128, kFewElements = 64;
   const auto [outer, length, inner] = problem.rows;
   const bool wide = problem.dtype == DType::kFloat64;
-  const int64_t bytes = problem.segments * (wide ? 16 : kCellBytes);  // of the cells of a column
+  const int64_t most_elements = most_whole_rows(problem);
+  const int64_t bytes = problem.segments * (wide ? 16 : kBlockCellBytes);  // of the cells of a column
   const int64_t most = (wide ? kGpus[0] : gpu).shared_bytes - 1024;
   if (!has_few_cells(problem) || bytes > most) return false;
   int64_t columns = 8;
-  while (columns > 1 && (columns > inner || length * columns > kMostWholeRows || bytes * columns > most ||
+  while (columns > 1 && (columns > inner || length * columns > most_elements || bytes * columns > most ||
                          (length * columns > kFewElements && ceil_div(inner, columns) * outer < kBlocks)))
     columns /= 2;
   plan.algorithm = Segmenting::kCells;
@@ -331,8 +349,7 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   plan.rows = length;
   plan.tiles = 1;
   const int64_t elements = length * columns;
-  const int64_t threads =
-      elements <= kMostCellThreads ? elements : ceil_div(elements, wide && elements <= 2 * kMostCellThreads ? 2 : 4);
+  const int64_t threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
   plan.warps = static_cast<int>(ceil_div(threads, 32));
   plan.shared_bytes = bytes * columns;
   return true;
@@ -345,9 +362,10 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   const auto [outer, length, inner] = problem.rows;
   const int64_t segments = problem.segments, numbers = length * inner;
   const bool must = has_few_cells(problem);
-  // The cells must not take too much memory, and where L2 cannot hold them, sorting ids is faster for many numbers.
-  const int64_t most_cells = numbers > 12 << 20 ? 4 << 20 : std::max<int64_t>(4 << 20, 4 * numbers);
-  if ((!must && segments * inner > most_cells) || segments * inner >= int64_t{1} << 32) return false;
+  // If there are many numbers, and L2 holds few of their cells, sorting the ids is faster.
+  const bool spread = numbers >= 4 << 20 && segments * inner > 1 << 20;
+  // The cells must not take too much memory.
+  if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
   const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
     return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
   };
@@ -355,7 +373,7 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   // blocks fit on a multiprocessor, otherwise of fewer, at least 8.
   const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
   plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
-  const auto bytes = [&] { return segments * plan.columns * kCellBytes; };
+  const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
   while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
   const bool has_table = bytes() <= kMostCellBytes && length >= 8 * segments;
   if (has_table && bytes() <= most) {
@@ -363,7 +381,7 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
     plan.warps = bytes() <= half ? 16 : 32;
     const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
     plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
-  } else if (must || has_table || inner < 4 || numbers <= kFew) {
+  } else if (must || has_table || numbers <= kFew || (inner < 4 && !spread)) {
     plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
     plan.warps = 8;
     const int64_t batch = 8 * (32 * plan.warps / plan.columns);

@@ -42,27 +42,26 @@ struct Args : SegmentArgs {
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
 };
 
-// The cells of an outer index in the workspace, from the block's first column on: first the sums of all, then the keys.
-// Together they would take more memory, and the first pass, which has only keys, would find fewer of them in L2.
+template <class E>
+struct Cell {
+  uint64_t sum;
+  typename E::Bits key;
+};
+
+// The cells of an outer index in the workspace, from the block's first column on.
 template <class E>
 struct GlobalCells {
   using Bits = typename E::Bits;
-  uint64_t* sums;
-  Bits* keys;
-  uint32_t pitch;  // an outer index has less than 2^32 cells
+  Cell<E>* cells;
+  int64_t pitch;
 
-  __device__ GlobalCells(const Args& a, int64_t o, int64_t left) : pitch(static_cast<uint32_t>(a.inner)) {
-    auto* const first = reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes);
-    sums = first + left;
-    keys = reinterpret_cast<Bits*>(first + a.cells()) + left;
-  }
-  __device__ uint32_t at(uint32_t id, int column) const { return id * pitch + column; }
-  __device__ Bits key(uint32_t id, int column) const { return keys[at(id, column)]; }
-  __device__ uint64_t sum(uint32_t id, int column) const { return sums[at(id, column)]; }
-  __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(keys + at(id, column), key); }
-  __device__ void add(uint32_t id, int column, uint64_t value) const {
-    atomic_fold<false>(sums + at(id, column), value);
-  }
+  __device__ GlobalCells(const Args& a, int64_t o, int64_t left)
+      : cells(reinterpret_cast<Cell<E>*>(a.workspace + o * a.workspace_bytes) + left), pitch(a.inner) {}
+  __device__ Cell<E>& at(uint32_t id, int column) const { return cells[id * pitch + column]; }
+  __device__ Bits key(uint32_t id, int column) const { return at(id, column).key; }
+  __device__ uint64_t sum(uint32_t id, int column) const { return at(id, column).sum; }
+  __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(&at(id, column).key, key); }
+  __device__ void add(uint32_t id, int column, uint64_t value) const { atomic_fold<false>(&at(id, column).sum, value); }
 };
 
 // The cells of a block in shared memory, which has no additions of 64 bits: a sum is two words.
@@ -126,12 +125,12 @@ __device__ __forceinline__ typename E::Acc log_of(typename E::Bits key, uint64_t
   return isfinite(largest) ? log_of_sum(number_of_sum<E>(sum, a.bits), largest) : largest;
 }
 
-template <bool kShared, class Own, class Global>
-__device__ __forceinline__ auto cells_of(const Own& own, const Global& global) {
-  if constexpr (kShared) {
-    return own;
+template <bool kFirst, class A, class B>
+__device__ __forceinline__ const auto& one_of(const A& a, const B& b) {
+  if constexpr (kFirst) {
+    return a;
   } else {
-    return global();
+    return b;
   }
 }
 
@@ -150,9 +149,9 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const int rows = live ? static_cast<int>(min(int64_t{a.slice}, a.length - begin)) : 0;
   const int32_t* const ids = a.ids + a.ids_at(o) + begin;
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + left + column;
-  const auto global = [&] { return GlobalCells<E>(a, o, left); };
+  const GlobalCells<E> global(a, o, left);
   const BlockCells<E> own(a);
-  const auto cells = cells_of<kShared>(own, global);
+  const auto& cells = one_of<kShared>(own, global);
   // Calls `visit(cell, id, column)` for all cells that the block has in shared memory.
   const auto each_cell = [&](auto visit) {
 #pragma unroll 1
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   if (a.first != kLargest || !kShared) wait_for_predecessor();
   if (a.first == kSums && kShared)
     each_cell([&](int cell, uint32_t id, int of) {
-      own.keys[cell] = global().key(id, of);
+      own.keys[cell] = global.key(id, of);
       own.low[cell] = own.high[cell] = 0;
     });
 
@@ -275,9 +274,9 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
       const Acc log = log_of<E>(own.keys[cell], own.sum(cell), a);
       static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log;
     } else if (a.last == kLargest) {
-      if (own.keys[cell]) global().raise(id, of, own.keys[cell]);
+      if (own.keys[cell]) global.raise(id, of, own.keys[cell]);
     } else {
-      if (const uint64_t sum = own.sum(cell)) global().add(id, of, sum);
+      if (const uint64_t sum = own.sum(cell)) global.add(id, of, sum);
     }
   });
 }
@@ -298,8 +297,8 @@ __global__ void __launch_bounds__(kCellThreads) segment_cell_logs_kernel(const _
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kCellThreads, cells = a.outer * a.cells();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < cells; i += stride) {
     const int64_t o = i / a.cells();
-    const GlobalCells<E> cells(a, o, i - o * a.cells());
-    static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(*cells.keys, *cells.sums, a);
+    const Cell<E> cell = GlobalCells<E>(a, o, 0).cells[i - o * a.cells()];
+    static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(cell.key, cell.sum, a);
   }
 }
 
@@ -315,8 +314,11 @@ cudaError_t run_whole(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   config.grid = dim3(static_cast<unsigned>(a.outer * a.chunks));
   config.shared_bytes = plan.shared_bytes;
   a.last = a.logs ? kSums : kShares;
-  const bool one = a.slice <= 32 * plan.warps / a.columns;  // whether a thread has one row
-  return launch(stream, config, one ? segment_softmax_kernel<E, true, 1> : segment_softmax_kernel<E, true, kRows>, a);
+  auto* kernel = segment_softmax_kernel<E, true, 1>;
+  if constexpr (sizeof(typename E::Bits) == 4) {
+    if (a.slice > 32 * plan.warps / a.columns) kernel = segment_softmax_kernel<E, true, kRows>;
+  }
+  return launch(stream, config, kernel, a);
 }
 
 template <class E>
