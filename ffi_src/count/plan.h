@@ -210,7 +210,7 @@ enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
   kFew,      // few rows: tables for each lane of a range of segments, in one launch
-  kTables,   // few columns, more segments than kLanes takes: a table for each warp
+  kTables,   // few columns: a table for each warp, or for each block if any order does
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
@@ -228,7 +228,7 @@ constexpr int kMostFewWarps = 16;                           // the most warps of
 constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
 constexpr int64_t kWholeRows = 8192;                        // the most that one block of kTables takes alone
 constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
-constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums, for extremes
+constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums of floats, else
 constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
 constexpr int64_t kMostTableColumns = 8;
