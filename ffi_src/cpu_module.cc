@@ -98,6 +98,7 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
     dict["order"] = plan.order.ranges > 0 ? "ranges" : jaxgpuops::sort::name(plan.order.sort.algorithm);
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
+  if (plan.algorithm == jaxgpuops::count::Segmenting::kFew) dict["batch"] = plan.batch;
   dict["columns"] = plan.columns;
   dict["warps"] = plan.warps;
   dict["shared_bytes"] = plan.shared_bytes;

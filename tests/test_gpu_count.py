@@ -201,9 +201,11 @@ def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
     np.testing.assert_array_equal(out, wanted.astype(np.float32))
 
 
-@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize(
+    "segments, columns, algorithm", [(6000, 1, "atomics"), (6000, 3, "atomics"), (50, 1, "tables"), (50, 3, "lanes")]
+)
 @pytest.mark.parametrize("dtype", ["int16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64"])
-def test_extremes_by_atomics(dtype, columns):
+def test_extremes(dtype, segments, columns, algorithm):
     """Of every sign, of zeros, infinities and NaNs; the CPU's handlers are the reference."""
     with jax.enable_x64(dtype.endswith("64")):
         rng = np.random.default_rng(0)
@@ -217,9 +219,9 @@ def test_extremes_by_atomics(dtype, columns):
             x[rng.integers(0, 20_001, 300)] = info.min
             x[rng.integers(0, 20_001, 300)] = info.max
         data = jnp.asarray(x).astype(dtype)
-        ids = np.where(rng.random(20_001) < 0.3, 7, rng.integers(-1, 6001, 20_001))
-        both = lambda data, ids: [jaxgpuops.segment_max(data, ids, 6000), jaxgpuops.segment_min(data, ids, 6000)]
-        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, data, ids)] == ["atomics"] * 2
+        ids = np.where(rng.random(20_001) < 0.3, 7, rng.integers(-1, segments + 1, 20_001))
+        both = lambda data, ids: [fn(data, ids, segments) for fn in (jaxgpuops.segment_max, jaxgpuops.segment_min)]
+        assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, data, ids)] == [algorithm] * 2
         found = jax.jit(both)(data, ids)
         with jax.default_device(cpu := jax.devices("cpu")[0]):
             theirs = both(jax.device_put(data, cpu), ids)
@@ -227,9 +229,9 @@ def test_extremes_by_atomics(dtype, columns):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
         if "float" in dtype:  # -0 is below +0
             bits = np.asarray(data, np.float64).view(np.int64)
-            keys, valid = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits), (ids >= 0) & (ids < 6000)
+            keys, valid = np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits), (ids >= 0) & (ids < segments)
             for a, ufunc, start in ((found[0], np.maximum, -1 << 62), (found[1], np.minimum, 1 << 62)):
-                signs = np.full((6000, columns), start)
+                signs = np.full((segments, columns), start)
                 ufunc.at(signs, ids[valid], keys[valid])
                 own = np.asarray(a)
                 np.testing.assert_array_equal(np.signbit(own)[~np.isnan(own)], (signs < 0)[~np.isnan(own)])

@@ -226,6 +226,23 @@ def test_plans_of_choices(capability):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_more_rows_than_a_grid_has_blocks(capability):
+    """A grid has at most 2^31 - 1 blocks."""
+    cpu, many = jaxgpuops._native.modules["cpu"], 1 << 31
+    assert cpu.plan_histogram(many - 1, 2, 1, 3, "float32", capability)["algorithm"] == "tables"
+    assert cpu.plan_histogram(many, 2, 1, 3, "float32", capability)["algorithm"] == "none"
+    assert cpu.plan_bincount(many, 2, 1, 700, "int8", capability)["algorithm"] == "rows"
+    assert cpu.plan_bincount(many, 2, 1, 2000, "int8", capability)["algorithm"] == "global"
+    assert cpu.plan_choose(many - 1, 128, 1, 1, False, capability)["algorithm"] == "recount"
+    assert cpu.plan_choose(many, 128, 1, 1, False, capability)["algorithm"] == "none"
+    assert cpu.plan_segment_softmax(many - 1, 2, 1, 3, "float32", False, capability)["algorithm"] == "cells"
+    assert cpu.plan_segment_softmax(many, 2, 1, 3, "float32", False, capability)["algorithm"] == "none"
+    for inner, segments, chunks in [(1, 1, 1), (33, 2000, 2), (5, 10**6, 1)]:  # chunks of 32 columns
+        found = cpu.plan_segments("segment_sum", many, 2, inner, segments, "float32", False, False, capability)
+        assert found["algorithm"] == "few" and found["batch"] == (many - 1) // (found["tiles"] * chunks)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_segments(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_segments(*args, False, capability)
     assert plan("segment_sum", 3, 5, 0, 5, "float32", False)["algorithm"] == "empty"
@@ -277,6 +294,12 @@ def test_plans_of_segments(capability):
             assert found["rows"] * found["tiles"] >= length > found["rows"] * (found["tiles"] - 1)
             assert found["columns"] <= min(inner, 32) and found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
             assert (found["shared_bytes"] > 0) == (segments <= 1000) or SHARED_LIMIT[capability] < 163
+    # Many numbers in more cells than L2 holds are put in order.
+    for length, inner, segments, algorithm in [
+        (1 << 22, 1, 1 << 20, "cells"), (1 << 22, 1, 1 << 21, "ordered"), (4 * 10**6, 1, 1 << 21, "cells"),
+        (1 << 21, 3, 1 << 20, "ordered"), (1 << 20, 2, 3 * 10**6, "cells"),
+    ]:  # fmt: skip
+        assert plan_softmax(1, length, inner, segments)["algorithm"] == algorithm
     wide = [plan_softmax(1, length, 3, 9, dtype="float64")["algorithm"] for length in (1, 1024, 1025, 10**6)]
     assert wide == ["cells", "cells", "none", "none"]
     for op, (length, inner, segments) in itertools.product(
@@ -287,9 +310,32 @@ def test_plans_of_segments(capability):
         assert one["rows"] == (24 if segments > 256 else 16)
     assert plan("segment_sum", 1, 100, 16_384, 60, "float32", False)["rows"] == 60
     # What is the same in any order may depend on the batch.
-    for op, dtype, length, segments in [("segment_max", "float32", 4258, 8), ("segment_sum", "int64", 14_000, 200)]:
-        found = [plan(op, outer, length, 1, segments, dtype, False)["algorithm"] for outer in (1, 4)]
-        assert found == ["atomics", "lanes"]
+    for op, dtype, length, segments, algorithms in [
+        ("segment_max", "float32", 4000, 8, ["atomics", "lanes"]), ("segment_max", "float32", 4258, 8, ["tables"] * 2),
+        ("segment_max", "float32", 9000, 8, ["atomics", "tables"]), ("segment_max", "int16", 4258, 256, ["tables"] * 2),
+        ("segment_sum", "int64", 14_000, 200, ["atomics", "tables"]),
+        ("segment_sum", "int64", 14_000, 15, ["atomics", "lanes"]),
+    ]:  # fmt: skip
+        found = [plan(op, outer, length, 1, segments, dtype, False) for outer in (1, 5)]
+        assert [one["algorithm"] for one in found] == algorithms
+        assert all(one["tiles"] == 1 and one["warps"] == 32 for one in found if length == 4258)
+    for inner, length, algorithm in [
+        (1, 50_000, "tables"),
+        (3, 8192, "tables"),
+        (3, 8193, "lanes"),
+        (9, 8192, "atomics"),
+    ]:
+        assert plan("segment_min", 1, length, inner, 40, "int8", False)["algorithm"] == algorithm
+    # Lanes take many short rows, and a part of them makes do with its part of the workspace.
+    for op, dtype, segments, inner, length in itertools.product(
+        ("segment_sum", "segment_max"), ("int8", "int32", "int64", "float64"), (3, 16, 64, 500), (1, 3),
+        (2500, 4097, 8192, 8193, 12_000, 16_384, 20_001),
+    ):  # fmt: skip
+        sizes = [plan(op, outer, length, inner, segments, dtype, False) for outer in (600, 133, 132, 9, 8, 3, 1)]
+        sizes = [one["workspace_bytes"] for one in sizes]
+        assert sizes == sorted(sizes, reverse=True)
+    found = [plan("segment_max", outer, 12_000, 1, 60, "float32", False)["algorithm"] for outer in (1, 132, 133)]
+    assert found == ["atomics", "tables", "lanes"]
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
@@ -314,8 +360,8 @@ def test_plans_of_segments(capability):
         assert one["algorithm"] == many["algorithm"] == algorithm
         assert one["workspace_bytes"] == many["workspace_bytes"]
         if algorithm == "tables":
-            assert one["tiles"] == min(length // (2 * segments), 132) and one["warps"] == 32
-            assert many["tiles"] == length // (8 * segments) and many["warps"] == 8
+            assert one["rows"] % 4 == 0 and one["tiles"] == -(-length // one["rows"]) <= 264
+            assert one["warps"] == (32 if dtype == "float64" else 16) and (many["warps"], many["tiles"]) == (16, 1)
             assert one["workspace_bytes"] >= one["tiles"] * segments * np.dtype(dtype).itemsize
     for op, dtype, segments, words in [
         ("segment_sum", "float32", 1537, 14), ("segment_sum", "bfloat16", 20_000, 9), ("segment_max", "float64", 10**7, 0),

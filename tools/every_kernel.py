@@ -550,6 +550,8 @@ SEGMENTS = [
     ((2001, 3), 3001),
     ((9001, 40), 30),
     ((9001,), 3001),
+    ((8001,), 30),  # extremes and integers by one block, or by slices
+    ((50_001,), 101),
     ((40_001,), 3001),
     ((1_100_001,), 2001),  # by atomics, with tables of blocks
     ((12_001, 3), 3001),
@@ -637,8 +639,8 @@ def run_counts(rng):
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))
-    for (shape, segments), dtype in itertools.product(SEGMENTS, ("int8", "bfloat16", "float32", "float64")):
-        with jax.enable_x64(dtype == "float64"):
+    for (shape, segments), dtype in itertools.product(SEGMENTS, ("int8", "int64", "bfloat16", "float32", "float64")):
+        with jax.enable_x64(dtype.endswith("64")):
             data = rng.integers(-1, 2, shape)
             ids = np.where(rng.random(shape[0]) < 0.5, segments // 2, rng.integers(-1, segments + 1, shape[0]))
             valid = (ids >= 0) & (ids < segments)

@@ -8,6 +8,21 @@
 namespace jaxgpuops::count {
 namespace {
 
+// Returns how many slices rows are cut into, where ids are not very many. Multiprocessors have two blocks at most, so
+// that all run at the same time, and the more even their shares are, the better. Costs are in ids, of which one counts
+// six in a nanosecond: the launch that clears the result takes as long as 9000, adding a count to it a hundredth of
+// one.
+int64_t slices_of_some(const Rows& rows, int64_t units, int64_t range, const Gpu& gpu) {
+  constexpr int64_t kLaunch = 9000, kCounts = 100;
+  int64_t best = 1, least = ceil_div(units, gpu.multiprocessors) * rows.length;
+  for (int64_t slices = 2; units * slices <= 2 * gpu.multiprocessors; ++slices) {
+    const int64_t ids = ceil_div(units * slices, gpu.multiprocessors) * ceil_div(rows.length, slices);
+    const int64_t cost = ids + kLaunch + units * slices * range / kCounts;
+    if (cost < least) best = slices, least = cost;
+  }
+  return best;
+}
+
 // Plans tables of counters in shared memory. Blocks need `extra` more bytes of it.
 void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, const Gpu& gpu, BincountPlan& plan) {
   plan.algorithm = Counting::kTables;
@@ -20,7 +35,13 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   const int64_t units = rows.outer * ranges;
   const bool small = own <= quarter, sliced = rows.length >= 4 * 4096;  // slices are another launch
   const bool some = rows.elements() >= 1 << 20 && rows.elements() < 1 << 25;
-  const bool wide = !small || (sliced && some && 2 * units <= gpu.multiprocessors);
+  if (sliced) {
+    const int64_t wanted = !small ? ceil_div(gpu.multiprocessors, units)
+                           : some ? slices_of_some(rows, units, plan.range, gpu)
+                                  : ceil_div(4 * gpu.multiprocessors, units);
+    plan.slices = std::clamp<int64_t>(rows.length / std::max<int64_t>(4096, plan.range), 1, wanted);
+  }
+  const bool wide = !small || (sliced && some && units * plan.slices <= gpu.multiprocessors);
   plan.threads = wide ? 1024 : rows.length <= 2048 ? 128 : 512;
   // If rows are so few that each multiprocessor has one at most, a block is done sooner with more threads, and with one
   // table, unless it has many ids for each bin.
@@ -31,11 +52,6 @@ void plan_tables(const Rows& rows, int64_t bins, int64_t ranges, int64_t extra, 
   plan.tables = static_cast<int>(
       std::clamp<int64_t>(std::min<int64_t>(per_block, 32 << 10) / own, 1, std::min<int64_t>(most, plan.threads / 64)));
   plan.shared_bytes = own * plan.tables + extra;
-  int64_t wanted = ceil_div(gpu.multiprocessors * (some ? 2 : 4), units);
-  if (wide) wanted = small ? gpu.multiprocessors / units : ceil_div(gpu.multiprocessors, units);
-  if (sliced)
-    plan.slices =
-        std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows.length / std::max<int64_t>(4096, plan.range)));
   plan.overlap = gpu.dependent_launch && plan.slices > 1;
 }
 
@@ -111,7 +127,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
-  if (rows.inner > 1 || ranges > 4 || few) {
+  if (rows.inner > 1 || ranges > 4 || few || rows.outer * ranges > kMostBlocks) {
     // A block has at most 2048 ids. So few rows are being counted at any time that their counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;
@@ -128,7 +144,7 @@ BincountPlan plan_histogram(const Histogram& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.bins == 0) return plan;
   const int64_t edges = aligned((problem.bins + 2) * std::max(4, bytes_of(problem.dtype)));
-  if (rows.inner > 1 || 4 * problem.bins + edges > gpu.multiprocessor_shared / 4) {
+  if (rows.inner > 1 || 4 * problem.bins + edges > gpu.multiprocessor_shared / 4 || rows.outer > kMostBlocks) {
     plan.algorithm = Counting::kNone;
     return plan;
   }
@@ -283,15 +299,17 @@ void cut_rows(int64_t blocks, int64_t least, int64_t turn, SearchPlan& plan) {
 
 // Plans kRows: a block has one or several short rows with all their queries, or one row with some of its queries.
 void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
-  constexpr int64_t kLeast = 1024, kMost = 4096;  // queries of a block
+  constexpr int64_t kMost = 4096;  // queries of a block
   const int64_t bytes = (problem.length | 1) * problem.bits / 8, all = plan.rows * plan.queries;
-  const int64_t wanted = std::clamp<int64_t>(all / blocks, kLeast, kMost);
+  // Few queries have a thread each.
+  const int64_t least = 8 * all <= 256 * blocks ? 256 : 1024;
+  const int64_t wanted = std::clamp<int64_t>(all / blocks, least, kMost);
   plan.algorithm = Searching::kRows;
   plan.group_rows =
       static_cast<int>(std::clamp<int64_t>(std::min(wanted / plan.queries, kMostSearchRows / bytes), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
   plan.shared_bytes = plan.group_rows * bytes;
-  if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), kLeast, 256, plan);
+  if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), least, 256, plan);
   plan.chunk = plan.group_rows * plan.queries;
   plan.blocks = 1;
   plan.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 31, plan.queries));
@@ -412,7 +430,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   ChoosePlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.size == 0) return plan;
-  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048)) {  // a block has one row at least
+  // A block has one row at least.
+  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048) || rows.outer > kMostBlocks) {
     plan.algorithm = Choosing::kNone;
     return plan;
   }

@@ -10,6 +10,8 @@
 
 namespace jaxgpuops::count {
 
+constexpr int64_t kMostBlocks = 0x7fffffff;  // the most blocks of a grid
+
 // ---- Counts ---------------------------------------------------------------------------------------------------------
 
 enum class Counting {
@@ -211,7 +213,7 @@ enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
   kFew,      // few rows: tables for each lane of a range of segments, in one launch
-  kTables,   // few columns, more segments than kLanes takes: a table for each warp
+  kTables,   // few columns: a table for each warp, or for each block if any order does
   kAtomics,  // few columns, many segments: atomics on integers
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
@@ -227,12 +229,11 @@ constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
+constexpr int64_t kWholeRows = 8192;                        // the most that one block of kTables takes alone
 constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
-constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums, for extremes
+constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums of floats, else
 constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
-// Whether blocks of kTables have one table of sums: integers of up to 32 bits add up to the same in any order.
-constexpr bool has_block_table(Op op, bool is_float, int bytes) { return op == Op::kSum && !is_float && bytes <= 4; }
 constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells
@@ -245,6 +246,7 @@ struct SegmentsPlan {
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
+  int64_t batch = 0;         // for kFew: the most outer indices of a launch
   int warps = 0;             // for kLanes, kFew, kTables and kCells: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept

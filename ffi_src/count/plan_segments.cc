@@ -105,6 +105,7 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.warps = static_cast<int>(warps);
   plan.rows = range;
   plan.tiles = ceil_div(segments, range);
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
@@ -234,57 +235,82 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
+  const bool extremes = problem.op != Op::kSum, sums_floats = !extremes && is_float(problem.dtype);
+  const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
+  const int64_t bytes = bytes_of(problem.dtype), count = rows.count(),
+                table = problem.segments * partial_bytes(problem);
+  // For kTables: slices of at least `part` thousand rows, or as many as there are segments.
+  const auto slices = [&](int64_t part) {
+    return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
+  };
+  const bool whole = rows.length <= kWholeRows && bytes < 8;
+  const int64_t most = sums_floats ? slices(8) : whole ? 1 : std::clamp<int64_t>(264 / rows.inner, 1, slices(2));
+  const int64_t table_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;  // workspace of kTables
+  // What is the same in any order needs one table for a block, not one for each lane. But sums wait where lanes have
+  // the same of few segments, and of several columns a block would read one only.
+  const bool may_suit = !sums_floats && (rows.inner > 1 ? rows.inner <= kMostTableColumns && rows.length <= kWholeRows
+                                                        : rows.length > 4096 && (extremes || problem.segments >= 16));
+  // Of short rows, lanes take many sooner, except for sums of up to 32 bits, and also some that do not begin at whole
+  // vectors. A part of a batch suits blocks if the batch does.
+  const bool whole_vectors = count <= 8 || rows.length % 4 == 0, short_sums = !extremes && bytes < 8;
+  const bool one_table =
+      may_suit &&
+      (rows.inner > 1 ? rows.outer == 1 : rows.length > 16384 || short_sums || (count <= 132 && whole_vectors));
   // Clearing and adding up the tables of lanes must not take longer than reading the rows. Ids of 8 bits have no other
   // kernel.
-  const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
   const bool has_lanes =
       few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
-          : dense && !problem.sorted &&
-                (problem.op == Op::kSum || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
-  // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it.
-  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
-  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && bytes_of(problem.dtype) >= 4 &&
+          : dense && !problem.sorted && (problem.byte_ids || !one_table) &&
+                (!extremes || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
+  // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it. But
+  // one block finds extremes of few segments sooner.
+  const bool by_block = extremes && one_table && rows.inner == 1 && rows.length <= kWholeRows &&
+                        problem.segments <= (bytes < 8 ? 256 : 16);
+  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && !by_block && bytes >= 4 &&
       rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
     return plan;
-  if (has_lanes && plan_lanes(problem, gpu, plan)) return plan;
+  if (has_lanes && plan_lanes(problem, gpu, plan)) {
+    // A part of the batch has the same workspace, and may take kTables.
+    if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
+    return plan;
+  }
   if (problem.byte_ids) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
   plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics take two short launches if the results are their accumulators, and three if they need keys.
-  const bool on_keys = bytes_of(problem.dtype) < 4 && rows.length * rows.inner <= 4 << 10;
+  const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;
   if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
   plan = {};
-  const int64_t table = problem.segments * partial_bytes(problem);
-  const bool sums_ints = has_block_table(problem.op, is_float(problem.dtype), bytes_of(problem.dtype));
-  // A block has one table for extremes or for sums of integers. If this table is large, atomics are faster for fewer
-  // rows; for extremes, they are also faster for very many rows.
-  const bool extremes = problem.op != Op::kSum;
+  // If the table of a block is large, atomics are faster for fewer rows; for extremes, they are also faster for very
+  // many rows.
   const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
-                            : sums_ints && rows.length >= 256 * problem.segments;
+                            : !sums_floats && rows.length >= 256 * problem.segments;
   const int64_t shared =
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
-  if (!(has_tables && dense) && !problem.sorted && (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
+  if (!(has_tables && (dense || by_block)) && !problem.sorted &&
+      (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
     return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
-    const auto slices = [&](int64_t part) {
-      return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
-    };
-    const int64_t usual = slices(sums_ints && rows.inner == 1 ? 4 : 8), most = extremes ? slices(2) : usual;
     plan.warps = kTableThreads / 32;
-    plan.tiles = usual;
-    // Extremes do not depend on how rows are cut. So where rows are few, blocks may be larger and slices shorter.
-    if (extremes && rows.count() <= 4) {
-      plan.warps = kExtremeThreads / 32;
-      plan.tiles = std::min<int64_t>(132 / rows.count(), most);
-    } else if (extremes) {
-      plan.tiles = std::clamp(264 / rows.count(), usual, most);
-    }
+    plan.tiles = most;
     plan.rows = ceil_div(rows.length, plan.tiles);
-    plan.workspace_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;
+    // With one table for a block, the result does not depend on how rows are cut. So there is one block for each
+    // multiprocessor, or two smaller ones, and one block takes few rows in a single launch.
+    if (!sums_floats) {
+      const bool wide = bytes == 8 || rows.length <= kWholeRows || rows.elements() >= 3 << 19;
+      plan.warps = static_cast<int>(count > 132 ? std::clamp<int64_t>(ceil_div(rows.length, 1024), 8, 16)
+                                    : wide      ? kExtremeThreads / 32
+                                                : kExtremeThreads / 64);
+      const int64_t blocks = count <= 132 && wide && rows.length > kWholeRows ? 132 : 264;
+      plan.rows = ceil_div(rows.length, std::clamp<int64_t>(blocks / count, 1, most));
+      plan.rows = ceil_div(plan.rows, 4) * 4;  // a lane loads four rows at a time
+      plan.tiles = ceil_div(rows.length, plan.rows);
+    }
+    plan.workspace_bytes = table_bytes;
     return plan;
   }
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
@@ -336,6 +362,8 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   const auto [outer, length, inner] = problem.rows;
   const int64_t segments = problem.segments, numbers = length * inner;
   const bool must = has_few_cells(problem);
+  // If there are many numbers, and L2 holds few of their cells, sorting the ids is faster.
+  const bool spread = numbers >= 4 << 20 && segments * inner > 1 << 20;
   // The cells must not take too much memory.
   if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
   const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
@@ -353,7 +381,7 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
     plan.warps = bytes() <= half ? 16 : 32;
     const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
     plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
-  } else if (must || has_table || inner < 4 || numbers <= kFew) {
+  } else if (must || has_table || numbers <= kFew || (inner < 4 && !spread)) {
     plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
     plan.warps = 8;
     const int64_t batch = 8 * (32 * plan.warps / plan.columns);
@@ -383,7 +411,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;
-  if (rows.elements() == 0 || problem.segments == 0) return plan;
+  if (rows.elements() == 0 || problem.segments == 0 || rows.count() > kMostBlocks) return plan;
   // Rows whose ids ascend are read in order, unless they are few. Cells are for few rows of float64: with many rows, a
   // fixed-point sum of 64 bits leaves too few bits for each exponential.
   const bool wide = problem.dtype == DType::kFloat64;

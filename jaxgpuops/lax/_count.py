@@ -165,9 +165,9 @@ def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, nam
 
 def _leaves_segments(rows, avals, *, name, **_):
     """Whether XLA's atomics are faster on an H200: at few numbers whose fold is the same in any order, and that one atomic
-    instruction takes."""
+    instruction takes. So are sums of one or two numbers."""
     dtype, size = avals[0].dtype, math.prod(rows)
-    exact = dtype in _arguments.INTEGERS or (dtype == np.dtype(np.float32) and name != "segment_sum")
+    exact = dtype in _arguments.INTEGERS or (dtype == np.dtype(np.float32) and (name != "segment_sum" or rows[1] <= 2))
     return exact and dtype.itemsize >= 4 and (size <= 1 << 11 or (rows[1] <= 512 and size <= 1 << 14))
 
 

@@ -146,10 +146,7 @@ struct BlockTable {
   uint32_t *low, *high;
 
   __device__ void add(uint32_t cell, int64_t value) const {
-    const auto part = static_cast<uint32_t>(value);
-    const uint32_t sum = atomicAdd(low + cell, part) + part;
-    const uint32_t up = static_cast<uint32_t>(value >> 32) + (sum < part);
-    if (up) atomicAdd(high + cell, up);
+    add_halves(low + cell, high + cell, static_cast<uint64_t>(value));
   }
   __device__ int64_t sum(uint32_t cell) const {
     return static_cast<int64_t>(uint64_t{high[cell]} << 32 | low[cell]) - kMiddle;

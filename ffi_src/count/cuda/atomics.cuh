@@ -25,4 +25,12 @@ __device__ __forceinline__ void atomic_fold(uint64_t* to, uint64_t value) {
   }
 }
 
+// Adds the value to a sum of 64 bits of which the halves are in two words. Shared memory has no such atomic.
+__device__ __forceinline__ void add_halves(uint32_t* low, uint32_t* high, uint64_t value) {
+  const auto part = static_cast<uint32_t>(value);
+  const uint32_t sum = part ? atomicAdd(low, part) + part : 0;
+  const uint32_t up = static_cast<uint32_t>(value >> 32) + (sum < part);
+  if (up) atomicAdd(high, up);
+}
+
 }  // namespace jaxgpuops::count

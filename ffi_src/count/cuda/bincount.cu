@@ -3,8 +3,8 @@
 // atomics add them to the result, which is zero before. Integers have the same sum in any order. Bytes moved: each id
 // is read once for each range of bins, and the counts are written.
 //
-// If most ids were the same bin, the atomics on it would wait for each other. So each warp has one hot bin, which many
-// of its lanes had recently, and counts it in a register by a ballot.
+// Lanes of a warp that count the same bin in shared memory do not wait for each other. Atomics on the result would, so
+// there each warp has one hot bin, which many of its lanes had recently, and counts it in a register by a ballot.
 //
 // Histograms work alike, but a block also has the edges of all bins in shared memory.
 //
@@ -122,9 +122,11 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   constexpr int kPerPack = 16 / sizeof(Bits), kPacks = 4;
   const int64_t begin = min(a.length, slice * a.slice), end = min(a.length, begin + a.slice);
   const Bits* x = static_cast<const Bits*>(a.x) + row * a.length;
-  Counter<Target> counter;
-  counter.table = tables + static_cast<int64_t>(threadIdx.x / 32 % a.tables) * range;
-  counter.size = static_cast<Target>(stop > first ? stop - first : 0);
+  uint32_t* const table = tables + static_cast<int64_t>(threadIdx.x / 32 % a.tables) * range;
+  const auto size = static_cast<Target>(stop > first ? stop - first : 0);
+  const auto count = [&](Target target) {
+    if (target < size) atomicAdd(table + target, 1u);
+  };
 
   // The first elements, up to an aligned pack, and the last ones are counted one by one, the others by packs. There are
   // fewer than 16 of either, so the first warp loads all of them at once.
@@ -148,10 +150,10 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
 #pragma unroll
-      for (int e = 0; e < kPerPack; ++e) counter.add(has[p] ? binning(get<Bits>(pack[p], e)) : counter.kNone, e == 0);
+      for (int e = 0; e < kPerPack; ++e)
+        if (has[p]) count(binning(get<Bits>(pack[p], e)));
   }
-  if (threadIdx.x < 32) counter.add(has_loose ? binning(loose_bits) : counter.kNone, true);
-  counter.flush();
+  if (has_loose) count(binning(loose_bits));
   __syncthreads();
 
   if (a.slices > 1) wait_for_predecessor();  // which sets the counts to 0

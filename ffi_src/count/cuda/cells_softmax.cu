@@ -86,10 +86,7 @@ struct BlockCells {
   __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(keys + at(id, column), key); }
   __device__ void add(uint32_t id, int column, uint64_t value) const {
     const int cell = at(id, column);
-    const auto part = static_cast<uint32_t>(value);
-    const uint32_t sum = part ? atomicAdd(low + cell, part) + part : 0;
-    const uint32_t up = static_cast<uint32_t>(value >> 32) + (sum < part);
-    if (up) atomicAdd(high + cell, up);
+    add_halves(low + cell, high + cell, value);
   }
 };
 

@@ -7,6 +7,8 @@
 // and reads only these; every block reads all ids, from L2.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/args.cuh"
@@ -18,6 +20,7 @@ constexpr int kLoads = 4, kIds = 8;  // rows that a lane loads at a time, and id
 constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in none
 
 struct Args : SegmentArgs {
+  int64_t first = 0;  // the first outer index of the launch
   uint32_t ranges, chunks;
   int rows, share, range, team_bits, stride;  // `share`: rows of a warp; `stride`: elements from row to row
 
@@ -117,7 +120,8 @@ template <class Monoid>
 __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
-  const uint32_t part = gridDim.x > 1 ? blockIdx.x / a.chunks : 0, o = part > 0 ? part / a.ranges : 0;
+  const uint32_t part = gridDim.x > 1 ? blockIdx.x / a.chunks : 0, place = part > 0 ? part / a.ranges : 0;
+  const int64_t o = a.first + place;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, warps = static_cast<int>(blockDim.x) / 32;
   const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
   const int team = 1 << a.team_bits, teams = 32 >> a.team_bits;
@@ -127,7 +131,7 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
 
   WarpRows<Bits> rows = {a};
   rows.lane = thread & 31;
-  rows.first = (part - o * a.ranges) * a.range;
+  rows.first = (part - place * a.ranges) * a.range;
   rows.own = min(static_cast<uint32_t>(a.range), static_cast<uint32_t>(a.segments) - rows.first);
   const int begin = warp * a.share;
   rows.count = min(a.rows - begin, a.share);
@@ -169,18 +173,22 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
     Acc total = *term;
 #pragma unroll 4
     for (int w = 1; w < warps; ++w) total = Monoid::fold(total, term[w * table_size]);
-    const int64_t to = (static_cast<int64_t>(o) * a.segments + rows.first + s) * a.inner + lane_of_team;
+    const int64_t to = (o * a.segments + rows.first + s) * a.inner + lane_of_team;
     if (left + lane_of_team < a.inner) out[to] = Monoid::store(total, a.keys);
   }
 }
 
 template <class Monoid>
-cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
+cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   Launch config;
   config.block = dim3(32 * plan.warps);
-  config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.chunks));
   config.shared_bytes = plan.shared_bytes;
-  return launch(stream, config, segment_few_kernel<Monoid>, a);
+  cudaError_t status = cudaSuccess;
+  for (; a.first < a.outer && status == cudaSuccess; a.first += plan.batch) {
+    config.grid = dim3(static_cast<unsigned>(std::min(plan.batch, a.outer - a.first) * a.ranges * a.chunks));
+    status = launch(stream, config, segment_few_kernel<Monoid>, a);
+  }
+  return status;
 }
 
 }  // namespace

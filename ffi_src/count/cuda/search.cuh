@@ -67,10 +67,11 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
   struct Four {
     Vector part[kParts];
   };
-  // Fours begin where four places begin at a multiple of 16 bytes, if that suits the queries, too.
+  // Fours begin where four places begin at a multiple of 16 bytes, if that suits the queries, too. If there is a thread
+  // for each query, there are no fours.
   const int64_t head = min(count, static_cast<int64_t>((16 - reinterpret_cast<uintptr_t>(places) % 16) % 16 / 4));
   const bool suits = reinterpret_cast<uintptr_t>(queries + head) % sizeof(Vector) == 0;
-  const int64_t fours = suits ? (count - head) / 4 : 0, threads = blockDim.x;
+  const int64_t threads = blockDim.x, fours = suits && count > threads ? (count - head) / 4 : 0;
   Four next[kTogether];
   const auto load = [&](int64_t start) {
     if (start >= fours) return;
@@ -82,6 +83,12 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
       for (int part = 0; part < kParts; ++part) next[i].part[part] = __ldcs(from + at + part);
     }
   };
+  // Loose queries come before the first four and after the last one; each is searched alone. A thread loads its first
+  // one now, so as not to wait for memory again.
+  const int64_t loose = count - 4 * fours;
+  const auto place_of = [&](int64_t i) { return i < head ? i : i + 4 * fours; };
+  T query[1] = {};
+  if (threadIdx.x < loose) query[0] = queries[place_of(threadIdx.x)];
   load(threadIdx.x);
   prepare();
 #pragma unroll 1
@@ -99,14 +106,12 @@ __device__ __forceinline__ void find_places(const T* queries, int32_t* places, i
       __stcs(reinterpret_cast<int4*>(places + head) + four, int4{place[0], place[1], place[2], place[3]});
     }
   }
-  // Loose queries come before the first four and after the last one; each is searched alone.
 #pragma unroll 1
-  for (int64_t i = threadIdx.x; i < count - 4 * fours; i += threads) {
-    const int64_t at = i < head ? i : i + 4 * fours;
-    const T query[1] = {queries[at]};
+  for (int64_t i = threadIdx.x; i < loose; i += threads) {
+    if (i >= threads) query[0] = queries[place_of(i)];
     int32_t place[1];
-    find(query, at, place);
-    places[at] = place[0];
+    find(query, place_of(i), place);
+    places[place_of(i)] = place[0];
   }
 }
 

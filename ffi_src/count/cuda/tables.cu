@@ -24,15 +24,17 @@ constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds
 
 using Args = Slices;
 
-// Word: what a table holds for a segment. Atomics need words of 32 or 64 bits, and shared memory has no atomic addition
-// of 64 bits.
+// Word: what a table holds for a segment. Atomics need words of 32 or 64 bits. Shared memory has no atomic addition of
+// 64 bits, so a table of such sums has all their lower halves first, then all upper ones.
 template <class Monoid>
 using Word = std::conditional_t<is_extreme<Monoid> && sizeof(typename Monoid::Acc) < 4, uint32_t, typename Monoid::Acc>;
+// Whether a block has one table.
 template <class Monoid>
-constexpr bool kAdds =
-    !is_extreme<Monoid> && has_block_table(Op::kSum, is_exact<Monoid>, sizeof(typename Monoid::Bits));
+constexpr bool kOne = !is_exact<Monoid>;
 template <class Monoid>
-constexpr int kTables = is_extreme<Monoid> || kAdds<Monoid> ? 1 : kTableThreads / 32;
+constexpr bool kHalves = kOne<Monoid> && !is_extreme<Monoid> && sizeof(typename Monoid::Acc) == 8;
+template <class Monoid>
+constexpr int kTables = kOne<Monoid> ? 1 : kTableThreads / 32;
 
 // Shuffles a number of any width.
 template <class T>
@@ -44,11 +46,18 @@ __device__ __forceinline__ T shuffled(T value, int lane) {
   }
 }
 
+// Four numbers of neighbouring rows.
+template <class Bits>
+struct alignas(sizeof(Bits) < 8 ? 4 * sizeof(Bits) : 16) Four {
+  Bits value[4];
+};
+
 template <class Monoid>
-__global__ void __launch_bounds__(is_extreme<Monoid> ? kExtremeThreads : kTableThreads) segment_tables_kernel(Args a) {
+__global__ void __launch_bounds__(kOne<Monoid> ? kExtremeThreads : kTableThreads) segment_tables_kernel(Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   auto* tables = reinterpret_cast<Word<Monoid>*>(dynamic_shared_memory());
+  auto* const low = reinterpret_cast<uint32_t*>(tables);  // for kHalves
   const int64_t column = blockIdx.x % a.inner, slice = blockIdx.x / a.inner % a.slices;
   const int64_t o = blockIdx.x / a.inner / a.slices;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, threads = blockDim.x, warps = threads / 32;
@@ -58,16 +67,36 @@ __global__ void __launch_bounds__(is_extreme<Monoid> ? kExtremeThreads : kTableT
   const int32_t* ids = a.ids + a.ids_at(o);
   const Bits* data = static_cast<const Bits*>(a.data) + a.data_at(o) + column;
   const int64_t first = slice * a.slice, stop = min(a.length, first + a.slice);
+  // With one table the order does not matter. Then the warps of a block take neighbouring groups of rows in turn, which
+  // memory delivers faster than rows far apart, and every other warp begins at the end of the slice: if numbers rise or
+  // fall along it, the block soon meets the largest ones, and most others take no atomic.
+  constexpr int kGroup = 32 * kSteps;
   const int64_t share = ((a.slice + warps - 1) / warps + 31) / 32 * 32;
-  const int64_t begin = first + warp * share, end = min(stop, begin + share);
-  for (int64_t start = begin; start < end; start += 32 * kSteps) {
+  const int64_t begin = kOne<Monoid> ? first : first + warp * share;
+  const int64_t end = kOne<Monoid> ? stop : min(stop, begin + share), groups = (end - begin + kGroup - 1) / kGroup;
+  const bool vectors = kOne<Monoid> && a.inner == 1 && reinterpret_cast<uintptr_t>(ids + first) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(data + first) % alignof(Four<Bits>) == 0;
+  for (int64_t turn = kOne<Monoid> ? warp : 0; turn < groups; turn += kOne<Monoid> ? warps : 1) {
+    const int64_t group = !kOne<Monoid> ? turn : turn % 2 ? groups - 1 - turn / 2 : turn / 2;
+    const int64_t start = begin + group * kGroup;
     uint32_t id[kSteps];
     Acc number[kSteps];
+    if (vectors && start + kGroup <= end) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int64_t at = start + 32 * i + lane;
-      id[i] = at < end ? static_cast<uint32_t>(ids[at]) : ~0u;
-      number[i] = at < end ? Monoid::load(data[at * a.inner], a.keys) : Monoid::identity();
+      for (int i = 0; i < kSteps; i += 4) {
+        const int64_t at = start + 32 * i + 4 * lane;
+        const auto own = *reinterpret_cast<const Four<uint32_t>*>(ids + at);
+        const auto numbers = *reinterpret_cast<const Four<Bits>*>(data + at);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) id[i + j] = own.value[j], number[i + j] = Monoid::load(numbers.value[j], a.keys);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const int64_t at = start + 32 * i + lane;
+        id[i] = at < end ? static_cast<uint32_t>(ids[at]) : ~0u;
+        number[i] = at < end ? Monoid::load(data[at * a.inner], a.keys) : Monoid::identity();
+      }
     }
     if constexpr (is_extreme<Monoid>) {
       Word<Monoid> seen[kSteps];
@@ -80,13 +109,23 @@ __global__ void __launch_bounds__(is_extreme<Monoid> ? kExtremeThreads : kTableT
       for (int i = 0; i < kSteps; ++i)
         if (seen[i] < number[i]) atomic_fold<true>(tables + id[i], static_cast<Word<Monoid>>(number[i]));
       continue;
-    } else if constexpr (kAdds<Monoid>) {
+    } else if constexpr (kOne<Monoid>) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         // Lanes with one id would wait for each other.
         const bool same = __all_sync(kEveryLane, id[i] == __shfl_sync(kEveryLane, id[i], 0));
-        if (same) number[i] = sum_of_warp(number[i]);
-        if (id[i] < static_cast<uint32_t>(a.segments) && (!same || lane == 0)) atomicAdd(tables + id[i], number[i]);
+        if constexpr (kHalves<Monoid>) {
+          if (same) number[i] = sum_of_lanes(number[i]);
+        } else {
+          if (same) number[i] = sum_of_warp(number[i]);
+        }
+        if (id[i] < static_cast<uint32_t>(a.segments) && (!same || lane == 0)) {
+          if constexpr (kHalves<Monoid>) {
+            add_halves(low + id[i], low + a.segments + id[i], number[i]);
+          } else {
+            atomicAdd(tables + id[i], number[i]);
+          }
+        }
       }
       continue;
     }
@@ -115,6 +154,7 @@ __global__ void __launch_bounds__(is_extreme<Monoid> ? kExtremeThreads : kTableT
   Bits* out = static_cast<Bits*>(a.out) + o * a.segments * a.inner + column;
   for (int s = threadIdx.x; s < a.segments; s += threads) {
     auto total = static_cast<Acc>(tables[s]);
+    if constexpr (kHalves<Monoid>) total = static_cast<Acc>(low[a.segments + s]) << 32 | low[s];
     for (int w = 1; w < kTables<Monoid>; ++w) total = Monoid::fold(total, tables[w * a.segments + s]);
     if (a.slices == 1) {
       out[s * a.inner] = Monoid::store(total, a.keys);
