@@ -52,7 +52,7 @@ constexpr int64_t kLongestSingle = 16 << 10, kLongestWideSingle = 24 << 10;
 constexpr int64_t kLeastTiledBytes = 1 << 20;
 constexpr int64_t kLeastTeamBytes = 3 << 20;     // the same where several lanes share a row
 constexpr int64_t kLeastStagedBytes = 10 << 20;  // the same without results
-// The same where rows are whole vectors: for one lane; twice as many for two, four times for four.
+// The same for rows of whole vectors that one lane has; twice as many bytes for two lanes, four times for four.
 constexpr int64_t kLeastOddBytes = 8 << 20;
 constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
 constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor,

@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   const int32_t fill = fills ? a.fill[a.fill_at(turn.row)] : 0;
   const uint32_t units = turn.is_tile ? a.units : 0, first_unit = turn.tile * a.units;
   // While elements arrive, a warp with several units already lists the places of its units, as long as there is room.
-  // Of its other units, the warp keeps the words.
+  // It keeps the words of units for which there is no room.
   uint32_t listed = 0;
   bool lists = a.early;
   const auto is_listed = [&](uint32_t count) {

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 3) bincount_split_kernel(const __gri
 // none in others. Those of the next chunk are loaded before those of this one are counted.
 __global__ void __launch_bounds__(kCountThreads, 1) bincount_parts_kernel(const __grid_constant__ Args a) {
   constexpr int kPacks = kChunk / 32;
-  // Of up to a tile for each thread: its first chunk, and where its ids begin and end, in packs.
+  // For the tile of each thread that has one: its first chunk, and where its ids begin and end, in packs.
   __shared__ uint32_t chunks[kCountThreads + 1], bounds[kCountThreads], sums[kCountThreads / 32];
   auto* const table = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread / 32;

@@ -103,7 +103,7 @@ struct Dot : Sum<E, kMasks> {
 
 // The larger of two values. NaN is larger than any number, and -0 is less than +0. All NaNs become the same one, so
 // that the result does not depend on the order. A minimum is the maximum of the negated values.
-// Of doubles without a branch: nvcc makes branches of a comparison by cases, and the lanes of a warp go both ways.
+// For doubles there is no branch: nvcc would branch on a comparison by cases, and the lanes of a warp would diverge.
 __device__ __forceinline__ double larger(double a, double b) {
   const int64_t of_a = bits_as<int64_t>(a), of_b = bits_as<int64_t>(b);
   int64_t all = a > b ? of_a : of_b;
