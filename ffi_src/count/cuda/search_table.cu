@@ -1,8 +1,8 @@
 // searchsorted of many queries of 8 or 16 bits in rows along the last axis, for the latter of fewer than 2^16 elements.
 // A block makes a table of the places of all queries in shared memory, so that each query is one look into the table.
 //
-// For 16-bit queries, the last of equal elements marks its key, and a running maximum carries each mark on to later keys.
-// Then the places are put where the bits of queries find them.
+// For 16-bit queries, the last of equal elements marks its key, and a running maximum carries each mark on to later
+// keys. Then the places are put where the bits of queries find them.
 //
 // Bytes moved: queries are read once and places written once; each block reads its row, of at most 128 KB, or searches
 // in it for 256 keys.
