@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kTogether = 4;  // steps that a lane folds together; in a step, each team of a warp takes a row
 // Steps whose loads are in flight. If large tables leave a multiprocessor few warps, each must have more of them, or it
-// waits for memory; then kDeepSteps are in flight. Only elements of 4 bytes, such as gradients of boosted trees, have a
+// waits for memory; then kDeepSteps are in flight. Only sums of 4 bytes, such as gradients of boosted trees, have a
 // kernel with so many.
 constexpr int kSteps = 8, kDeepSteps = 24;
 // Sums of pairs in long slices have kPairSteps, and their ids are brought into L2 kAhead batches of steps before.
@@ -212,14 +212,14 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
       if (plan.columns == 2)
         kernel = pairs ? segment_lanes_kernel<Monoid, Id, 2, kSteps, true>
                        : segment_lanes_kernel<Monoid, Id, 2, kSteps, false>;
-      if constexpr (sizeof(typename Monoid::Bits) == 4)
+      // Extremes with tables so large are rare, and gain nothing.
+      if constexpr (sizeof(typename Monoid::Bits) == 4 && !is_extreme<Monoid>)
         if (plan.shared_bytes >= kDeepBytes * plan.warps) {
           if (plan.columns == 2 && pairs) kernel = segment_lanes_kernel<Monoid, Id, 2, kDeepSteps, true>;
-          if constexpr (!is_extreme<Monoid>)  // tables of one column of extremes are smaller
-            if (plan.columns == 1)
-              kernel = a.inner == 2 && steps >= kLeastPairSteps
-                           ? segment_lanes_kernel<Monoid, Id, 1, kPairSteps, false, 2>
-                           : segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
+          if (plan.columns == 1)
+            kernel = a.inner == 2 && steps >= kLeastPairSteps
+                         ? segment_lanes_kernel<Monoid, Id, 1, kPairSteps, false, 2>
+                         : segment_lanes_kernel<Monoid, Id, 1, kDeepSteps, false>;
         }
       return launch(stream, config, kernel, a);
     };
