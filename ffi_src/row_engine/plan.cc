@@ -28,8 +28,8 @@ constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 // kFlatCluster blocks share a flat row of at most kFlatClusterColumns columns if its arrays have up to
 // kFlatClusterBytes together. They are a cluster if a multiprocessor has at most kFlatClusterBlocks blocks in all: a
 // block of a cluster takes longer, since it waits for the others, but there is only one kernel. (Blocks of 512 threads,
-// clusters of 16, and clusters for rows of 1 MiB took up to twice as long.)
-constexpr int64_t kFlatClusterBytes = 512 << 10, kFlatClusterColumns = 32, kFlatCluster = 8, kFlatClusterBlocks = 8;
+// clusters of 16, and clusters for one row of 1 MiB took up to twice as long.)
+constexpr int64_t kFlatClusterBytes = 256 << 10, kFlatClusterColumns = 32, kFlatCluster = 8, kFlatClusterBlocks = 8;
 constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
