@@ -441,9 +441,9 @@ __device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
     constexpr int kFew = decltype(few)::value;
     sort_elements<Key, kFew, false, false>(a, row, SortTeam<kFew, false>{32, lane, nullptr}, reached, true, true);
   };
-  if (a.most <= 64) {
-    sort(std::integral_constant<int, 2>());
-  } else if (a.most <= 128) {
+  if constexpr (sizeof(Key) == 8)  // narrower keys with so small k mostly take other kernels
+    if (a.most <= 64) return sort(std::integral_constant<int, 2>());
+  if (a.most <= 128) {
     sort(std::integral_constant<int, 4>());
   } else {
     sort(std::integral_constant<int, 8>());
