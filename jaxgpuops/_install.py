@@ -156,7 +156,7 @@ def _segments(name: str, original: Callable) -> Callable:
         covered = (
             all(option is None for option in rest)
             and isinstance(length, numbers.Integral)
-            and length >= 0
+            and int(length) >= 0
             and jnp.result_type(data) in FLOATS | INTEGERS
             and jnp.result_type(ids) in INTEGERS
             and jnp.ndim(ids) == 1

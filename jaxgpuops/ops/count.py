@@ -556,11 +556,10 @@ def histogram(
     even = not isinstance(bins, list | tuple) and jnp.ndim(bins) == 0
     if even:
         count = _length(op, "bins", bins)
-        if range is not None:
-            range = _range(op, range, x.dtype)
-        elif manual(op, names, x.shape[-1]) is not None and x.size:
-            range = (reduce.min(x.ravel(), axis_name=names), reduce.max(x.ravel(), axis_name=names))
-        edges = jnp.histogram_bin_edges(x, count, range)
+        ends: Any = None if range is None else _range(op, range, x.dtype)
+        if ends is None and manual(op, names, x.shape[-1]) is not None and x.size:
+            ends = (reduce.min(x.ravel(), axis_name=names), reduce.max(x.ravel(), axis_name=names))
+        edges = jnp.histogram_bin_edges(x, count, ends)
     else:
         if range is not None:
             raise ValueError(f"{op}: range is that of bins of equal width; got edges and range={range}")

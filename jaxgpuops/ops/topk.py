@@ -15,9 +15,8 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
-from jaxgpuops.lax.along_axis import along, put_along_axis, take_along_axis
+from jaxgpuops.lax.along_axis import along, gathered, put_along_axis, take_along_axis
 from jaxgpuops.lax.order import from_keys, identity, to_keys
-from jaxgpuops.ops.search import _whole
 
 
 class TopK(NamedTuple):
@@ -187,7 +186,7 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
     of_row = functools.partial(
         _of_segments_of_row, offsets=offsets, length=length, k=k, largest=largest, sorted=sorted, split=split
     )
-    x = _whole(x, axis)
+    x = gathered(x, axis)
     for _ in range(axis):
         of_row = jax.vmap(of_row)
     for _ in range(x.ndim - 1 - axis):
