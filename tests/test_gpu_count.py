@@ -202,7 +202,7 @@ def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
 
 
 @pytest.mark.parametrize(
-    "segments, columns, algorithm", [(6000, 1, "atomics"), (6000, 3, "atomics"), (50, 1, "tables"), (50, 3, "lanes")]
+    "segments, columns, algorithm", [(6000, 1, "atomics"), (6000, 3, "atomics"), (50, 1, "tables"), (20, 3, "lanes")]
 )
 @pytest.mark.parametrize("dtype", ["int16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64"])
 def test_extremes(dtype, segments, columns, algorithm):
