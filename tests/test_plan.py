@@ -371,23 +371,6 @@ def test_columns():
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
 
-def test_clusters_of_flat_columns():
-    """Eight blocks share a flat row that is neither short nor long, whether they are a cluster or leave their statistics
-    for another kernel: a row has the same parts in every batch, and any batch has the same workspace."""
-    for op, dtype, length, inner, blocks in (
-        ("softmax", "bfloat16", 8192, 13, 8),
-        ("log_softmax_jvp", "float32", 2400, 13, 8),
-        ("logsumexp", "float32", 2048, 13, 8),
-        ("softmax", "float32", 2000, 5, 1),
-        ("softmax", "float32", 300_000, 5, 0),
-        ("softmax", "float32", 1785, 63, 0),
-    ):
-        for outer, capability in itertools.product((40, 132, 133), (80, 90)):
-            plan = plan_softmax(op, outer, length, inner, dtype, 1.0, False, False, False, capability)
-            assert plan["algorithm"] == "columns_flat" and (plan["blocks"] == blocks or not blocks), (op, plan)
-            assert (plan["workspace_bytes"] > 0) == (blocks != 1), (op, length, inner, outer, plan)
-
-
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_narrow_columns(dtype):
     """Few columns side by side, along a long enough axis, are read as flat rows, however large the batch is."""

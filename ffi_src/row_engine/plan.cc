@@ -25,11 +25,6 @@ constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blo
 // there are two arrays), since lanes of column kernels have parts of the axis, and would read pieces of 16 bytes.
 // Columns that are 32 bytes side by side are read as flat rows if an outer index has more than kNarrowBytes.
 constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
-// kFlatCluster blocks share a flat row of at most kFlatClusterColumns columns if its arrays have up to
-// kFlatClusterBytes together. They are a cluster if a multiprocessor has at most kFlatClusterBlocks blocks in all: a
-// block of a cluster takes longer, since it waits for the others, but there is only one kernel. (Blocks of 512 threads,
-// clusters of 16, and clusters for one row of 1 MiB took up to twice as long.)
-constexpr int64_t kFlatClusterBytes = 256 << 10, kFlatClusterColumns = 32, kFlatCluster = 8, kFlatClusterBlocks = 8;
 constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
@@ -433,7 +428,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 }
 
 // A block takes a flat row, or several blocks share it if their parts are not too short.
-void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
+void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kColumnsFlat;
   const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
   plan.period = static_cast<int>(rows.inner / shared);
@@ -452,23 +447,14 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   const int64_t least = plan.traits.output ? 2 * batch : batch;
   const int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
-  const int64_t bytes = rows.length * rows.inner * plan.traits.item_bytes * plan.traits.operands;
-  if (parts >= kFlatParts && bytes <= kFlatClusterBytes && rows.inner <= kFlatClusterColumns) {
-    plan.part_length = ceil_div(ceil_div(rows.length, kFlatCluster), plan.turns) * plan.turns;
-    plan.blocks = plan.units = kFlatCluster;
-    plan_split(plan, rows);  // in a cluster, too, since a batch of another size may need the workspace
-    const bool few = rows.outer * kFlatCluster <= kFlatClusterBlocks * gpu.multiprocessors;
-    if (few && kFlatCluster <= gpu.max_cluster && !tuning.split) return;
-    plan.units = plan.blocks = ceil_div(rows.length, plan.part_length);  // the others would be empty
-  } else if (whole && parts < kFlatParts) {
+  if (whole && parts < kFlatParts) {
     set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
     plan.part_length = rows.length;
     return;
-  } else {
-    plan.part_length = ceil_div(ceil_div(rows.length, std::max<int64_t>(1, parts)), plan.turns) * plan.turns;
-    plan.blocks = ceil_div(rows.length, plan.part_length);
-    plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
   }
+  plan.part_length = ceil_div(ceil_div(rows.length, std::max<int64_t>(1, parts)), plan.turns) * plan.turns;
+  plan.blocks = ceil_div(rows.length, plan.part_length);
+  plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
   plan.split = true;
   // The bits of results do not depend on the length of these parts, so there are blocks for all multiprocessors, if
   // there are enough positions.
@@ -496,11 +482,11 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
-  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu, tuning);
+  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
-    if (!traits.label) return plan_flat(plan, rows, gpu, tuning);
+    if (!traits.label) return plan_flat(plan, rows, gpu);
   }
   // Lanes that the columns of an outer index keep busy.
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;
@@ -531,7 +517,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   }
   if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more blocks than the largest cluster of any GPU has
     plan.blocks = 1;
-    return plan_flat(plan, rows, gpu, tuning);
+    return plan_flat(plan, rows, gpu);
   }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
@@ -571,7 +557,7 @@ RowPlan held_in_registers(RowPlan plan) {
 }
 
 RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
-  if (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split && plan.slices == 1 &&
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat && !plan.split && plan.slices == 1 &&
       rows.length * rows.inner <= kSmallFlat && rows.outer <= (plan.traits.output ? 2 : 1) * kSmallFlatRows) {
     RowPlan small = plan;
     small.algorithm = RowAlgorithm::kSmall;
