@@ -399,7 +399,8 @@ def _tangent_in_turn(name):
         if transpose:
             s = list(map(_or_zero, w, reversed(s)))
         s = s[:: -1 if reverse else 1]
-        if len(s) == 2:  # a choice takes half the time of a concatenation
+        # Of pairs, XLA's loop mostly takes less time if it chooses than if it concatenates: down to half for 16 bits.
+        if len(s) == 2:
             shape = [2 if d == axis else n for d, n in enumerate(s[0].shape)]
             return jnp.where(lax.broadcasted_iota(np.int32, shape, axis) == 0, *s)
         return lax.concatenate(s, axis)
