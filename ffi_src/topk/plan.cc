@@ -7,6 +7,7 @@
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/compare_shape.h"
+#include "topk/cuda/few_shape.h"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/radix_shape.h"
 #include "topk/cuda/rows_shape.h"
@@ -135,6 +136,22 @@ bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
          rows.length >= kLeastHeld * k &&
          (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
+}
+
+// Whether the few kernel can take the problem, and whether it takes less time than sorting does, or selecting.
+bool takes_few(Rows rows, int64_t k) {
+  return k <= kMaxFewK && rows.length <= kMaxFewLength && rows.count() < int64_t{1} << 31;
+}
+bool prefers_few(Rows rows, int key_bytes) { return rows.length <= (key_bytes == 8 ? 1024 : rows.inner > 1 ? 128 : 0); }
+
+Plan plan_few(Rows rows, int key_bytes, const Gpu& gpu) {
+  Plan plan;
+  const FewShape shape = few_shape(rows, key_bytes, gpu.multiprocessors);
+  plan.algorithm = Algorithm::kFew;
+  plan.lanes = shape.lanes;
+  plan.threads = kFewThreads;
+  plan.blocks = shape.blocks;
+  return plan;
 }
 
 Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
@@ -447,6 +464,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_compare(rows, key_bytes, sorted, gpu);
     if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
+  if (may(Algorithm::kFew) && takes_few(rows, k) && (forced >= 0 || prefers_few(rows, key_bytes)))
+    return plan_few(rows, key_bytes, gpu);
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
