@@ -21,6 +21,7 @@ ALGORITHMS = {
     "empty",
     "argmax",
     "rows",
+    "few",
     "sort",
     "compare",
     "held",

@@ -90,8 +90,12 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, bool overlap, Bucke
   shape.together = true;
   // Blocks that would have to stage too many candidates list them first.
   a.direct = a.direct && !kColumns && a.room / a.slices + 1024 <= kStaged<C>;
-  a.window = buckets_window(sizeof(C)) / (a.direct && a.sorted ? 4 : 1);
-  const uint32_t windows = (a.k + a.window - 1) / a.window;
+  // Small buckets of few rows are sorted by as many blocks as run at the same time.
+  if (!a.direct || !a.sorted) a.window = buckets_window(sizeof(C));
+  const auto windows_of = [&](uint32_t places) { return (a.k + places - 1) / places; };
+  if (a.direct && a.sorted)
+    while (a.window > buckets_window(sizeof(C)) / 4 && rows * windows_of(a.window / 2) <= fitting) a.window /= 2;
+  const uint32_t windows = windows_of(a.window);
   a.alone = !a.direct && (a.sorted || windows == 1) ? kRoom<C> : 0;
   if (a.direct) a.splitters = std::max<uint32_t>(a.splitters, kBucketsThreads);
   Launch last = {dim3(static_cast<unsigned>(rows * windows)), dim3(kBucketsThreads), buckets_sort_shared(sizeof(C))};
@@ -118,6 +122,7 @@ cudaError_t launch_buckets(cudaStream_t stream, const Plan& plan, const Problem&
   a.splitters = shape.splitters;
   a.room = static_cast<uint32_t>(shape.room);
   a.direct = shape.direct;
+  a.window = static_cast<uint32_t>(shape.window);
   a.starts = shape.starts;
   a.list = shape.list;
   a.in_order = shape.in_order;

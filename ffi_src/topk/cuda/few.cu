@@ -4,7 +4,7 @@
 // they have by bitonic networks, and all of them have the result.
 //
 // Since indices fall, an element goes before all those that have the same key. The places that have no element yet have
-// key 0, and so come after any.
+// key 0, and so they come after any.
 //
 // Bytes moved: the input once, and k results (value and index).
 #include <type_traits>
@@ -18,8 +18,8 @@ namespace jaxgpuops::topk {
 namespace {
 
 struct Few : Call {
-  uint32_t rows;   // rows or columns in all
-  uint32_t lanes;  // see FewShape
+  uint32_t rows;       // rows or columns in all
+  uint32_t lane_bits;  // the logarithm of FewShape::lanes
 };
 
 constexpr uint32_t kNone = ~0u;  // the index of a place that has no element
@@ -85,41 +85,46 @@ template <class Key, int kBest>
 __global__ void __launch_bounds__(kFewThreads) few_kernel(const __grid_constant__ Few a) {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
   // The lanes of a row are neighbours. Of columns, those that read the same row of neighbouring columns are.
-  const uint32_t lane = threadIdx.x % 32, beside = 32 / a.lanes, column_lanes = a.inner > 1 ? beside : 1;
-  const uint32_t own = lane / column_lanes % a.lanes;
-  const uint32_t place = a.inner > 1 ? lane % beside : lane / a.lanes;
-  const uint32_t first = (blockIdx.x * (kFewThreads / 32) + threadIdx.x / 32) * beside;
+  const uint32_t lane = threadIdx.x % 32, lanes = 1u << a.lane_bits, row_bits = 5 - a.lane_bits;
+  const bool columns = a.inner > 1;
+  const uint32_t own = columns ? lane >> row_bits : lane & (lanes - 1);
+  const uint32_t place = columns ? lane & ((1u << row_bits) - 1) : lane >> a.lane_bits;
+  const uint32_t first = (blockIdx.x * (kFewThreads / 32) + threadIdx.x / 32) << row_bits;
   if (first >= a.rows) return;  // the whole warp
   const uint32_t row = min(first + place, a.rows - 1), inner = static_cast<uint32_t>(a.inner);
-  const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
+  const uint32_t outer = columns ? row / inner : row, column = columns ? row - outer * inner : 0;
   const Key* const x = static_cast<const Key*>(a.x) + int64_t{outer} * a.length * inner + column;
 
   Best<Word, kBest> best;
-  const int steps = static_cast<int>((a.length + a.lanes - 1) / a.lanes);  // elements of a lane
+  const int64_t step = a.inner << a.lane_bits;                   // from one element of the lane to the next
+  const uint32_t steps = (a.length + lanes - 1) >> a.lane_bits;  // its elements
+  uint32_t start = (steps - 1) / kFewLoads * kFewLoads;          // the first one of those that it loads at once
+  const Key* from = x + (int64_t{start} << a.lane_bits) * inner + int64_t{own} * inner;
 #pragma unroll 1
-  for (int start = (steps - 1) / kFewLoads * kFewLoads; start >= 0; start -= kFewLoads) {
+  for (;; start -= kFewLoads, from -= kFewLoads * step) {
+    const uint32_t index = (start << a.lane_bits) + own;
     Key bits[kFewLoads];
+    const Key* at = from;
 #pragma unroll
-    for (int u = 0; u < kFewLoads; ++u) {
-      const uint32_t i = min((start + u) * a.lanes + own, a.length - 1);
-      bits[u] = __ldg(x + int64_t{i} * inner);
-    }
+    for (uint32_t u = 0; u < kFewLoads; ++u, at += step)
+      bits[u] = index + (u << a.lane_bits) < a.length ? __ldg(at) : Key{0};
 #pragma unroll
     for (int u = kFewLoads - 1; u >= 0; --u) {
       if (start + u >= steps) continue;
-      // Only a lane's first element may be beyond the end; it is added to empty places.
-      const uint32_t i = (start + u) * a.lanes + own;
-      best.add(i < a.length ? encode(bits[u], a.order) : Key{0}, i < a.length ? i : kNone);
+      // Only a lane's first element may be beyond the end. It takes an empty place, and goes behind all others.
+      const uint32_t i = index + (u << a.lane_bits);
+      best.add(i < a.length ? encode(bits[u], a.order) : Key{0}, i);
     }
+    if (start == 0) break;
   }
 #pragma unroll 1
-  for (uint32_t distance = 1; distance < a.lanes; distance *= 2) best.merge(distance * column_lanes);
+  for (uint32_t distance = 1; distance < lanes; distance *= 2) best.merge(columns ? distance << row_bits : distance);
 
   if (first + place >= a.rows) return;
   const int64_t to = int64_t{outer} * a.k * inner + column;
 #pragma unroll
   for (int s = 0; s < kBest; ++s) {
-    if (s % a.lanes != own || s >= a.k) continue;
+    if ((s & (lanes - 1)) != own || s >= a.k) continue;
     uint32_t at = s;
     if (!a.sorted) {  // the number of results with lesser indices
       at = 0;
@@ -137,7 +142,7 @@ __global__ void __launch_bounds__(kFewThreads) few_kernel(const __grid_constant_
 cudaError_t launch_few(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Few a = {call_of(problem, buffers)};
   a.rows = static_cast<uint32_t>(problem.rows.count());
-  a.lanes = static_cast<uint32_t>(plan.lanes);
+  while (1 << a.lane_bits < plan.lanes) ++a.lane_bits;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kFewThreads);

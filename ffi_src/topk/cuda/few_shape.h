@@ -18,14 +18,14 @@ struct FewShape {
   int64_t blocks = 0;
 };
 
-// Rows have so many lanes that these together read a whole sector. Rows and columns that would leave the device idle
-// have more, as long as each lane has a load of its own.
-inline FewShape few_shape(Rows rows, int key_bytes, int64_t multiprocessors) {
+// The lanes that share a row read neighbouring elements together, so long rows have several. Rows and columns that
+// would leave the device idle have more, as long as each lane has a load of its own; fewer for a larger k, since
+// merging what lanes have takes longer then.
+inline FewShape few_shape(Rows rows, int64_t k, int key_bytes, int64_t multiprocessors) {
   FewShape shape;
-  if (rows.inner == 1) shape.lanes = 32 / key_bytes;
-  while (shape.lanes < 32 && shape.lanes * kFewLoads < rows.length &&
-         rows.count() * shape.lanes < 1024 * multiprocessors)
-    shape.lanes *= 2;
+  const int64_t length = rows.length, wanted = (k <= 2 ? 1024 : k <= 4 ? 512 : 128) * multiprocessors;
+  if (rows.inner == 1) shape.lanes = length * key_bytes <= 32 ? 1 : length <= 64 ? 2 : length <= 160 ? 4 : 8;
+  while (shape.lanes < 32 && shape.lanes * kFewLoads < length && rows.count() * shape.lanes < wanted) shape.lanes *= 2;
   shape.blocks = ceil_div(rows.count(), kFewThreads / shape.lanes);
   return shape;
 }
