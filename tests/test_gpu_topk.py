@@ -68,6 +68,8 @@ REGIMES = {
     "sort, columns": ((5, 290, 70), 1, 290),
     "sort, a part of a warp": ((3000, 200), 1, 70),
     "sort, few columns": ((3000, 100, 3), 1, 70),
+    "few, a lane a column": ((3000, 11, 22), 1, 2),
+    "few, lanes share columns": ((40, 121, 70), 1, 7),
     "short": ((300, 5, 1000), 1, 3),
     "compare": ((9, 300), 1, 90),
     "compare, a row of many blocks": ((1, 3001), 1, 1000),
@@ -124,7 +126,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "sort", "compare", "held", "stream", "grid", "wave", "sieve", "columns"} | {
+    assert found == {"argmax", "rows", "few", "sort", "compare", "held", "stream", "grid", "wave", "sieve", "columns"} | {
         "buckets",
         "radix",
         "short",

@@ -7,6 +7,7 @@
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/compare_shape.h"
+#include "topk/cuda/few_shape.h"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/radix_shape.h"
 #include "topk/cuda/rows_shape.h"
@@ -135,6 +136,32 @@ bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
   return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
          rows.length >= kLeastHeld * k &&
          (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
+}
+
+// Whether the few kernel can take the problem.
+bool takes_few(Rows rows, int64_t k) {
+  return k <= kMaxFewK && rows.length <= kMaxFewLength && rows.count() < int64_t{1} << 31;
+}
+
+// Whether the few kernel takes less time than those that sort or select. The limits are where it took about as long on
+// an H200.
+bool prefers_few(Rows rows, int64_t k, int key_bytes) {
+  const int64_t length = rows.length;
+  if (rows.inner > 1) return length <= (k <= 4 ? 256 : 128) * (key_bytes == 8 ? 2 : 1);
+  if (key_bytes < 8) return k <= 4 && length <= 16 && rows.count() > kFewRows;
+  const bool many = rows.count() >= 512 * k;
+  if (k > 4) return length > 16 && length <= (many ? 512 : 192);
+  return length <= (many ? kMaxFewLength : 2048 / k);
+}
+
+Plan plan_few(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  Plan plan;
+  const FewShape shape = few_shape(rows, k, key_bytes, gpu.multiprocessors);
+  plan.algorithm = Algorithm::kFew;
+  plan.lanes = shape.lanes;
+  plan.threads = kFewThreads;
+  plan.blocks = shape.blocks;
+  return plan;
 }
 
 Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
@@ -418,11 +445,13 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
 // the row: by the buckets kernels if they can take the problem (`divides`), else by kRadix, which reads the row once
-// for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole.
+// for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole, and many
+// rows of narrow keys only for a larger k.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
   const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
   if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
+  if (divides && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19) return 14 * k >= rows.length;
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
@@ -442,11 +471,15 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       rows.inner >= sort::kLeastShortColumns) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
+  // Of k > 4 elements, comparing is faster where it is taken.
+  const bool few = may(Algorithm::kFew) && takes_few(rows, k) && (forced >= 0 || prefers_few(rows, k, key_bytes));
+  if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
   if (may(Algorithm::kCompare) &&
       (forced < 0 ? compares(rows, k, key_bytes, sorted, gpu) : rows.length <= kMaxCompareLength)) {
     const Plan plan = plan_compare(rows, key_bytes, sorted, gpu);
     if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
+  if (few) return plan_few(rows, k, key_bytes, gpu);
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }

@@ -19,6 +19,7 @@ enum class Algorithm {
   kEmpty,    // there is nothing to write
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows, each in the registers of some lanes or of a block
+  kFew,      // k <= 8 of short columns or of short rows of 64 bits: lanes keep the best in registers
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
   kCompare,  // few elements in all: each is compared with all others of its row
   kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster
@@ -35,8 +36,9 @@ enum class Algorithm {
 };
 
 // The names, in the order of the enumeration.
-constexpr const char* kNames[] = {"empty", "argmax", "rows",    "sort",    "compare", "held",  "stream", "grid",
-                                  "wave",  "sieve",  "columns", "buckets", "radix",   "short", "block",  "sweep"};
+constexpr const char* kNames[] = {"empty",   "argmax", "rows",  "few",   "sort",  "compare",
+                                  "held",    "stream", "grid",  "wave",  "sieve", "columns",
+                                  "buckets", "radix",  "short", "block", "sweep"};
 static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
 constexpr const char* name(Algorithm algorithm) {
   return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";

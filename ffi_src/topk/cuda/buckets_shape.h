@@ -34,6 +34,7 @@ struct BucketsShape {
   int64_t room = 0;        // candidates that a row has room for
   bool alone = false;      // whether these are so few that a block can sort them
   bool direct = false;     // else, whether the sample divides them into buckets that are small enough
+  int64_t window = 0;      // then, the most places within which buckets may begin that one block sorts
   int64_t starts = 0, list = 0, in_order = 0;  // byte offsets within a row's workspace
   int64_t bytes = 0;
 };
@@ -57,7 +58,10 @@ inline BucketsShape sampled_shape(int64_t length, int64_t k, int key_bytes, uint
   // Hardly ever are there 18 times as many elements between two samples as on the average of the least ones.
   const int64_t between = length / shape.sample / (kBucketsThreads - shape.reach);
   shape.alone = shape.room <= buckets_room(composite);
-  shape.direct = !shape.alone && k > 1024 && 18 * between + buckets_window(composite) / 4 <= buckets_room(composite);
+  const int64_t left = buckets_room(composite) - 18 * between;
+  shape.window = buckets_window(composite);
+  while (shape.window > left && shape.window > buckets_window(composite) / 4) shape.window /= 2;
+  shape.direct = !shape.alone && k > 1024 && shape.window <= left;
   // There are at most k splitters, up to 512. More than 512 are taken only while buckets of k elements would not fit
   // into shared memory.
   shape.splitters = kFewestSplitters;

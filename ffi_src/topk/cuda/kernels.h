@@ -46,6 +46,7 @@ inline Call call_of(const Problem& problem, const Buffers& buffers) {
 
 cudaError_t launch_argmax_kernels(cudaStream_t, const Plan&, const ArgProblem&, const Buffers&);
 cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_few(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_compare(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_held(cudaStream_t, const Plan&, const Problem&, const Buffers&);

@@ -28,6 +28,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kArgmax:  // without a rule for NaN: top-1 follows the total order
       return launch_argmax_kernels(stream, plan, {problem.rows, problem.key_bits, {problem.order}}, buffers);
     case Algorithm::kRows: return launch_rows(stream, plan, problem, buffers);
+    case Algorithm::kFew: return launch_few(stream, plan, problem, buffers);
     case Algorithm::kSort: return launch_sort(stream, plan, problem, buffers);
     case Algorithm::kCompare: return launch_compare(stream, plan, problem, buffers);
     case Algorithm::kHeld: return launch_held(stream, plan, problem, buffers);
