@@ -15,6 +15,7 @@ SIZES = [(0, 2, 4), (1, 1, 1), (1000, 8, 8), (2000, 8, 128), (2049, 8, 64), (163
 SIZES += [(100, 3, 5), (3000, 4, 16), (16000, 2, 32), (300, 4, 33), (2, 1, 512)]  # few experts, and few assignments
 SIZES += [(4, 8, 255), (32, 8, 384), (33, 8, 256), (8, 8, 33), (9, 8, 128)]  # a warp looks at all assignments
 SIZES += [(32, 8, 128), (80, 3, 20), (50, 5, 64)]  # a lane looks at one assignment
+SIZES += [(65, 8, 128), (128, 8, 128), (256, 8, 100), (85, 7, 64), (700, 2, 9)]  # clusters of small blocks
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
 # Sizes for the largest cluster, for more than a cluster, and for more than registers hold.
 SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]

@@ -321,7 +321,7 @@ def test_forward_mode_of_the_primitives():
 def test_the_plan_of_the_cuda_kernel():
     plan_moe = functools.partial(jaxgpuops._native.modules["cpu"].plan_moe, capacity=-1, align=1)
     shared = {75: 64, 80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
-    for assignments in (0, 1, 33, 65, 256, 257, 1024, 1025, 4096, 16384, 32768, 32769, 1 << 20):
+    for assignments in (0, 1, 33, 65, 256, 257, 512, 513, 1024, 1025, 2048, 4096, 16384, 32768, 32769, 1 << 20):
         for experts in (1, 32, 33, 128, 129, 512, 1024, 4096):
             most = -1 if experts <= 32 else 64 if experts <= 128 else 256  # assignments that every warp looks at
             for capability in shared:
@@ -331,7 +331,11 @@ def test_the_plan_of_the_cuda_kernel():
                 poor = plan_moe(1, **problem, workspace_bytes=0)
                 some = plan_moe(1, **problem, workspace_bytes=best["workspace_bytes"] // 2)
                 many, few = plan_moe(132, **problem, align=8), plan_moe(20, **problem, align=8)
-                if assignments <= 1024:
+                small = capability >= 90 and experts <= 128 and (512 if experts > 32 else 1024) < assignments <= 2048
+                if small:  # so few experts are counted in registers
+                    small_plan = {"algorithm": "cluster", "blocks": 4 if assignments <= 1024 else 8, "threads": 128}
+                    assert small_plan.items() <= best.items() and small_plan.items() <= aligned.items()
+                elif assignments <= 1024:
                     assert best["algorithm"] == ("warp" if assignments <= most else "block")
                     assert capped["algorithm"] == ("warp" if assignments <= min(most, 32) else "block")
                     assert aligned["algorithm"] == "block"

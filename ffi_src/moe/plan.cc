@@ -12,6 +12,12 @@ namespace {
 constexpr int64_t kOneBlock = 1024;
 constexpr int64_t kClusterMost = 1 << 15;  // up to so many assignments, a cluster takes less time than a grid
 constexpr int64_t kClusterBlock = 512;     // assignments of a block of a cluster, unless the largest cluster needs more
+// The same up to kSmallMost assignments to at most kInRegisters experts, whose counts lanes keep in registers: four
+// warps then have little to add up.
+constexpr int64_t kSmallBlock = 256;
+constexpr int64_t kSmallMost = 2048;
+constexpr int64_t kInRegisters = 128;
+constexpr int kSmallWarps = 4;
 // From so many assignments of a block on, it is faster to put them into order before they are written.
 constexpr int64_t kStagedFrom = 1024;
 // Up to so many experts, it is not worth the time to put assignments into order first.
@@ -29,6 +35,11 @@ int64_t warp_most(const PlanProblem& problem, const Gpu& gpu) {
   return problem.experts <= 128 ? 64 : kWarpMost;
 }
 
+// Up to how many assignments one block is not slower than a cluster. Votes on more than 32 experts take longer.
+int64_t one_block_most(const PlanProblem& problem) {
+  return problem.experts > 32 && problem.experts <= kInRegisters ? kOneBlock / 2 : kOneBlock;
+}
+
 int64_t shared_bytes(const Plan& plan, const PlanProblem& problem) {
   const int64_t staged = plan.staged ? plan.warps * chunk_of(problem, plan.blocks * plan.warps) : 0;
   const int64_t rows = (plan.staged ? 3 : 2) + told_rows(plan) + plan.warps;
@@ -42,10 +53,12 @@ int64_t room_of(const Gpu& gpu) { return gpu.shared_bytes - (1 << 10); }
 bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan& plan) {
   if (problem.assignments > kClusterMost) return false;
   plan.algorithm = Algorithm::kCluster;
-  while (plan.blocks * kClusterBlock < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
+  const bool small = problem.experts <= kInRegisters && problem.assignments <= std::min(kSmallMost, most * kSmallBlock);
+  const int64_t each = small ? kSmallBlock : kClusterBlock;
+  while (plan.blocks * each < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
   plan.staged = problem.experts > kUnstaged && problem.assignments > kStagedFrom * plan.blocks;
   const auto chunk = [&] { return chunk_of(problem, plan.blocks * plan.warps); };
-  plan.warps = problem.experts > 256 ? 2 * kFewWarps : kFewWarps;
+  plan.warps = small ? kSmallWarps : problem.experts > 256 ? 2 * kFewWarps : kFewWarps;
   while (plan.warps < 32 && chunk() > kClusterHeld) plan.warps *= 2;
   plan.shared_bytes = shared_bytes(plan, problem);
   return plan.blocks > 1 && plan.shared_bytes <= room_of(gpu) && chunk() <= kClusterHeld;
@@ -62,7 +75,8 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
     plan.blocks = ceil_div(problem.experts, 32);
     return plan;
   }
-  if (problem.assignments > kOneBlock && plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))
+  if (problem.assignments > one_block_most(problem) &&
+      plan_cluster(problem, gpu, std::min<int64_t>(gpu.max_cluster, share), plan))
     return plan;
   plan = {};
   // How many warps a block can have, at most `most`, so that their counters fit beside its other arrays.
