@@ -147,9 +147,10 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     const int64_t row_bytes = a.inner * static_cast<int64_t>(sizeof(Result));
     a.gap = std::clamp<int64_t>(kGapBytes / row_bytes, 1, kGap);
     const int64_t cells = (a.segments - 1) / a.gap + 1;
-    // Many blocks share the gaps of wide rows: each writes at most 2 MiB, or 256 segments of the widest. When 18 blocks
-    // wrote them all, the gradient of take for Zipf ids (65536 x 4096 into 128256) took three times as long on an H200.
-    const int64_t most = (2 << 20) / (a.gap * row_bytes);
+    // Many blocks share the gaps of wide rows: each writes at most 1 MiB, or 8 segments of the widest; of narrow rows,
+    // 2 MiB. When 18 blocks wrote them all, the gradient of take for Zipf ids (65536 x 4096 into 128256) took three
+    // times as long on an H200.
+    const int64_t most = ((a.gap < kGap ? 1 : 2) << 20) / (a.gap * row_bytes);
     a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, std::clamp<int64_t>(most, 8, kMostCells));
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }
