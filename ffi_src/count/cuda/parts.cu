@@ -129,6 +129,7 @@ __global__ void __launch_bounds__(kThreads, 3) bincount_split_kernel(const __gri
     uint16_t* const to = a.starts_of(o, tile);
     if (lane == 0) to[0] = 0;
     if (lane < a.parts) to[lane + 1] = static_cast<uint16_t>(end);
+    __syncwarp();  // lane 0 has read totals[0]
     if (lane == 31) totals[0] = end;
   }
   __syncthreads();

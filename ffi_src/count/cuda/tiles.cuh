@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
       sum.store(reinterpret_cast<Acc*>(head + (begins ? a.tails_at : 0)));
     }
   };
-  // Fills gaps of up to kGap segments: those just before the rows from `at` up to, but not including, `to`. The row
+  // Fills gaps of up to `gap` segments: those just before the rows from `at` up to, but not including, `to`. The row
   // behind the last one of all stands for the end of the segments.
   bool gaps = begins;  // whether there may be a gap before one of the rows at hand
   const auto fill = [&](int at, int to) {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
       const int64_t row = begin + r, from = row == 0 ? 0 : a.place_of(ids[r - 1]) + 1;
       const int64_t next = row == a.length ? a.segments : a.place_of(ids[r]);
 #pragma unroll 1
-      for (int64_t s = next - from > kGap ? next : from; s < next; ++s)
+      for (int64_t s = next - from > a.gap ? next : from; s < next; ++s)
         *reinterpret_cast<Elements<Result, kCount>*>(out + s * a.inner) = empty;
     }
   };
@@ -144,10 +144,13 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     if (status != cudaSuccess || a.tiles == 0) return status;
     config.overlap = a.overlap;
   } else {
-    const int64_t cells = (a.segments - 1) / kGap + 1;
-    // Many blocks share the gaps of wide rows: each writes at most 2 MiB, or 256 segments of the widest. When 18 blocks
-    // wrote them all, the gradient of take for Zipf ids (65536 x 4096 into 128256) took three times as long on an H200.
-    const int64_t most = (2 << 20) / (kGap * a.inner * static_cast<int64_t>(sizeof(Result)));
+    const int64_t row_bytes = a.inner * static_cast<int64_t>(sizeof(Result));
+    a.gap = std::clamp<int64_t>(kGapBytes / row_bytes, 1, kGap);
+    const int64_t cells = (a.segments - 1) / a.gap + 1;
+    // Many blocks share the gaps of wide rows: each writes at most 1 MiB, or 8 segments of the widest; of narrow rows,
+    // 2 MiB. When 18 blocks wrote them all, the gradient of take for Zipf ids (65536 x 4096 into 128256) took three
+    // times as long on an H200.
+    const int64_t most = ((a.gap < kGap ? 1 : 2) << 20) / (a.gap * row_bytes);
     a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, std::clamp<int64_t>(most, 8, kMostCells));
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }

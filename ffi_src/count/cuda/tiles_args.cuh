@@ -21,6 +21,7 @@ struct Args : SegmentArgs {
   int64_t lanes = 0;    // of segment_tiles_kernel: threads that share a row
   int64_t fillers = 0;  // its blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
   int64_t cells = 0;
+  int64_t gap = 0;  // the most segments without rows in a run that tiles fill
   // The members below are for segment_join_kernel.
   int64_t counters_at;  // where its counters are, in the workspace of an outer index
   int64_t chunks = 0;   // chunks that the columns are cut into; a team of 2^team_bits threads has one of them

@@ -1,5 +1,5 @@
 // Segments without rows, whose result is `keys.empty`. A gap is a run of such segments between two ids that follow each
-// other. Gaps of up to kGap segments are filled by the tile that has the row behind the gap (tiles.cuh), which writes
+// other. Gaps of up to `gap` segments are filled by the tile that has the row behind the gap (tiles.cuh), which writes
 // the neighbouring segments, too. Longer ones are filled by blocks of their own in the same launch, which find them by
 // a binary search of the ids. So each segment is written once. Where a row is one element, a kernel fills all segments
 // instead, before the results are written.
@@ -13,23 +13,24 @@
 namespace jaxgpuops::count {
 namespace {
 
-// The longest gap that tiles fill. Other blocks fill longer gaps: they cut the segments into cells of this length, so
-// that each longer gap contains the first segment of a cell.
-constexpr int kGap = 32;
+// The longest gap that tiles fill is `gap` segments, of up to kGapBytes: if tiles wrote long gaps of wide rows, those
+// whose ids lie far apart would write many times what others read, and run long after these. Other blocks fill longer
+// gaps: they cut the segments into cells of `gap` segments, so that each longer gap contains the first one of a cell.
+constexpr int64_t kGap = 32, kGapBytes = 16 << 10;
 constexpr int kMostCells = kThreads - 32;  // of a block: it needs one thread more than it has cells
 
-// Fills gaps of more than kGap segments. Each thread of a block has the front of a cell, and searches the ids for a gap
-// that reaches to it. No such gap fits into a cell, so long gaps lie at the front or at the end of a cell. Then warps
-// fill the cells.
+// Fills gaps of more than `gap` segments. Each thread of a block has the front of a cell, and searches the ids for a
+// gap that reaches to it. No such gap fits into a cell, so long gaps lie at the front or at the end of a cell. Then
+// warps fill the cells.
 template <class Result>
 __device__ __noinline__ void fill_gaps(const Args& a) {
-  // How many segments of a long gap are behind the front of a cell, and before it; kGap at most.
+  // How many segments of a long gap are behind the front of a cell, and before it; `gap` at most.
   __shared__ uint8_t behind[kThreads], before[kThreads];
   const int64_t blocks = a.fillers / a.outer, o = blockIdx.x / blocks;
-  const int64_t first = (blockIdx.x - o * blocks) * a.cells * kGap;
+  const int64_t first = (blockIdx.x - o * blocks) * a.cells * a.gap;
   const int32_t* const ids = a.ids + offset_of(a.ids_at, o);
   if (threadIdx.x <= a.cells) {
-    const int64_t front = min(first + int64_t{threadIdx.x} * kGap, a.segments);
+    const int64_t front = min(first + int64_t{threadIdx.x} * a.gap, a.segments);
     int64_t low = 0, high = a.length;
 #pragma unroll 1
     while (low < high) {
@@ -42,9 +43,9 @@ __device__ __noinline__ void fill_gaps(const Args& a) {
     }
     const int64_t last = low > 0 ? a.place_of(ids[low - 1]) : -1;
     const int64_t next = low < a.length ? a.place_of(ids[low]) : a.segments;
-    const bool is_long = next - last > kGap + 1;
-    behind[threadIdx.x] = is_long ? static_cast<uint8_t>(min(next - front, int64_t{kGap})) : 0;
-    before[threadIdx.x] = is_long ? static_cast<uint8_t>(min(front - 1 - last, int64_t{kGap})) : 0;
+    const bool is_long = next - last > a.gap + 1;
+    behind[threadIdx.x] = is_long ? static_cast<uint8_t>(min(next - front, a.gap)) : 0;
+    before[threadIdx.x] = is_long ? static_cast<uint8_t>(min(front - 1 - last, a.gap)) : 0;
   }
   __syncthreads();
   const auto empty = static_cast<Result>(a.keys.empty);
@@ -56,12 +57,12 @@ __device__ __noinline__ void fill_gaps(const Args& a) {
   constexpr int kWarps = kThreads / 32;
   // The cells of a warp are lane * kWarps + warp. Most have nothing to fill, so a ballot finds those that have.
   const int of_lane = lane * kWarps + warp;
-  const bool has_cell = of_lane < a.cells && first + int64_t{of_lane} * kGap < a.segments;
+  const bool has_cell = of_lane < a.cells && first + of_lane * a.gap < a.segments;
   unsigned cells = __ballot_sync(kEveryLane, has_cell && (behind[of_lane] | before[of_lane + 1]) != 0);
 #pragma unroll 1
   for (; cells; cells &= cells - 1) {
     const int cell = (__ffs(cells) - 1) * kWarps + warp;
-    const int64_t front = first + int64_t{cell} * kGap, end = min(front + kGap, a.segments);
+    const int64_t front = first + cell * a.gap, end = min(front + a.gap, a.segments);
     const int64_t middle = front + behind[cell], next = max(middle, end - before[cell + 1]);
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) {  // from `front` to `middle`, and from `next` to `end`
