@@ -113,13 +113,13 @@ def test_scans_in_pieces():
         ("cumsum", "bfloat16", (200, 100), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
         ("linear_scan", "bfloat16", (1500, 5), 1 << 14),
+        ("linear_scan", "bfloat16", (256, 34), 1 << 17),
     ):
         outer = most // (rows[0] * rows[1])
         plans = [plan_scan(op, many, *rows, dtype, False, 1, 90) for many in (1, outer, outer + 1)]
         assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
         assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
-    assert plan_scan("linear_scan", 1, 100, 50, "float32", False, 1, 90)["algorithm"] != "pieces"
     for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"

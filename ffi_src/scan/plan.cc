@@ -156,7 +156,7 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   if (plan.layout == Layout::kAlong || (!exact && plan.tiles > kGroup)) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
-  if (linear && (across || (length > kPiecePair && problem.rows.elements() > kPieceFewPairs))) return plan;
+  if (linear && length > kPiecePair && problem.rows.elements() > kPieceFewPairs) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
   if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;
   Plan pieces = plan;
@@ -166,7 +166,7 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
     pieces.runs = static_cast<int>(std::min<int64_t>(32, ceil_div(length, pieces.per_lane)));
     pieces.axis_warps = kPieceThreads / 32;
   } else if (across) {
-    pieces.per_lane = run_shape(plan.layout, 1, bytes_of(problem.dtype)).run;
+    pieces.per_lane = run_shape(plan.layout, operands, bytes_of(problem.dtype)).run;
   }
   const int64_t groups = ceil_div(length, pieces.runs * pieces.per_lane), slots = 32 / pieces.runs;  // slots of a warp
   // Nothing below changes results. Shared memory of a column: its elements, which launch_pieces() spreads over the
