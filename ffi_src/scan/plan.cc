@@ -63,8 +63,9 @@ constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 6
 // A block takes more columns only while at least kPieceBlocks blocks are left (kPieceWideBlocks if inner is above
 // kPieceWide). A block reads whole lines of memory; the lines that hold its columns have at most kPieceLines bytes.
 constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kPieceLines = 1 << 18;
-// Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements.
-constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14;
+// Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
+// bytes that lie across only if it has at most kPieceWidePairs.
+constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
@@ -156,7 +157,10 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   if (plan.layout == Layout::kAlong || (!exact && plan.tiles > kGroup)) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
-  if (linear && length > kPiecePair && problem.rows.elements() > kPieceFewPairs) return plan;
+  const int64_t most_pairs = length > kPiecePair                     ? kPieceFewPairs
+                             : across && bytes_of(problem.dtype) > 2 ? kPieceWidePairs
+                                                                     : kPieceSpans;
+  if (linear && problem.rows.elements() > most_pairs) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
   if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;
   Plan pieces = plan;

@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) segments_kernel(con
     const int shift = pass % kBytes * kDigitBits;
     if (pass == kBytes) {
       if (!moved) break;  // all keys are equal, so that segments are in order
+      __syncthreads();    // all threads have read the keys
 #pragma unroll 1
       for (uint32_t place = threadIdx.x; place < a.length; place += kThreads)
         shared.keys[place] = static_cast<Key>(numbers.of(shared.indices[place]));
