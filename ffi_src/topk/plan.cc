@@ -451,7 +451,8 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
   const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
   if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
-  if (divides && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19) return 14 * k >= rows.length;
+  if (divides && key_bytes == 2 && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19)
+    return 14 * k >= rows.length;
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
