@@ -147,8 +147,11 @@ bool takes_few(Rows rows, int64_t k) {
 // an H200.
 bool prefers_few(Rows rows, int64_t k, int key_bytes) {
   const int64_t length = rows.length;
-  if (rows.inner > 1) return length <= (k <= 4 ? 256 : 128) * (key_bytes == 8 ? 2 : 1);
-  if (key_bytes < 8) return k <= 4 && length <= 16 && rows.count() > kFewRows;
+  // The columns kernel fills its lanes only if many columns lie side by side.
+  const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
+  if (rows.inner > 1) return length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
+  if (key_bytes < 8)
+    return k <= 4 && length <= (key_bytes > 1 && rows.count() > 16 * kFewRows ? 32 : 16) && rows.count() > kFewRows;
   const bool many = rows.count() >= 512 * k;
   if (k > 4) return length > 16 && length <= (many ? 512 : 192);
   return length <= (many ? kMaxFewLength : 2048 / k);
@@ -446,12 +449,13 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
 // the row: by the buckets kernels if they can take the problem (`divides`), else by kRadix, which reads the row once
 // for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole, and many
-// rows of narrow keys only for a larger k.
+// rows of 16 bits only for a larger k.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
   const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
   if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
-  if (divides && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19) return 14 * k >= rows.length;
+  if (divides && key_bytes == 2 && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19)
+    return 14 * k >= rows.length;
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 

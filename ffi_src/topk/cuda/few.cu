@@ -1,7 +1,7 @@
-// Top-k of short columns, and of short rows of 64-bit elements, for k of at most 8. A lane, or several of one warp,
-// reads a row or column from its end to its beginning, and keeps the best elements in order in registers. Each element
-// takes its place among them by k comparisons, which do not wait for each other. Lanes that share a row then merge what
-// they have by bitonic networks, and all of them have the result.
+// Top-k of short columns, of short rows of 64-bit elements, and of many very short rows, for k of at most 8. A lane, or
+// several of one warp, reads a row or column from its end to its beginning, and keeps the best elements in order in
+// registers. Each element takes its place among them by k comparisons, which do not wait for each other. Lanes that
+// share a row then merge what they have by bitonic networks, and all of them have the result.
 //
 // Since indices fall, an element goes before all those that have the same key. The places that have no element yet have
 // key 0, and so they come after any.
