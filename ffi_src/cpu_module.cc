@@ -215,7 +215,7 @@ void define_selections(nb::module_& module) {
   module.def(
       "plan_sort",
       [](int64_t outer, int64_t length, int64_t inner, int key_bits, bool values, bool indices, int compute_capability,
-         int64_t kth, int64_t workspace_bytes) {
+         int64_t kth, bool carries, int64_t workspace_bytes) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;
@@ -223,10 +223,11 @@ void define_selections(nb::module_& module) {
         problem.key_bits = key_bits;
         problem.values = values;
         problem.indices = indices;
+        problem.carries = carries;
         return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1,
-      "workspace_bytes"_a = -1);
+      "carries"_a = false, "workspace_bytes"_a = -1);
 
   module.def(
       "plan_sort_segments",

@@ -71,6 +71,7 @@ def plan_sort(
     indices: bool,
     compute_capability: int,
     kth: int = -1,
+    carries: bool = False,
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_sort_segments(

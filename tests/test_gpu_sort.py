@@ -11,7 +11,8 @@ import reference
 from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 
 import jaxgpuops
-from jaxgpuops.lax._sort import select_p, sort_p, sort_segments_p
+from jaxgpuops.lax._select import select_p
+from jaxgpuops.lax._sort import sort_p, sort_segments_p
 
 # Every kernel and form of it: (shape, axis), its name in the plan, and whether columns are transposed to rows.
 REGIMES = {
@@ -76,6 +77,21 @@ def test_order_is_that_of_the_fallback(shape, axis, algorithm, turns, dtype):
         for descending in (False, True):
             values, indices = expected(x, axis, descending)
             assert same_bits(ours(x, axis, descending), (values, indices, values, indices))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "int64"])
+@pytest.mark.parametrize("shape", [(5, 40_001), (1, 1_100_003), (37, 70_001), (70, 8193), (2, 33_001, 5)], ids=str)
+def test_carried_numbers_follow_the_elements(shape, dtype):
+    with jax.enable_x64(dtype == "int64"):
+        x = data(shape, 1, jnp.dtype(dtype))
+        numbers = jax.random.bits(jax.random.key(0), shape).astype(np.int32)
+        for descending in (False, True):
+            values, indices = expected(x, 1, descending)
+            params = {"axis": 1, "descending": descending, "indices": True, "kth": -1}
+            both = jax.jit(functools.partial(sort_p, **params, values=True))(x, numbers)
+            follow = jnp.take_along_axis(numbers, indices, 1)
+            assert same_bits(both, (values, follow))
+            assert same_bits(jax.jit(functools.partial(sort_p, **params, values=False))(x, numbers), (follow,))
 
 
 @regimes

@@ -134,6 +134,20 @@ def test_sort_refuses(x, results, flags, message):
         call("sort", results, x, **{"axis": 1} | SORTED | flags)
 
 
+WRONG_CARRIED = {
+    "dtype": (X, {}, "carried has element type F32, expected S32"),
+    "shape": (S((4, 7), S32), {}, r"carried has shape \(4, 7\), expected \(4, 8\)"),
+    "no indices": (PLACES, {"indices": False}, "carried numbers take the place of the indices of a whole sort"),
+    "kth": (PLACES, {"kth": 3}, "carried numbers take the place of the indices of a whole sort"),
+}
+
+
+@pytest.mark.parametrize("carried, flags, message", WRONG_CARRIED.values(), ids=WRONG_CARRIED)
+def test_sort_refuses_to_carry(carried, flags, message):
+    with refuses("sort", message):
+        call("sort", [X, PLACES], X, carried, **{"axis": 1} | SORTED | flags)
+
+
 OFFSETS = S((1, 4), S32)
 WRONG_SEGMENT_SORTS = {
     "axis": (X, OFFSETS, [X, PLACES], {"axis": 2}, "axis 2 is not an axis of x, which has rank 2"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxgpuops
 from jaxgpuops import _arguments
-from jaxgpuops.lax._sort import select_p
+from jaxgpuops.lax._select import select_p
 
 FLOATS = ("float16", "bfloat16", "float32")
 DTYPES = (*FLOATS, "float64", "int8", "uint16", "int32", "int64", "bool")

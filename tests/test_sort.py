@@ -230,6 +230,24 @@ def test_values_of_any_dtype():
             assert moved.dtype == dtype and moved.tolist() == values[:, jnp.array([1, 2, 0])].tolist()
 
 
+def test_long_rows_carry_values():
+    """The sort of long rows moves 32-bit values with the keys, and shorter ones widened."""
+    rng = np.random.default_rng(4)
+    keys = rng.integers(-9, 9, (2, 9001)).astype(np.float32)
+    order = np.argsort(keys, 1, kind="stable")
+    for dtype in ("float32", "uint32", "bfloat16", "int8", "bool", "float8_e5m2", "int4", "complex64"):
+        values = jnp.asarray(rng.integers(0, 2, keys.shape) * 3).astype(dtype)
+        assert_same_bits(jaxgpuops.sort_key_val(keys, values)[1], np.take_along_axis(np.asarray(values), order, 1))
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "int32"), ("bool", "bfloat16"), ("int16", "float32")])
+def test_two_keys_of_long_rows(dtypes):
+    operands = [normal(jnp.dtype(dtype), (2, 9001)) for dtype in dtypes]
+    ours = jaxgpuops.lax.sort(operands, 1, num_keys=2)
+    with jax.default_device(jax.devices("cpu")[0]):  # on a GPU it changes the bits of bfloat16's NaNs
+        jax.tree.map(assert_same_bits, tuple(ours), jax.lax.sort(operands, 1, num_keys=2))
+
+
 def test_large_offsets_do_not_wrap():
     x = np.arange(6.0)[::-1]
     for dtype in (np.int64, np.uint64):
@@ -294,6 +312,19 @@ def test_few_rows_are_spread():
         assert few["workspace_bytes"] > many["workspace_bytes"] == 0
         assert plan_sort(5, length, 1, bits, True, True, 90, workspace_bytes=0) == {**many, "blocks": 5}
     assert plan_sort(5, 8192, 1, 32, True, True, 90)["algorithm"] == "block"
+
+
+def test_only_a_sweep_carries_numbers():
+    carrying = lambda *rows, given=-1: plan_sort(*rows, 32, True, True, 90, carries=True, workspace_bytes=given)
+    for rows in ((1, 8193, 1), (5, 40_000, 1), (1000, 16_385, 1)):
+        assert carrying(*rows) == plan_sort(*rows, 32, True, True, 90)
+    for rows in ((1, 8192, 1), (1000, 16_384, 1), (1, 70_000, 2), (9, 7, 1)):
+        assert carrying(*rows)["algorithm"] == "none"
+    # a part of a batch has the kernel of the whole
+    for part in (1, 5, 64):
+        whole = carrying(1000, 16_385, 1)["workspace_bytes"]
+        plan = carrying(part, 16_385, 1, given=whole)
+        assert plan["algorithm"] == "sweep" and plan["workspace_bytes"] <= whole
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import jaxgpuops
 from jaxgpuops._primitive import KERNELS
 from jaxgpuops.lax import scan_primitives as scan
 from jaxgpuops.lax._search import choose
-from jaxgpuops.lax._sort import select
+from jaxgpuops.lax._select import select
 from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
 for _kernel in KERNELS.values():

@@ -12,6 +12,7 @@ struct Call {
   void* values = nullptr;            // null if not wanted
   int32_t* indices = nullptr;        // null if not wanted
   const int32_t* offsets = nullptr;  // of segments, if there are any
+  const int32_t* carried = nullptr;  // numbers in place of indices, if there are any
 };
 
 // The results are the values, the indices, or both in this order. Results that follow them (on CUDA, the workspace) are
@@ -44,6 +45,23 @@ inline Call sort_call(ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis
     require_shape("indices", out, dims_of(x));
     call.indices = static_cast<int32_t*>(out.untyped_data());
   }
+  return call;
+}
+
+// The handler of a sort may have a second operand: numbers that are moved with the elements. They stand in place of the
+// indices.
+inline Call carrying_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results, int64_t axis,
+                          bool descending, bool values, bool indices, int64_t kth) {
+  Call call = sort_call(x, results, axis, descending, values, indices, kth);
+  if (rest.size() == 0) return call;
+  if (!indices || kth >= 0) throw invalid("carried numbers take the place of the indices of a whole sort");
+  Rest numbers(rest);
+  const ffi::AnyBuffer carried = numbers.next("carried");
+  numbers.require_end();
+  require_type("carried", carried, ffi::DataType::S32);
+  require_shape("carried", carried, dims_of(x));
+  call.problem.carries = true;
+  call.carried = static_cast<const int32_t*>(carried.untyped_data());
   return call;
 }
 

@@ -139,6 +139,15 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     if (plan.algorithm == Algorithm::kNone && merges_segments(problem)) plan_merge(problem, gpu, kMergeTileBits, plan);
     return plan;
   }
+  if (problem.carries) {
+    // A call with part of a batch gets the kernel that the whole batch has been given the workspace of.
+    Problem alone = problem;
+    alone.carries = false;
+    const bool sweeps = workspace_bytes >= 0 || plan_sort(alone, gpu, -1).algorithm == Algorithm::kSweep;
+    plan.algorithm = Algorithm::kNone;
+    if (rows.inner == 1 && sweeps) plan_sweep(problem, shared_limit, gpu, plan);
+    return plan;
+  }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
   // memory: with few, the loads of a warp would use only parts of memory sectors.
   if (rows.length <= kMaxShortLength && (short_tile_outers(rows, problem.k) > 0 || rows.inner >= kLeastShortColumns)) {

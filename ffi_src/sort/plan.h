@@ -20,7 +20,7 @@ enum class Algorithm {
   kMerge,     // few elements in all, or segments of longer rows: tiles are sorted, and then merged
   kSweep,     // rows of any length: radix sort in passes over memory
   kSegments,  // segments of rows that a block holds: radix sort in its shared memory
-  kNone,      // segments of other rows, for which other calls are faster
+  kNone,      // segments of other rows, or numbers carried by other kernels than kSweep: other calls are faster
 };
 
 const char* name(Algorithm algorithm);

@@ -16,10 +16,10 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._arguments import AxisName
-from jaxgpuops._derivatives import def_jvp, differentiated, zero_tangent
-from jaxgpuops._primitive import Kernel, align, batch_first
+from jaxgpuops._derivatives import zero_tangent
+from jaxgpuops._primitive import Kernel, align
 from jaxgpuops._split import RULES, Rule, by_rows, manual
-from jaxgpuops.lax._count import bincount, take_rows
+from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cummax, cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
 from jaxgpuops.lax.order import sort_keys
@@ -28,14 +28,16 @@ MAX_KEYS = 4
 # The segment of each place is found by comparing it with all offsets, if there are at most so many pairs: XLA makes one
 # kernel of that, where counting and gathering take four. A GPU compares many more pairs in that time.
 MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
-# The longest rows that are sorted by segment and key together if that takes integers of 64 bits. To sort longer rows twice
-# takes no longer on a GPU, and half the time on a CPU.
+# The longest rows that are sorted by two keys at once if that takes integers of 64 bits. To sort longer rows twice takes no
+# longer on a GPU, and half the time on a CPU.
 MOST_TOGETHER = 1024
+# Longer rows are sorted by several blocks of a GPU (longest_of_one_block in sort/plan.cc).
+MOST_OF_BLOCK = 8192
 # The kernel for segments of longer rows expects offsets that ascend (kMostUnordered in sort/plan.cc).
 MOST_UNORDERED = 8192
 
 
-def _sort_fallback(x, *, axis, descending, values, indices, kth):
+def _sort_fallback(x, *carried, axis, descending, values, indices, kth):
     keys = sort_keys(x)
     iota = lax.broadcasted_iota(np.int32, x.shape, axis)
     permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
@@ -46,20 +48,35 @@ def _sort_fallback(x, *, axis, descending, values, indices, kth):
         bits = x if is_bits else lax.bitcast_convert_type(x, keys.dtype)
         moved = lax.optimization_barrier(take_along_axis(bits, permutation, axis, permutes=True))
         outs.append(moved if is_bits else lax.bitcast_convert_type(moved, x.dtype))
-    return [*outs, permutation] if indices else outs
+    return [*outs, *_followed(permutation, carried, axis)] if indices else outs
 
 
-def _results(x, *, axis, descending, values, indices, kth):
+def _followed(permutation, carried, axis):
+    """Returns what stands in place of the indices: the numbers that are carried, if there are any."""
+    return [take_along_axis(numbers, permutation, axis, permutes=True) for numbers in carried] or [permutation]
+
+
+def _carried_later(x, *carried, axis, **params):
+    *values, permutation = sort_p(x, axis=axis, **params)
+    return [*values, *_followed(permutation, carried, axis)]
+
+
+def _results(x, *carried, axis, descending, values, indices, kth):
     return [(x.shape[axis], dtype) for wanted, dtype in ((values, x.dtype), (indices, np.int32)) if wanted]
 
 
 def _plan_sort(rows, avals, compute_capability, axis, *, values, indices, kth, **_):
     bits = 8 * avals[0].dtype.itemsize
-    return _native.modules["cpu"].plan_sort(*rows, bits, values, indices, compute_capability, kth)
+    return _native.modules["cpu"].plan_sort(
+        *rows, bits, values, indices, compute_capability, kth, carries=len(avals) > 1
+    )
 
 
 # If `kth` is not negative, only the element of that rank need be in its place, with those that come first before it and
 # the others after it. The CPU's kernel and the fallback return a sorted row, which fulfils that.
+#
+# A second operand is of int32 numbers that are carried with the elements, and returned in place of the indices. The
+# kernel for long rows moves them in its passes. Other rows are sorted first, and the numbers follow the indices.
 sort_p = Kernel(
     "sort",
     results=_results,
@@ -67,6 +84,7 @@ sort_p = Kernel(
     accepts=_arguments.ORDERED_DTYPES.__contains__,
     attributes=("descending", "values", "indices", "kth"),
     plan=_plan_sort,
+    others=_carried_later,
 )
 
 
@@ -116,20 +134,29 @@ def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: 
 def _of_segments(
     keys: Sequence[jax.Array], offsets: jax.Array, axis: int, descending: bool, split=None, most: int = MOST_COMPARED
 ) -> list[jax.Array]:
-    """Returns keys whose ascending order is that of ``keys`` in each segment. All elements before the first segment are
+    """Returns the numbers of segments, and keys, whose ascending order is that of ``keys`` in each segment. All elements before the first segment are
     equal, and so are those after the last one, so that they stay where they are."""
     segments, count = _segments(keys[0].shape, offsets, axis, split, most), offsets.shape[0]
     inside = (segments > 0) & (segments < count)
     keys = [~sort_keys(key) if descending else sort_keys(key) for key in keys]
-    first, *rest = (jnp.where(inside, key, key.dtype.type(0)) for key in keys)
-    bits = 8 * first.dtype.itemsize
-    both = 1 << (bits + 8 * segments.dtype.itemsize - 1).bit_length()
-    short = not jax.export.is_symbolic_dim(first.shape[axis]) and first.shape[axis] <= MOST_TOGETHER
-    if both > (64 if short and split is None else 32):  # the numbers of segments are a key of their own
-        return [segments, first, *rest]
-    with jax.enable_x64(both == 64 or jax.config.jax_enable_x64):
-        both = np.dtype(f"uint{both}")
-        return [segments.astype(both) << both.type(bits) | first.astype(both), *rest]
+    return [segments, *(jnp.where(inside, key, key.dtype.type(0)) for key in keys)]
+
+
+def _joined(keys: Sequence[jax.Array], axis: int, split=None) -> list[jax.Array]:
+    """Returns keys of the same order, each an integer of as many neighbouring keys as have room in it."""
+    length = keys[0].shape[axis]
+    is_short = split is None and not jax.export.is_symbolic_dim(length) and length <= MOST_TOGETHER
+    joined = [keys[0]]
+    for key in keys[1:]:
+        bits = 8 * key.dtype.itemsize
+        both = 1 << (8 * joined[-1].dtype.itemsize + bits - 1).bit_length()
+        if both > (64 if is_short else 32):
+            joined.append(key)
+            continue
+        with jax.enable_x64(both == 64 or jax.config.jax_enable_x64):
+            both = np.dtype(f"uint{both}")
+            joined[-1] = sort_keys(joined[-1]).astype(both) << both.type(bits) | sort_keys(key).astype(both)
+    return joined
 
 
 def permutation(
@@ -151,17 +178,49 @@ def permutation(
 
 def _permutation(keys, axis, descending=False, split=None):
     order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, kth=-1, split=split)
-    follow = functools.partial(take_along_axis, axis=axis, split=split, permutes=True)
-    *before, last = keys
+    *before, last = _joined(keys, axis, split)
     [indices] = order(last)
     for key in reversed(before):  # since sorts are stable, a sort by one key keeps the order by less significant keys
-        [by_key] = order(follow(key, indices))
-        indices = follow(indices, by_key)
+        [indices] = order(take_along_axis(key, indices, axis, split, permutes=True), indices)
     return indices
+
+
+def _can_carry(x, axis: int) -> bool:
+    """Whether elements fit the numbers that a sort carries. Those of less than 32 bits are widened before and narrowed
+    after the sort, which pays in rows that the kernel for long ones sorts."""
+    length = x.shape[axis]
+    is_long = jax.export.is_symbolic_dim(length) or length > MOST_OF_BLOCK
+    return x.dtype in _arguments.ORDERED_DTYPES and (x.dtype.itemsize == 4 or (x.dtype.itemsize < 4 and is_long))
+
+
+def _sort_pair(key, other, axis: int, descending: bool, values: bool = True) -> list[jax.Array]:
+    """Returns the sorted key, if its values are wanted, and the other array in its order."""
+    bits = np.dtype(f"uint{8 * other.dtype.itemsize}")
+    is_bool = other.dtype == np.dtype(bool)
+    numbers = other.astype(bits) if is_bool else lax.bitcast_convert_type(other, bits)
+    *sorted_key, numbers = sort_p(
+        key,
+        lax.bitcast_convert_type(numbers.astype(np.uint32), np.int32),
+        axis=axis,
+        descending=descending,
+        values=values,
+        indices=True,
+        kth=-1,
+    )
+    numbers = lax.bitcast_convert_type(numbers, np.uint32).astype(bits)
+    return [*sorted_key, numbers.astype(bool) if is_bool else lax.bitcast_convert_type(numbers, other.dtype)]
 
 
 def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
     follow = functools.partial(take_along_axis, axis=axis, permutes=True)
+    is_pair = (
+        len(others) == 1 and not indices and key.dtype in _arguments.ORDERED_DTYPES and _can_carry(others[0], axis)
+    )
+    if is_pair and num_keys == 1:
+        return _sort_pair(key, others[0], axis, descending)
+    if is_pair and _can_carry(key, axis) and len(_joined((key, *others), axis)) == 2:  # both are keys
+        other, key = _sort_pair(others[0], key, axis, descending)
+        return _sort_pair(key, other, axis, descending)
     if num_keys > 1 or key.dtype not in _arguments.ORDERED_DTYPES:
         order = permutation((key, *others)[:num_keys], axis, descending)
         values = follow(key, order)
@@ -233,7 +292,16 @@ def _sort_segments_fallback(x, offsets, *, axis, descending, values, indices, mo
         before = rows.shape[:-1]
         outs = jax.vmap(one)(*(a.reshape(math.prod(before), a.shape[-1]) for a in (rows, of_rows)))
         return [jnp.moveaxis(y.reshape(*before, y.shape[-1]), -1, axis) for y in outs]
-    order = _permutation(_of_segments([x], offsets.ravel(), axis, descending, most=most), axis)
+    keys = _of_segments([x], offsets.ravel(), axis, descending, most=most)
+    if values and not indices and _can_carry(x, axis):
+        segments, joined = keys[0], _joined(keys, axis)
+        if len(joined) == 1:
+            return _sort_pair(*joined, x, axis, False, values=False)
+        inside = (segments > 0) & (segments < offsets.size)
+        by_key, segments = _sort_pair(x, segments, axis, descending)
+        [by_segment] = _sort_pair(segments, by_key, axis, False, values=False)
+        return [lax.select(inside, by_segment, x)]
+    order = _permutation(keys, axis)
     return [*([take_along_axis(x, order, axis, permutes=True)] if values else []), *([order] if indices else [])]
 
 
@@ -274,138 +342,17 @@ def _sort_segments_jvp(primals, tangents, *, axis, indices, values, **params):
 
 ad.primitive_jvps[sort_segments_p.primitive] = _sort_segments_jvp
 
-# ---- Elements by rank -----------------------------------------------------------------------------------------------
 
-
-MOST_RANKS = 9  # the most ranks of a selection, as in count/plan.h: 8 quantiles, and the last element
-
-
-def _select_fallback(x, ranks, *, axis):
-    ranks = jnp.clip(ranks, 0, x.shape[axis] - 1)
-    shape = (*x.shape[:axis], ranks.shape[axis], *x.shape[axis + 1 :])
-    values, order = sort_p(x, axis=axis, descending=False, values=True, indices=True, kth=-1)
-    if all(n == 1 for d, n in enumerate(ranks.shape) if d != axis):  # all rows have the same ranks
-        return [take_rows(y, ranks, axis, False) for y in (values, order)]
-    # One after the other: ranks may be equal, and one call must not take an element twice.
-    each = [lax.slice_in_dim(jnp.broadcast_to(ranks, shape), i, i + 1, axis=axis) for i in range(shape[axis])]
-    return [jnp.concatenate([take_along_axis(y, r, axis) for r in each], axis) for y in (values, order)]
-
-
-def _plan_select(rows, avals, compute_capability, axis):
-    x, ranks = avals
-    return _native.modules["cpu"].plan_select(*rows, ranks.shape[axis], 8 * x.dtype.itemsize, compute_capability)
-
-
-select_p = Kernel(
-    "select",
-    results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (ranks.shape[axis], np.int32)],
-    fallback=_select_fallback,
-    accepts=_arguments.ORDERED_DTYPES.__contains__,
-    broadcasts=lambda count, **_: (1,),
-    shortest=512,
-    plan=_plan_select,
-    reindexes=True,
-)
-
-
-def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
-    """Returns the elements of these ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]`` and the same of
-    the argsort."""
-    return select_p(*align(x, ranks), axis=axis, split=split)
-
-
-def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
-    """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
-    equal."""
-    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
-    return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
-
-
-def _select_jvp(outs, primals, tangents, *, axis, split=None):
-    return follow(tangents[0], outs[1], outs[1].shape[axis], axis, split), None
-
-
-def_jvp(select_p, _select_jvp)
-
-
-def _and_last(length, ranks, axis):
-    """Returns the ranks and, after them, that of the last element, which is NaN if any element of the row is."""
-    shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
-    return jnp.concatenate([ranks, jnp.full(shape, length - 1, np.int32)], axis)
-
-
-def _taken_from_sort(x, ranks, axis):
-    [values], _ = sort_operands([x], axis, 1)
-    return take_rows(*align(values, ranks), axis, False)
-
-
-def _ranked_fallback(x, ranks, *, axis):
-    count = ranks.shape[axis]
-    all_ranks = _and_last(x.shape[axis], ranks, axis)
-    at = select(x, all_ranks, axis)[0] if count < MOST_RANKS else _taken_from_sort(x, all_ranks, axis)
-    own, last = lax.slice_in_dim(at, 0, count, axis=axis), lax.slice_in_dim(at, count, None, axis=axis)
-    return own, jnp.isnan(last)
-
-
-def _ranked_jvp(outs, primals, tangents, *, axis, split=None):
-    x, ranks = primals
-    count, length = ranks.shape[axis], x.shape[axis] if split is None else split.length
-    if count < MOST_RANKS:  # XLA notices that the primal computation has the same selection
-        indices = select(lax.stop_gradient(x), _and_last(length, ranks, axis), axis, split)[1]
-        return follow(tangents[0], indices, count, axis, split), None
-    if split is not None:
-        ranks = jnp.broadcast_to(ranks, [count if d == axis else n for d, n in enumerate(x.shape)])
-        indices = follow(permutation([x], axis, split=split), ranks, count, axis, split)
-        return follow(tangents[0], indices, count, axis, split), None
-    return differentiated(lambda x: _taken_from_sort(x, ranks, axis), [x], tangents[:1]), None
-
-
-# It is a primitive so that devices that share a split axis exchange only the elements that are taken, and one bit for
-# each row.
-ranked_p = Kernel(
-    "ranked",
-    results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (1, np.bool_)],
-    fallback=_ranked_fallback,
-    accepts=None,
-    broadcasts=lambda count, **_: (1,),
-    reindexes=True,
-    splits_as_one=True,
-)
-batch_first(ranked_p)
-def_jvp(ranked_p, _ranked_jvp)
-
-
-def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
-    """Returns the elements of these ranks, which all rows share, and whether the last element of each row is NaN."""
-    return ranked_p(*align(x, ranks), axis=axis, split=split)
-
-
-def _select_split(select, splits, x, ranks, *, axis):
-    """Devices exchange their parts of the axis for rows, select in these, and gather the results."""
-    split = splits[axis]
-    dim = _rows_to_exchange(split, x, ranks, axis)
-    there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
-    return tuple(split.gather(y, dim) for y in select(there, ranks, axis=axis))
-
-
-def _rows_to_exchange(split, x, ranks, axis):
+def rows_to_exchange(split, x, ranks, axis):
     """Returns a dimension along which devices can have equal parts, and ranks do not differ."""
     sizes = enumerate(zip(x.shape, ranks.shape, strict=True))
     return next((d for d, (n, m) in sizes if d != axis and n and n % split.shards == 0 and m == 1), None)
 
 
-for _kernel, _select in ((select_p, select_p.primitive.bind), (ranked_p, _ranked_fallback)):
-    RULES[_kernel.name] = Rule(
-        functools.partial(_select_split, _select),
-        operands=(0,),
-        pays=lambda split, avals, *, axis: _rows_to_exchange(split, *avals[:2], axis) is not None,
-    )
-
-
 def _sort_segments_split(splits, x, offsets, *, axis, **params):
     """Devices exchange their parts of the axis for rows, and back."""
     split = splits[axis]
-    dim = _rows_to_exchange(split, x, offsets, axis)
+    dim = rows_to_exchange(split, x, offsets, axis)
     there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
     outs = sort_segments_p.primitive.bind(there, offsets, axis=axis, **params)
     return tuple(split.exchange(split.padded(y, axis), axis, dim) for y in outs)
@@ -415,7 +362,7 @@ RULES["sort_segments"] = Rule(
     _sort_segments_split,
     operands=(0,),
     keeps=True,
-    pays=lambda split, avals, *, axis, **_: _rows_to_exchange(split, *avals[:2], axis) is not None,
+    pays=lambda split, avals, *, axis, **_: rows_to_exchange(split, *avals[:2], axis) is not None,
 )
 
 

@@ -21,7 +21,8 @@ from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._search import searchsorted
-from jaxgpuops.lax._sort import check_operands, follow, permutation, ranked, select, sort_operands, sort_p
+from jaxgpuops.lax._select import follow, ranked, select
+from jaxgpuops.lax._sort import check_operands, permutation, sort_operands, sort_p
 from jaxgpuops.lax.along_axis import gathered, take_along_axis
 
 Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]

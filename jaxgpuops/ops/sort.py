@@ -150,7 +150,8 @@ def sort_key_val(
     Raises:
       TypeError, ValueError: as `jaxgpuops.sort`; also ValueError for values of another shape than the keys.
 
-    Algorithms: as `jaxgpuops.sort`; values are gathered by the permutation.
+    Algorithms: as `jaxgpuops.sort`. Long rows of one array of values of up to 32 bits are moved with the keys; other values
+    are gathered by the permutation.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -26,23 +26,29 @@ struct Sort {
   const Key* x;
   Key* values;
   int32_t* indices;
+  const int32_t* carried = nullptr;  // numbers in place of indices, if there are any
 
   Item item(const Key* row, int64_t i) const {
     return compose<Key>(static_cast<Key>(~sort_key(row[i], problem.order)), static_cast<uint32_t>(i));
   }
-  void write(const Key* row, const Item* items, int64_t begin, int64_t end, Key* to, int32_t* at) const {
+  // `numbers`: the carried number of the first element of the row, from which the others are `stride` apart.
+  void write(const Key* row, const Item* items, int64_t begin, int64_t end, Key* to, int32_t* at,
+             const int32_t* numbers, int64_t stride = 1) const {
     if (values)
       for (int64_t i = begin; i < end; ++i) to[i] = row[index_of<Key>(items[i])];
-    if (indices)
+    if (carried)
+      for (int64_t i = begin; i < end; ++i) at[i] = numbers[index_of<Key>(items[i]) * stride];
+    else if (indices)
       for (int64_t i = begin; i < end; ++i) at[i] = index_of<Key>(items[i]);
   }
 
   // Sorts a row that is contiguous, with contiguous results. `items` and `scratch` have room for its elements.
-  void sort_row(const Key* row, Key* to, int32_t* at, Item* items, Item* scratch) const {
+  void sort_row(const Key* row, Key* to, int32_t* at, Item* items, Item* scratch, const int32_t* numbers,
+                int64_t stride = 1) const {
     const int64_t n = problem.rows.length;
     for (int64_t i = 0; i < n; ++i) items[i] = item(row, i);
     sort_by_key<Key>(items, n, scratch);
-    write(row, items, 0, n, to, at);
+    write(row, items, 0, n, to, at, numbers, stride);
   }
 
   // Sorts all rows, which are contiguous: `inner` is 1.
@@ -52,7 +58,7 @@ struct Sort {
     parallel_for(workers, ceil_div(rows, rows_per_task), [&](int64_t task) {
       const std::unique_ptr<Item[]> items(new Item[2 * n]);
       for (int64_t r = task * rows_per_task; r < std::min(rows, (task + 1) * rows_per_task); ++r)
-        sort_row(x + r * n, values + r * n, indices + r * n, items.get(), items.get() + n);
+        sort_row(x + r * n, values + r * n, indices + r * n, items.get(), items.get() + n, carried + r * n);
     });
   }
 
@@ -70,7 +76,8 @@ struct Sort {
       Key* const to = rows.get() + width * n;
       transpose(x + first, inner, n, width, rows.get(), n);
       for (int64_t c = 0; c < width; ++c)
-        sort_row(rows.get() + c * n, to + c * n, at.get() + c * n, items.get(), items.get() + n);
+        sort_row(rows.get() + c * n, to + c * n, at.get() + c * n, items.get(), items.get() + n, carried + first + c,
+                 inner);
       if (values) transpose(to, n, width, n, values + first, inner);
       if (indices) transpose(at.get(), n, width, n, indices + first, inner);
     });
@@ -79,7 +86,8 @@ struct Sort {
   // Sorts n elements of a row, from `first` on, with all threads. For each digit, every thread counts the elements of
   // its part of them by digit, and then moves them: the start of each digit in a part follows from the counts of the
   // parts before it.
-  void sort_together(const Key* row, int64_t first, int64_t n, Key* to, int32_t* at, const Workers& workers) const {
+  void sort_together(const Key* row, int64_t first, int64_t n, Key* to, int32_t* at, const int32_t* numbers,
+                     const Workers& workers) const {
     const int64_t parts = std::min(workers.threads, ceil_div(n, kPartElements)), part = ceil_div(n, parts);
     const std::unique_ptr<Item[]> lists(new Item[2 * n]);
     Item *items = lists.get(), *other = lists.get() + n;
@@ -114,7 +122,8 @@ struct Sort {
       });
       std::swap(items, other);
     }
-    for_each_part([&](int64_t, int64_t begin, int64_t end) { write(row, items, begin, end, to + first, at + first); });
+    for_each_part(
+        [&](int64_t, int64_t begin, int64_t end) { write(row, items, begin, end, to + first, at + first, numbers); });
   }
 
   // Sorts the segments of all rows. If rows are few, threads share the segments of each, and all sort a long one
@@ -160,7 +169,7 @@ struct Sort {
       });
       for (int64_t i = 0; i + 1 < count; ++i)
         if (const int64_t size = bounds[i + 1] - bounds[i]; is_long(size))
-          sort_together(row, bounds[i], size, values + start, indices + start, workers);
+          sort_together(row, bounds[i], size, values + start, indices + start, nullptr, workers);
     };
     parallel_for(few ? Workers{} : workers, outer * inner, sort_one_row);
   }
@@ -171,18 +180,20 @@ struct Sort {
     if (rows.inner > 1) return sort_columns(workers);
     if (rows.outer >= workers.threads || rows.length < 2 * kPartElements) return sort_rows(workers);
     for (int64_t r = 0; r < rows.outer; ++r)
-      sort_together(x + r * rows.length, 0, rows.length, values + r * rows.length, indices + r * rows.length, workers);
+      sort_together(x + r * rows.length, 0, rows.length, values + r * rows.length, indices + r * rows.length,
+                    carried + r * rows.length, workers);
   }
 };
 
-ffi::Error sort(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
-                bool values, bool indices, int64_t kth) {
+ffi::Error sort(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs carried, ffi::RemainingRets results,
+                int64_t axis, bool descending, bool values, bool indices, int64_t kth) {
   return handle("jaxgpuops.sort", [&] {
-    const Call call = sort_call(x, results, axis, descending, values, indices, kth);
+    const Call call = carrying_call(x, carried, results, axis, descending, values, indices, kth);
     with_width(call.problem.key_bits / 8, [&](auto width) {
       using Key = decltype(width);
-      Sort<Key>{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices}.run(
-          workers_of(pool));
+      Sort<Key>{call.problem, static_cast<const Key*>(call.x), static_cast<Key*>(call.values), call.indices,
+                call.carried}
+          .run(workers_of(pool));
     });
   });
 }
@@ -204,6 +215,7 @@ XLA_FFI_DEFINE_HANDLER(kSort, sort,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .Arg<ffi::AnyBuffer>()  // x
+                           .RemainingArgs()        // numbers that are carried in place of indices
                            .RemainingRets()        // values, indices
                            .Attr<int64_t>("axis")
                            .Attr<bool>("descending")

@@ -14,17 +14,18 @@ void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer x, ffi::Remaining
   const Device device = current_device();
   const Plan plan = plan_sort(problem, device.gpu(), workspace_bytes);
   if (plan.algorithm == Algorithm::kNone)
-    throw invalid("segments of rows of ", problem.rows.length, " are to be sorted by other calls here");
+    throw invalid("rows of ", problem.rows.length, " are to be sorted by other calls here");
   require_enough(workspace_bytes, plan.workspace_bytes, name(plan.algorithm));
-  const cudaError_t status =
-      launch_sort(stream, plan, problem, call.x, call.values, call.indices, workspace.untyped_data(), call.offsets);
+  const cudaError_t status = launch_sort(stream, plan, problem, call.x, call.values, call.indices,
+                                         workspace.untyped_data(), call.offsets, call.carried);
   require_launched(status, name(plan.algorithm), problem.rows, x, device);
 }
 
-ffi::Error sort(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingRets results, int64_t axis, bool descending,
-                bool values, bool indices, int64_t kth) {
-  return handle("jaxgpuops.sort",
-                [&] { run(stream, sort_call(x, results, axis, descending, values, indices, kth), x, results, axis); });
+ffi::Error sort(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs carried, ffi::RemainingRets results,
+                int64_t axis, bool descending, bool values, bool indices, int64_t kth) {
+  return handle("jaxgpuops.sort", [&] {
+    run(stream, carrying_call(x, carried, results, axis, descending, values, indices, kth), x, results, axis);
+  });
 }
 
 ffi::Error sort_segments(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::RemainingRets results,
@@ -38,6 +39,7 @@ XLA_FFI_DEFINE_HANDLER(kSort, sort,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
                            .Arg<ffi::AnyBuffer>()  // x
+                           .RemainingArgs()        // numbers that are carried in place of indices
                            .RemainingRets()        // values, indices, workspace
                            .Attr<int64_t>("axis")
                            .Attr<bool>("descending")

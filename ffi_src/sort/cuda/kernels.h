@@ -17,6 +17,7 @@ struct Buffers {
   int32_t* indices;  // null if only values are wanted
   void* workspace;
   const int32_t* offsets = nullptr;  // of segments, if there are any
+  const int32_t* carried = nullptr;  // numbers that are moved instead of indices, if there are any
 };
 
 // Transposes: to[o, c, r] = from[o, r, c]. Elements have 8, 16, 32 or 64 bits.

@@ -49,8 +49,8 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
 }  // namespace
 
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
-                        int32_t* indices, void* workspace, const int32_t* offsets) {
-  const Buffers buffers{x, values, indices, workspace, offsets};
+                        int32_t* indices, void* workspace, const int32_t* offsets, const int32_t* carried) {
+  const Buffers buffers{x, values, indices, workspace, offsets, carried};
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == Algorithm::kShort) return launch_short(stream, problem, buffers);
   if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);

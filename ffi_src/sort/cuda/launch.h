@@ -10,8 +10,10 @@
 
 namespace jaxgpuops::sort {
 
-// `values` and `indices` are null where that result is not wanted; `offsets` is null if there are no segments.
+// `values` and `indices` are null where that result is not wanted; `offsets` is null if there are no segments, and
+// `carried` if indices are moved.
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
-                        int32_t* indices, void* workspace, const int32_t* offsets = nullptr);
+                        int32_t* indices, void* workspace, const int32_t* offsets = nullptr,
+                        const int32_t* carried = nullptr);
 
 }  // namespace jaxgpuops::sort

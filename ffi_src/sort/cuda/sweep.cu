@@ -4,8 +4,8 @@
 //
 // In a pass a block takes a tile of a row, sorts it by the digit in shared memory, and writes each group of equal
 // digits to where it belongs. It learns these positions by decoupled look-back: each tile publishes its digit counts as
-// soon as it has them, and soon after their sums over all tiles before it. The first pass makes the indices. The last
-// pass does not write keys that are not wanted.
+// soon as it has them, and soon after their sums over all tiles before it. The first pass makes the indices, or reads
+// the numbers that are carried instead. The last pass does not write keys that are not wanted.
 //
 // If a row has few tiles, no kernel counts before the passes: all its blocks run at the same time, so each waits for
 // the digit counts of all the others. No pass is skipped then.
@@ -124,11 +124,12 @@ constexpr int kLook = 4, kSmallLook = 8;  // status words that a thread loads at
 
 struct PassArgs {
   const void* x;
-  void* keys[2];          // buffers: all passes but the last write to the two in turn
-  int32_t* indices[2];    // buffers of indices, used in turn like those of keys
-  void* values;           // where the last pass writes the sorted elements; null: not wanted
-  int32_t* last_indices;  // where the last pass writes the indices
-  int64_t k;              // the last pass writes only the first k of each row
+  const int32_t* carried;  // numbers that the first pass takes for indices; null: it makes indices
+  void* keys[2];           // buffers: all passes but the last write to the two in turn
+  int32_t* indices[2];     // buffers of indices, used in turn like those of keys
+  void* values;            // where the last pass writes the sorted elements; null: not wanted
+  int32_t* last_indices;   // where the last pass writes the indices
+  int64_t k;               // the last pass writes only the first k of each row
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
@@ -179,7 +180,8 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
   const int64_t at = row * a.length + begin + first;
   const Key* const from_keys = (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + at;
-  const int32_t* const from_indices = kIndices ? a.indices[1 - to] + at : nullptr;
+  const int32_t* const from_indices = kIndices ? (is_first ? a.carried : a.indices[1 - to]) + at : nullptr;
+  const bool makes_indices = is_first && a.carried == nullptr;
   const auto there = static_cast<uint32_t>(min(int64_t{kTile}, a.length - begin));
   const uint32_t turn = turn_of<Key>(a.pass, a.order);
 
@@ -194,7 +196,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         index[i] = static_cast<int32_t>(begin + first + i * 32);
-        if (!is_first && (whole || is_there(i))) index[i] = from_indices[i * 32];
+        if (!makes_indices && (whole || is_there(i))) index[i] = from_indices[i * 32];
       }
     }
   };
@@ -373,6 +375,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   auto* const status = reinterpret_cast<uint32_t*>(workspace + shape.status);
   PassArgs a = {};
   a.x = buffers.x;
+  a.carried = buffers.carried;
   a.values = buffers.values;
   a.last_indices = buffers.indices;
   a.k = problem.k;

@@ -1,0 +1,136 @@
+"""Elements by their rank, without a sort, as primitives."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgpuops import _arguments, _native
+from jaxgpuops._derivatives import def_jvp, differentiated
+from jaxgpuops._primitive import Kernel, align, batch_first
+from jaxgpuops._split import RULES, Rule
+from jaxgpuops.lax._count import take_rows
+from jaxgpuops.lax._sort import permutation, rows_to_exchange, sort_operands, sort_p
+from jaxgpuops.lax.along_axis import take_along_axis
+
+MOST_RANKS = 9  # the most ranks of a selection, as in count/plan.h: 8 quantiles, and the last element
+
+
+def _select_fallback(x, ranks, *, axis):
+    ranks = jnp.clip(ranks, 0, x.shape[axis] - 1)
+    shape = (*x.shape[:axis], ranks.shape[axis], *x.shape[axis + 1 :])
+    values, order = sort_p(x, axis=axis, descending=False, values=True, indices=True, kth=-1)
+    if all(n == 1 for d, n in enumerate(ranks.shape) if d != axis):  # all rows have the same ranks
+        return [take_rows(y, ranks, axis, False) for y in (values, order)]
+    # One after the other: ranks may be equal, and one call must not take an element twice.
+    each = [lax.slice_in_dim(jnp.broadcast_to(ranks, shape), i, i + 1, axis=axis) for i in range(shape[axis])]
+    return [jnp.concatenate([take_along_axis(y, r, axis) for r in each], axis) for y in (values, order)]
+
+
+def _plan_select(rows, avals, compute_capability, axis):
+    x, ranks = avals
+    return _native.modules["cpu"].plan_select(*rows, ranks.shape[axis], 8 * x.dtype.itemsize, compute_capability)
+
+
+select_p = Kernel(
+    "select",
+    results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (ranks.shape[axis], np.int32)],
+    fallback=_select_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    broadcasts=lambda count, **_: (1,),
+    shortest=512,
+    plan=_plan_select,
+    reindexes=True,
+)
+
+
+def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
+    """Returns the elements of these ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]`` and the same of
+    the argsort."""
+    return select_p(*align(x, ranks), axis=axis, split=split)
+
+
+def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
+    """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
+    equal."""
+    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
+    return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
+
+
+def _select_jvp(outs, primals, tangents, *, axis, split=None):
+    return follow(tangents[0], outs[1], outs[1].shape[axis], axis, split), None
+
+
+def_jvp(select_p, _select_jvp)
+
+
+def _and_last(length, ranks, axis):
+    """Returns the ranks and, after them, that of the last element, which is NaN if any element of the row is."""
+    shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
+    return jnp.concatenate([ranks, jnp.full(shape, length - 1, np.int32)], axis)
+
+
+def _taken_from_sort(x, ranks, axis):
+    [values], _ = sort_operands([x], axis, 1)
+    return take_rows(*align(values, ranks), axis, False)
+
+
+def _ranked_fallback(x, ranks, *, axis):
+    count = ranks.shape[axis]
+    all_ranks = _and_last(x.shape[axis], ranks, axis)
+    at = select(x, all_ranks, axis)[0] if count < MOST_RANKS else _taken_from_sort(x, all_ranks, axis)
+    own, last = lax.slice_in_dim(at, 0, count, axis=axis), lax.slice_in_dim(at, count, None, axis=axis)
+    return own, jnp.isnan(last)
+
+
+def _ranked_jvp(outs, primals, tangents, *, axis, split=None):
+    x, ranks = primals
+    count, length = ranks.shape[axis], x.shape[axis] if split is None else split.length
+    if count < MOST_RANKS:  # XLA notices that the primal computation has the same selection
+        indices = select(lax.stop_gradient(x), _and_last(length, ranks, axis), axis, split)[1]
+        return follow(tangents[0], indices, count, axis, split), None
+    if split is not None:
+        ranks = jnp.broadcast_to(ranks, [count if d == axis else n for d, n in enumerate(x.shape)])
+        indices = follow(permutation([x], axis, split=split), ranks, count, axis, split)
+        return follow(tangents[0], indices, count, axis, split), None
+    return differentiated(lambda x: _taken_from_sort(x, ranks, axis), [x], tangents[:1]), None
+
+
+# It is a primitive so that devices that share a split axis exchange only the elements that are taken, and one bit for
+# each row.
+ranked_p = Kernel(
+    "ranked",
+    results=lambda x, ranks, *, axis: [(ranks.shape[axis], x.dtype), (1, np.bool_)],
+    fallback=_ranked_fallback,
+    accepts=None,
+    broadcasts=lambda count, **_: (1,),
+    reindexes=True,
+    splits_as_one=True,
+)
+batch_first(ranked_p)
+def_jvp(ranked_p, _ranked_jvp)
+
+
+def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
+    """Returns the elements of these ranks, which all rows share, and whether the last element of each row is NaN."""
+    return ranked_p(*align(x, ranks), axis=axis, split=split)
+
+
+def _select_split(select, splits, x, ranks, *, axis):
+    """Devices exchange their parts of the axis for rows, select in these, and gather the results."""
+    split = splits[axis]
+    dim = rows_to_exchange(split, x, ranks, axis)
+    there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
+    return tuple(split.gather(y, dim) for y in select(there, ranks, axis=axis))
+
+
+for _kernel, _select in ((select_p, select_p.primitive.bind), (ranked_p, _ranked_fallback)):
+    RULES[_kernel.name] = Rule(
+        functools.partial(_select_split, _select),
+        operands=(0,),
+        pays=lambda split, avals, *, axis: rows_to_exchange(split, *avals[:2], axis) is not None,
+    )
