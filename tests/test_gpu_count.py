@@ -52,6 +52,9 @@ SEGMENTS = {
     "atomics": (70_001, (8,), 3000, False),
     "atomics of scalars": (300_001, (), 30_000, False),
     "atomics of few scalars": (20_001, (), 15_000, False),
+    "a scatter of scalars": (3001, (), 500, False),
+    "a scatter of rows": (3001, (11,), 1500, False),
+    "a scatter of long rows": (501, (130,), 101, False),
     "atomics of wide rows": (20_001, (33,), 3000, False),
     "one pass": (5000, (11,), 400, False),
     "ranges of ids": (70_001, (9,), 30_000, False),
@@ -202,25 +205,36 @@ def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
 
 
 @pytest.mark.parametrize(
-    "segments, columns, algorithm", [(6000, 1, "atomics"), (6000, 3, "atomics"), (50, 1, "tables"), (20, 3, "lanes")]
+    "length, segments, columns, algorithm",
+    [
+        (20_001, 6000, 1, "scatter"),
+        (4001, 600, 1, "scatter"),
+        (20_001, 6000, 3, "scatter"),
+        (5001, 600, 40, "scatter"),
+        (600_001, 60_000, 1, "atomics"),
+        (20_001, 50, 1, "tables"),
+        (20_001, 20, 3, "lanes"),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["int16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64"])
-def test_extremes(dtype, segments, columns, algorithm):
+def test_extremes(dtype, length, segments, columns, algorithm):
     """Of every sign, of zeros, infinities and NaNs; the CPU's handlers are the reference."""
     with jax.enable_x64(dtype.endswith("64")):
         rng = np.random.default_rng(0)
         if "float" in dtype:
-            x = rng.choice([0.0, -0.0, 1.5, -1.5, 3e4, -3e4], (20_001, columns))
+            x = rng.choice([0.0, -0.0, 1.5, -1.5, 3e4, -3e4], (length, columns))
             for value in (np.inf, -np.inf, np.nan, -np.nan):
-                x[rng.integers(0, 20_001, 300)] = value
+                x[rng.integers(0, length, 300)] = value
         else:
             info = np.iinfo(dtype)
-            x = rng.integers(info.min, info.max, (20_001, columns), dtype, endpoint=True)
-            x[rng.integers(0, 20_001, 300)] = info.min
-            x[rng.integers(0, 20_001, 300)] = info.max
+            x = rng.integers(info.min, info.max, (length, columns), dtype, endpoint=True)
+            x[rng.integers(0, length, 300)] = info.min
+            x[rng.integers(0, length, 300)] = info.max
         data = jnp.asarray(x).astype(dtype)
-        ids = np.where(rng.random(20_001) < 0.3, 7, rng.integers(-1, segments + 1, 20_001))
+        ids = np.where(rng.random(length) < 0.3, 7, rng.integers(-1, segments + 1, length))
         both = lambda data, ids: [fn(data, ids, segments) for fn in (jaxgpuops.segment_max, jaxgpuops.segment_min)]
+        if algorithm == "scatter" and data.dtype.itemsize < 4:
+            algorithm = "few" if length == 4001 else "atomics"
         assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, data, ids)] == [algorithm] * 2
         found = jax.jit(both)(data, ids)
         with jax.default_device(cpu := jax.devices("cpu")[0]):

@@ -256,11 +256,33 @@ def test_plans_of_segments(capability):
     plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
     for op, dtype, length in [
         ("segment_sum", "float64", 1 << 14), ("segment_sum", "float32", 4096), ("segment_max", "int16", 4096),
-        ("segment_max", "float32", 2048), ("segment_sum", "int64", 2048),
     ]:  # fmt: skip
         assert plan(op, 7, length, 1, 3000, dtype, False)["algorithm"] == "few"
         assert plan(op, 7, 20 * length, 1, 3000, dtype, False)["algorithm"] in ("atomics", "ordered")
         assert plan(op, 7, 8192, 1, 3000, dtype, True)["algorithm"] == "few"
+    # (operation, dtype, batch, rows, columns, segments, rows of a thread and blocks of a row of ids, or another kernel)
+    for op, dtype, *sizes, expected in [
+        ("segment_max", "float64", 2, 0, 7, 3000, (1, 1)), ("segment_max", "int64", 1, 0, 300, 32, "few"),
+        ("segment_sum", "int32", 1, 4421, 1, 616, (1, 18)), ("segment_max", "float32", 7, 2048, 1, 3000, (1, 8)),
+        ("segment_min", "float64", 1, 577, 228, 101, (4, 130)), ("segment_sum", "uint32", 1, 4000, 17, 1, (4, 67)),
+        ("segment_sum", "int64", 1, 20_000, 1, 2000, (4, 20)), ("segment_max", "int32", 1, 1500, 5, 3000, (1, 47)),
+        ("segment_max", "float32", 1, 1024, 1, 32, "few"), ("segment_max", "float32", 1, 1025, 1, 32, (1, 5)),
+        ("segment_sum", "int64", 1, 2048, 1, 4, "few"), ("segment_sum", "int32", 2, 1191, 1, 16, "few"),
+        ("segment_max", "float32", 1, 2048, 17, 16, "few"), ("segment_max", "float32", 1, 2048, 17, 17, (4, 34)),
+        ("segment_max", "int32", 1, 9001, 12, 43, "atomics"),
+        ("segment_max", "int32", 1, 1 << 16, 8, 9000, (4, 512)), ("segment_max", "int32", 1, 65_537, 8, 9000, "atomics"),
+        ("segment_max", "int32", 1, 8192, 32, 300, (4, 256)), ("segment_max", "int32", 1, 8193, 32, 300, "atomics"),
+        ("segment_sum", "int32", 1, 2048, 512, 65, (4, 1024)), ("segment_sum", "int32", 1, 2048, 512, 64, "few"),
+        ("segment_sum", "float32", 1, 4421, 1, 616, "few"), ("segment_max", "int16", 1, 4096, 1, 616, "few"),
+    ]:  # fmt: skip
+        found = [plan(op, *sizes, dtype, is_sorted) for is_sorted in (False, True)]
+        if isinstance(expected, str):
+            assert found[0]["algorithm"] == expected
+        else:
+            assert ("scatter", *expected, 0) == tuple(
+                found[0][name] for name in ("algorithm", "rows", "tiles", "workspace_bytes")
+            )
+            assert found[1] == found[0] or sizes[1] > 8192
     for rows in [(1, 3, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
         one, many = (plan("segment_sum", outer, *rows, "float64", False) for outer in (1, 1000))
         assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
@@ -305,16 +327,16 @@ def test_plans_of_segments(capability):
     for op, (length, inner, segments) in itertools.product(
         ("segment_sum", "segment_max"), ((1668, 456, 3166), (958, 16_384, 73), (33, 402, 56), (2048, 1, 20_000))
     ):
-        one, many = (plan(op, outer, length, inner, segments, "float32", False) for outer in (1, 1000))
+        one, many = (plan(op, outer, length, inner, segments, "bfloat16", False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "few" and one["shared_bytes"] <= 20 << 10
         assert one["rows"] == (24 if segments > 256 else 16)
     assert plan("segment_sum", 1, 100, 16_384, 60, "float32", False)["rows"] == 60
     # What is the same in any order may depend on the batch.
     for op, dtype, length, segments, algorithms in [
-        ("segment_max", "float32", 4000, 8, ["atomics", "lanes"]), ("segment_max", "float32", 4258, 8, ["tables"] * 2),
-        ("segment_max", "float32", 9000, 8, ["atomics", "tables"]), ("segment_max", "int16", 4258, 256, ["tables"] * 2),
-        ("segment_sum", "int64", 14_000, 200, ["atomics", "tables"]),
-        ("segment_sum", "int64", 14_000, 15, ["atomics", "lanes"]),
+        ("segment_max", "float32", 4000, 8, ["scatter"] * 2), ("segment_max", "float32", 4258, 8, ["tables"] * 2),
+        ("segment_max", "float32", 9000, 8, ["scatter", "tables"]), ("segment_max", "int16", 4258, 256, ["tables"] * 2),
+        ("segment_sum", "int64", 14_000, 200, ["scatter", "tables"]),
+        ("segment_sum", "int64", 14_000, 15, ["scatter", "lanes"]),
     ]:  # fmt: skip
         found = [plan(op, outer, length, 1, segments, dtype, False) for outer in (1, 5)]
         assert [one["algorithm"] for one in found] == algorithms
@@ -335,7 +357,7 @@ def test_plans_of_segments(capability):
         sizes = [one["workspace_bytes"] for one in sizes]
         assert sizes == sorted(sizes, reverse=True)
     found = [plan("segment_max", outer, 12_000, 1, 60, "float32", False)["algorithm"] for outer in (1, 132, 133)]
-    assert found == ["atomics", "tables", "lanes"]
+    assert found == ["scatter", "tables", "lanes"]
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
@@ -353,7 +375,7 @@ def test_plans_of_segments(capability):
     # So do extremes, except of very many rows. A few rows are cut into more slices, of larger blocks.
     for length, dtype, segments, algorithm in [
         (10**6, "int16", 2277, "tables"), (10**6, "float32", 12_288, "tables"), (10**6, "float32", 12_289, "atomics"),
-        (10**6, "float64", 6144, "tables"), (100_000, "float32", 1562, "tables"), (100_000, "float32", 1563, "atomics"),
+        (10**6, "float64", 6144, "tables"), (100_000, "float32", 1562, "tables"), (600_000, "float32", 9376, "atomics"),
         (1 << 23, "int16", 12_288, "atomics"),
     ]:  # fmt: skip
         one, many = (plan("segment_max", outer, length, 1, segments, dtype, False) for outer in (1, 1000))

@@ -554,6 +554,8 @@ SEGMENTS = [
     ((2001, 3), 3001),
     ((9001, 40), 30),
     ((9001,), 3001),
+    ((3001,), 3001),  # integers and extremes by atomics on the results: threads have one row, or four
+    ((801, 130), 101),
     ((8001,), 30),  # extremes and integers by one block, or by slices
     ((50_001,), 101),
     ((40_001,), 3001),

@@ -215,25 +215,28 @@ enum class Segmenting {
   kFew,      // few rows: tables for each lane of a range of segments, in one launch
   kTables,   // few columns: a table for each warp, or for each block if any order does
   kAtomics,  // few columns, many segments: atomics on integers
+  kScatter,  // few numbers that any order folds alike: atomics on the results
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
   kCells,    // softmax only: atomics on integers, in shared memory or in the workspace
   kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty",  "lanes",   "few",   "tables", "atomics",
-                                            "sorted", "ordered", "cells", "none"};
+constexpr const char* kSegmentingNames[] = {"empty",   "lanes",  "few",     "tables", "atomics",
+                                            "scatter", "sorted", "ordered", "cells",  "none"};
 // Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
-constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take atomics, if their fold is exact
+constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take kScatter, if it has their fold
 constexpr int64_t kWholeRows = 8192;                        // the most that one block of kTables takes alone
 constexpr int kFewList = 384;                               // the most rows that a warp of kFew lists at a time
 constexpr int kTableThreads = 256, kExtremeThreads = 1024;  // the most of a block of kTables: for sums of floats, else
 constexpr int kLaneBatch = 96;                              // steps of a warp of kLanes; batches of loads divide them
 constexpr int kMostLaneWarps = 8;                           // the most warps of a block of kLanes
+// For kScatter: rows of a thread, if it has several; threads of a block; the most lanes of a team.
+constexpr int kScatterRows = 4, kScatterThreads = 256, kMostScatterTeam = 16;
 constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells
@@ -244,7 +247,7 @@ struct SegmentsPlan {
   int64_t rows = 0;          // rows of a tile or slice; for kFew: segments of a range
   int64_t tiles = 0;         // how many tiles, slices or ranges there are
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
-  int team_bits = 0;         // for kLanes, kFew and kAtomics: 2^team_bits lanes share a row
+  int team_bits = 0;         // for kLanes, kFew, kAtomics and kScatter: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
   int64_t batch = 0;         // for kFew: the most outer indices of a launch
   int warps = 0;             // for kLanes, kFew, kTables and kCells: warps of a block

@@ -109,6 +109,46 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
+// Whether kScatter takes the dtype and the fold: any order gives the same, and one atomic folds a number.
+bool may_scatter(const Segments& problem) {
+  const bool exact = problem.op != Op::kSum || !is_float(problem.dtype);
+  return exact && bytes_of(problem.dtype) >= 4 && !problem.byte_ids;
+}
+
+// Whether numbers are so few that kScatter takes less time than tables. If one segment has all rows, atomics wait for
+// each other, which bounds the numbers. If there are few segments, some wait anyway, so that kFew takes less for very
+// few numbers, for several rows of ids, and for many columns. Rows in which one block of kTables finds the largest of
+// few segments sooner are left to it.
+bool prefers_scatter(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t segments = problem.segments, numbers = rows.length * rows.inner;
+  if (rows.length > kWholeRows || rows.elements() > (segments > 64 ? 1 << 20 : 1 << 18)) return false;
+  if (segments <= 32 && numbers <= (segments > 4 ? 1 << 10 : 1 << 11)) return false;
+  if (segments <= 16 && rows.length <= kFewRows && (rows.outer > 1 || rows.inner > kMostScatterTeam)) return false;
+  return problem.op == Op::kSum || rows.inner > 1 || rows.length <= kWholeRows / 2 ||
+         segments > (bytes_of(problem.dtype) < 8 ? 256 : 16);
+}
+
+// The same where kAtomics would be the other choice, which keeps what warps fold in registers.
+bool prefers_scatter_to_atomics(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t most = problem.segments <= 64 ? 1 << 16 : rows.inner <= kMostScatterTeam ? 1 << 19 : 1 << 18;
+  return rows.length * rows.inner <= most && rows.elements() <= 1 << 20;
+}
+
+void plan_scatter(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kFewest = 16 << 10;  // of more numbers, threads have several, unless a warp shares a row
+  const auto [outer, length, inner] = problem.rows;
+  plan = {};
+  plan.algorithm = Segmenting::kScatter;
+  plan.overlap = gpu.dependent_launch;
+  while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
+  const bool narrow = 1 << plan.team_bits <= kMostScatterTeam;
+  plan.rows = narrow && problem.rows.elements() <= kFewest ? 1 : kScatterRows;
+  const int64_t threads = ceil_div(length, plan.rows) * (narrow ? 1 << plan.team_bits : inner);
+  plan.tiles = std::max<int64_t>(1, ceil_div(threads, kScatterThreads));
+}
+
 // Whether the plan of plan_few is taken: always for up to kFewRows rows. More rows take it only where other kernels
 // need several launches, if all of the following hold: the blocks together do not read too many ids, a team folds few
 // rows, and it folds not too many even if one segment has all rows.
@@ -266,9 +306,11 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   // one block finds extremes of few segments sooner.
   const bool by_block = extremes && one_table && rows.inner == 1 && rows.length <= kWholeRows &&
                         problem.segments <= (bytes < 8 ? 256 : 16);
-  if (!few && !problem.sorted && !problem.byte_ids && !sums_floats && !by_block && bytes >= 4 &&
-      rows.elements() <= kFewNumbers && plan_atomics(problem, gpu, plan))
+  const bool few_numbers = !few && !problem.sorted && !by_block && rows.elements() <= kFewNumbers;
+  if (may_scatter(problem) && (few_numbers || prefers_scatter(problem))) {
+    plan_scatter(problem, gpu, plan);
     return plan;
+  }
   if (has_lanes && plan_lanes(problem, gpu, plan)) {
     // A part of the batch has the same workspace, and may take kTables.
     if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
@@ -291,8 +333,11 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
   if (!(has_tables && (dense || by_block)) && !problem.sorted &&
-      (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan)))
+      (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan))) {
+    const bool atomics = plan.algorithm == Segmenting::kAtomics;
+    if (atomics && may_scatter(problem) && prefers_scatter_to_atomics(problem)) plan_scatter(problem, gpu, plan);
     return plan;
+  }
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
     plan.warps = kTableThreads / 32;

@@ -50,25 +50,6 @@ struct Args : SegmentArgs {
   __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
 };
 
-// Replaces an integer or float in memory by the larger of both, or the smaller. Floats that are not negative compare
-// like their bits as signed integers. Negative floats compare like their bits as unsigned integers, in reverse.
-template <class Word>
-__device__ __forceinline__ void atomic_extreme(Word* to, Word bits, const Keys& keys) {
-  using Unsigned = std::conditional_t<sizeof(Word) == 8, unsigned long long, unsigned>;
-  using Signed = std::make_signed_t<Unsigned>;
-  constexpr Word kSign = Word{1} << (8 * sizeof(Word) - 1);
-  const bool negative = bits & kSign, is_float = keys.infinity != 0;
-  const bool is_signed = is_float ? !negative : (keys.smallest ? ~keys.flip : keys.flip) & kSign;
-  const bool largest = is_float ? negative == keys.smallest : !keys.smallest;
-  auto* const as_unsigned = reinterpret_cast<Unsigned*>(to);
-  auto* const as_signed = reinterpret_cast<Signed*>(to);
-  if (is_signed) {
-    largest ? atomicMax(as_signed, static_cast<Signed>(bits)) : atomicMin(as_signed, static_cast<Signed>(bits));
-  } else {
-    largest ? atomicMax(as_unsigned, static_cast<Unsigned>(bits)) : atomicMin(as_unsigned, static_cast<Unsigned>(bits));
-  }
-}
-
 // A cell is one accumulator. It lies in the result itself if the result's elements are wide enough, and is an element
 // there; in the workspace, extremes are keys.
 template <class Monoid, bool kLargest>
@@ -105,9 +86,7 @@ struct Whole {
   __device__ void put(uint32_t id, Word word) const {
     Word* const to = words + id * a.inner;
     if constexpr (kLargest && kInPlace) {
-      // The smallest of floats is NaN if its bits are not below any others.
-      const bool is_nan = a.keys.infinity && word == Monoid::kAll;
-      atomic_extreme(to, is_nan && a.keys.smallest ? word : Monoid::store(word, a.keys), a.keys);
+      atomic_extreme(to, extreme_operand<Monoid>(word, a.keys), a.keys);
     } else {
       atomic_fold<kLargest>(to, word);
     }

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+
+#include "count/cuda/monoid.cuh"
 
 namespace jaxgpuops::count {
 
@@ -23,6 +26,33 @@ __device__ __forceinline__ void atomic_fold(uint64_t* to, uint64_t value) {
   } else {
     atomicAdd(word, static_cast<unsigned long long>(value));
   }
+}
+
+// Replaces an integer or float in memory by the larger of both, or the smaller. Floats that are not negative compare
+// like their bits as signed integers. Negative floats compare like their bits as unsigned integers, in reverse.
+template <class Word>
+__device__ __forceinline__ void atomic_extreme(Word* to, Word bits, const Keys& keys) {
+  using Unsigned = std::conditional_t<sizeof(Word) == 8, unsigned long long, unsigned>;
+  using Signed = std::make_signed_t<Unsigned>;
+  constexpr Word kSign = Word{1} << (8 * sizeof(Word) - 1);
+  const bool negative = bits & kSign, is_float = keys.infinity != 0;
+  const bool is_signed = is_float ? !negative : (keys.smallest ? ~keys.flip : keys.flip) & kSign;
+  const bool largest = is_float ? negative == keys.smallest : !keys.smallest;
+  auto* const as_unsigned = reinterpret_cast<Unsigned*>(to);
+  auto* const as_signed = reinterpret_cast<Signed*>(to);
+  if (is_signed) {
+    largest ? atomicMax(as_signed, static_cast<Signed>(bits)) : atomicMin(as_signed, static_cast<Signed>(bits));
+  } else {
+    largest ? atomicMax(as_unsigned, static_cast<Unsigned>(bits)) : atomicMin(as_unsigned, static_cast<Unsigned>(bits));
+  }
+}
+
+// What atomic_extreme() folds into a result, for a key.
+template <class Monoid>
+__device__ __forceinline__ typename Monoid::Bits extreme_operand(typename Monoid::Acc key, const Keys& keys) {
+  // The smallest of floats is NaN if its bits are not below any others.
+  const bool is_nan = keys.infinity && key == Monoid::kAll;
+  return is_nan && keys.smallest ? key : Monoid::store(key, keys);
 }
 
 // Adds the value to a sum of 64 bits of which the halves are in two words. Shared memory has no such atomic.

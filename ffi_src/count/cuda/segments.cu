@@ -9,6 +9,7 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
   if (plan.algorithm == Segmenting::kFew) return launch_segment_few(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kAtomics) return launch_segment_atomics(stream, plan, problem, buffers);
+  if (plan.algorithm == Segmenting::kScatter) return launch_segment_scatter(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kLanes || plan.algorithm == Segmenting::kTables) {
     const auto run = plan.algorithm == Segmenting::kLanes ? launch_segment_lanes : launch_segment_tables;
     const cudaError_t status = run(stream, plan, problem, buffers);

@@ -12,6 +12,7 @@
 // are finished, and merges read them; every result is written once, and its element read once more. Searches read keys
 // from the caches.
 #include "sort/cuda/kernels.h"
+#include "sort/cuda/offsets.cuh"
 #include "sort/cuda/raised.cuh"
 
 namespace jaxgpuops::sort {
@@ -19,10 +20,6 @@ namespace {
 
 constexpr int kFanBits = kMergeFanBits;
 constexpr uint32_t kFan = 1 << kFanBits;  // runs that are merged at once
-
-struct Range {
-  uint32_t begin, end;
-};
 
 // Where a tile begins and the one before it ends.
 struct Border {
@@ -193,40 +190,6 @@ __device__ __forceinline__ Range mark_ascending(const MergeArgs& a, const int32_
   return {static_cast<uint32_t>(max(offsets[0], 0)), static_cast<uint32_t>(max(offsets[a.count - 1], 0))};
 }
 
-// The same in a tile that has a whole row. Offsets need not ascend: one that is less than any before it counts as the
-// largest of those.
-template <int kThreads, class Shared, class Mark>
-__device__ __forceinline__ Range mark_any(const MergeArgs& a, const int32_t* offsets, Shared& shared, Mark mark) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto offset_at = [&](int64_t i) {
-    return static_cast<uint32_t>(min(max(offsets[i], 0), static_cast<int32_t>(a.length)));
-  };
-  uint32_t most = 0;  // the largest offset so far
-#pragma unroll 1
-  for (int64_t start = 0; start < a.count; start += kThreads) {
-    const int64_t i = start + threadIdx.x;
-    uint32_t offset = i < a.count ? offset_at(i) : 0;
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const uint32_t other = __shfl_up_sync(kEveryLane, offset, lanes);
-      if (lane >= static_cast<uint32_t>(lanes)) offset = max(offset, other);
-    }
-    __syncthreads();
-    if (lane == 31) shared.largest[warp] = offset;
-    __syncthreads();
-    offset = max(offset, most);
-#pragma unroll 1
-    for (uint32_t w = 0; w < kThreads / 32; ++w) {
-      const uint32_t other = shared.largest[w];
-      if (w < warp) offset = max(offset, other);
-      most = max(most, other);
-    }
-    if (i < a.count) mark(offset);
-  }
-  if (threadIdx.x == 0) mark(a.length);
-  return {offset_at(0), most};
-}
-
 // Finds where segments begin in a tile. Places outside all segments are segments of their own.
 template <int kThreads, class Shared>
 __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t* offsets, uint32_t begin, uint32_t end,
@@ -234,8 +197,10 @@ __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t*
   for (uint32_t w = threadIdx.x; w <= Shared::kWords; w += kThreads) shared.begins[w] = 0;
   __syncthreads();
   const auto mark = [&](uint32_t place) { atomicOr(shared.begins + (place - begin) / 32, 1u << (place - begin) % 32); };
-  const Range all =
-      a.blocks == 1 ? mark_any<kThreads>(a, offsets, shared, mark) : mark_ascending<kThreads>(a, offsets, shared, mark);
+  const bool whole = a.blocks == 1;  // the tile has the whole row
+  const Range all = whole ? mark_offsets<kThreads>(offsets, a.count, a.length, shared.largest, mark)
+                          : mark_ascending<kThreads>(a, offsets, shared, mark);
+  if (whole && threadIdx.x == 0) mark(a.length);
 #pragma unroll 2
   for (uint32_t place = begin + threadIdx.x; place < end; place += kThreads)
     if (place < all.begin || place >= all.end || place == 0) mark(place);

@@ -10,6 +10,7 @@
 // result is written once.
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
+#include "sort/cuda/offsets.cuh"
 #include "sort/cuda/raised.cuh"
 
 namespace jaxgpuops::sort {
@@ -62,34 +63,13 @@ struct Numbers {
 // Finds the segments of a row. All threads of the block call it.
 template <int kThreads, class Shared>
 __device__ __forceinline__ Numbers find_segments(const SegmentsArgs& a, Shared& shared) {
-  const uint32_t thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int32_t* const offsets = a.offsets + a.offsets_at(blockIdx.x);
-  const auto offset_at = [&](int64_t i) {
-    return static_cast<uint32_t>(min(max(offsets[i], 0), static_cast<int32_t>(a.length)));
-  };
+  const uint32_t thread = threadIdx.x;
   for (uint32_t w = thread; w < kWords; w += kThreads) shared.begins[w] = 0;
-  uint32_t most = 0;  // the largest offset so far, which takes the place of smaller ones after it
-#pragma unroll 1
-  for (int64_t start = 0; start < a.count; start += kThreads) {
-    const int64_t i = start + thread;
-    uint32_t offset = i < a.count ? offset_at(i) : 0;
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const uint32_t other = __shfl_up_sync(kEveryLane, offset, lanes);
-      if (lane >= static_cast<uint32_t>(lanes)) offset = max(offset, other);
-    }
-    __syncthreads();
-    if (lane == 31) shared.of_warps[warp] = offset;
-    __syncthreads();
-    offset = max(offset, most);
-#pragma unroll 1
-    for (uint32_t w = 0; w < kThreads / 32; ++w) {
-      const uint32_t other = shared.of_warps[w];
-      if (w < warp) offset = max(offset, other);
-      most = max(most, other);
-    }
-    if (i < a.count && offset < a.length) atomicOr(shared.begins + offset / 32, 1u << offset % 32);
-  }
+  const auto mark = [&](uint32_t place) {
+    if (place < a.length) atomicOr(shared.begins + place / 32, 1u << place % 32);
+  };
+  const int32_t* const offsets = a.offsets + a.offsets_at(blockIdx.x);
+  const Range range = mark_offsets<kThreads>(offsets, a.count, a.length, shared.of_warps, mark);
   __syncthreads();
   const uint32_t pair = 2 * thread;
   const bool has = pair < kWords;
@@ -97,7 +77,7 @@ __device__ __forceinline__ Numbers find_segments(const SegmentsArgs& a, Shared& 
   const uint32_t sum = sum_before(own + next, shared.warps);
   if (has) shared.before[pair] = sum, shared.before[pair + 1] = sum + own;
   __syncthreads();
-  return {shared.begins, shared.before, offset_at(0), most};
+  return {shared.begins, shared.before, range.begin, range.end};
 }
 
 template <class Key, int kThreads, int kItems>

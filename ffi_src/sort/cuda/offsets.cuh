@@ -1,0 +1,51 @@
+// The offsets of the segments of a row that one block has.
+#pragma once
+
+#include <cstdint>
+
+#include "common/cuda/warp.cuh"
+
+namespace jaxgpuops::sort {
+namespace {
+
+struct Range {
+  uint32_t begin, end;
+};
+
+// Calls mark(place) for every offset, and returns the places between which all segments are. Offsets need not ascend:
+// one that is less than any before it counts as the largest of those. All threads of the block call it. `largest` is
+// shared memory for a number of each warp.
+template <int kThreads, class Mark>
+__device__ __forceinline__ Range mark_offsets(const int32_t* offsets, int64_t count, uint32_t length, uint32_t* largest,
+                                              Mark mark) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto offset_at = [&](int64_t i) {
+    return static_cast<uint32_t>(min(max(offsets[i], 0), static_cast<int32_t>(length)));
+  };
+  uint32_t most = 0;  // the largest offset so far
+#pragma unroll 1
+  for (int64_t start = 0; start < count; start += kThreads) {
+    const int64_t i = start + threadIdx.x;
+    uint32_t offset = i < count ? offset_at(i) : 0;
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const uint32_t other = __shfl_up_sync(kEveryLane, offset, lanes);
+      if (lane >= static_cast<uint32_t>(lanes)) offset = max(offset, other);
+    }
+    __syncthreads();
+    if (lane == 31) largest[warp] = offset;
+    __syncthreads();
+    offset = max(offset, most);
+#pragma unroll 1
+    for (uint32_t w = 0; w < kThreads / 32; ++w) {
+      const uint32_t other = largest[w];
+      if (w < warp) offset = max(offset, other);
+      most = max(most, other);
+    }
+    if (i < count) mark(offset);
+  }
+  return {offset_at(0), most};
+}
+
+}  // namespace
+}  // namespace jaxgpuops::sort
