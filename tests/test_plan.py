@@ -329,13 +329,21 @@ def test_topk_softmax():
     plan_topk_softmax = jaxgpuops._native.modules["cpu"].plan_topk_softmax
     for length in (1, 8, 64, 65, 128, 129, 256, 257, 512, 513, 1024):
         for k in {min(k, length) for k in (1, 8, 16, 17, 32, 33, 64)}:
-            plan = plan_topk_softmax(1000, length, 1, k)
+            plan = plan_topk_softmax(10**6, length, 1, k)
             assert plan["algorithm"] == "rows" and plan["workspace_bytes"] == 0
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
-            assert plan == plan_topk_softmax(1, length, 3, k)  # rows have the same bits in every batch
+            # Rows have the same bits in every batch. Where these depend on the lanes of a row, the plan does not depend on
+            # the number of rows; few rows whose sums have at most as many terms have another kernel.
+            assert plan == plan_topk_softmax(1, length, 3, k, sums_rows=True)
+            few = plan_topk_softmax(1, length, 3, k)
+            assert few["algorithm"] == ("few" if length <= 256 and k <= 16 else "rows")
+            assert few["lanes"] * few["elements"] >= length and (few["algorithm"] == "rows" or few["lanes"] >= k)
             for groups in (2, 8, 64):
-                plan = plan_topk_softmax(1000, length, 1, k, groups)
+                plan = plan_topk_softmax(10**6, length, 1, k, groups)
                 assert plan["elements"] == 32 and 32 * plan["lanes"] >= length and 2 * plan["lanes"] >= k
+    # A lane has no logits of two groups.
+    for length, groups, algorithm in [(128, 8, "few"), (128, 64, "rows"), (160, 5, "few"), (160, 8, "rows")]:
+        assert plan_topk_softmax(32, length, 1, 6, groups)["algorithm"] == algorithm
     for rows in [(0, 5, 1), (3, 5, 0)]:
         assert plan_topk_softmax(*rows, 2)["algorithm"] == "empty"
     assert plan_topk_softmax(3, 5, 1, 0)["algorithm"] == "empty"
