@@ -21,6 +21,6 @@ struct Plan {
 };
 
 // `sums_rows`: Problem::sums_rows(). Throws std::invalid_argument if the kernel cannot take the problem.
-Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups = 1, bool sums_rows = false);
+Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows);
 
 }  // namespace jaxgpuops::topk_softmax

@@ -178,7 +178,7 @@ def _log_sum(wide, axis, split):
 
 def _plan(rows, avals, compute_capability, axis, *, k, groups, score, normalize, biased, log_sums, **_):
     sums_rows = log_sums or (score == SOFTMAX and (biased or not normalize))
-    return _native.modules["cpu"].plan_topk_softmax(*rows, k, groups, sums_rows)
+    return _native.modules["cpu"].plan_topk_softmax(*rows, k, groups, biased, sums_rows)
 
 
 topk_softmax_p = Kernel(
