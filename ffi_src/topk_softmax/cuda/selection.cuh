@@ -5,6 +5,7 @@
 #include "common/cuda/element.h"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/warp.cuh"
+#include "common/ordered_key.h"
 #include "topk_softmax/topk_softmax.h"
 
 namespace jaxgpuops::topk_softmax {
