@@ -157,6 +157,21 @@ __global__ void __launch_bounds__(32 * kGradientRows, 2)
   const uint32_t block = parts == 1 ? blockIdx.x : blockIdx.x / parts;
   const uint32_t choice = (blockIdx.x - block * parts) * each + warp;
   const uint32_t token = static_cast<uint32_t>(p.outer * p.tokens) - 1 - block;
+  ct += token * p.inner;
+  const U units(p.inner);
+  // Brings the cotangent's part from strip `first` on. The first part is on its way while the warp waits for its row.
+  const auto begin_copies = [&](uint32_t first) {
+    const uint32_t begin = first * strips.width(), end = min(begin + kStripsHeld * strips.width(), units.count);
+#pragma unroll 1
+    for (uint32_t u = begin + threadIdx.x; u < end; u += blockDim.x) {
+      if constexpr (kWhole)
+        copy_async(held + (u - begin), reinterpret_cast<const uint4*>(ct) + u);
+      else
+        held[u - begin] = units.read(ct, u);
+    }
+    commit_async_copies();
+  };
+  begin_copies(0);
   const bool there = choice < static_cast<uint32_t>(p.choices);
   const Shift shift = shift_of(p, token);
   const int64_t assignment = int64_t{token} * p.choices + choice;
@@ -164,26 +179,19 @@ __global__ void __launch_bounds__(32 * kGradientRows, 2)
   Weight<Element> weight = {};
   if (there) weight = Weight<Element>::load(p, weights, assignment + shift.weight);
   const int64_t at = (shift.row + row) * p.inner;
-  RowOfWarp<Element, kWhole> own{U(p.inner), strips, y + at, dy + at, {}};
+  RowOfWarp<Element, kWhole> own{units, strips, y + at, dy + at, {}};
   if (row >= 0) own.load(0, 0);
-  ct += token * p.inner;
   Acc total = 0;
 #pragma unroll 1
   for (uint32_t first = 0; first < strips.count; first += kStripsHeld) {
-    const uint32_t begin = first * strips.width(), last = min(first + kStripsHeld, strips.count);
-    const uint32_t end = min(last * strips.width(), own.units.count);
-    if (first > 0) __syncthreads();  // all have used what is overwritten now
-#pragma unroll 1
-    for (uint32_t u = begin + threadIdx.x; u < end; u += blockDim.x) {
-      if constexpr (kWhole)
-        copy_async(held + (u - begin), reinterpret_cast<const uint4*>(ct) + u);
-      else
-        held[u - begin] = own.units.read(ct, u);
+    if (first > 0) {
+      __syncthreads();  // all have used what is overwritten now
+      begin_copies(first);
     }
-    commit_async_copies();
     wait_for_async_copies<0>();
     __syncthreads();
     if (row < 0) continue;
+    const uint32_t begin = first * strips.width(), last = min(first + kStripsHeld, strips.count);
 #pragma unroll 1
     for (uint32_t strip = first; strip < last; ++strip)
       total += own.use(strip, weight.number(p), strip == 0, [&](uint32_t u) { return held[u - begin]; });

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 
-#include "common/cuda/counting.cuh"
 #include "common/cuda/element.h"
 #include "common/cuda/warp.cuh"
 #include "topk_softmax/cuda/selection.cuh"
@@ -111,27 +110,16 @@ __global__ void __launch_bounds__(kBlock) gate_few_kernel(const __grid_constant_
   chosen.has[0] = true;
   chosen.has[1] = false;
   uint32_t key = 0;
-#pragma unroll
-  for (uint32_t j = 0; j < kElements; ++j)
-    if (!(left >> j & 1)) keys[j] = 0;
 #pragma unroll 1
   for (uint32_t round = 0; round < a.k; ++round) {
-    uint32_t best = keys[0], place = kElements;
+    uint32_t best = 0, place = kElements;
 #pragma unroll
-    for (uint32_t j = 1; j < kElements; ++j) best = max(best, keys[j]);
+    for (uint32_t j = 0; j < kElements; ++j)
+      if (left >> j & 1 && (place == kElements || keys[j] > best)) best = keys[j], place = j;
     const uint32_t top = largest_of_warp(best);
-#pragma unroll
-    for (int j = kElements - 1; j >= 0; --j)
-      if (left >> j & 1 && keys[j] == top) place = j;
-    const bool has = place < kElements;
-    const uint32_t lanes = __ballot_sync(kEveryLane, has);
-    const uint32_t index = __shfl_sync(kEveryLane, first + place, __ffs(lanes) - 1);
-    if (has && !(lanes & lanes_below())) {
-      left &= ~(1u << place);
-#pragma unroll
-      for (uint32_t j = 0; j < kElements; ++j)
-        if (j == place) keys[j] = 0;
-    }
+    const uint32_t winner = __ffs(__ballot_sync(kEveryLane, left && best == top)) - 1;
+    const uint32_t index = __shfl_sync(kEveryLane, first + place, winner);
+    if (lane == winner) left &= ~(1u << place);
     if (lane == round) key = top, chosen.index[0] = index;
   }
   if (a.bias) {
