@@ -44,7 +44,7 @@ nb::dict plan_dict(const jaxgpuops::sort::Plan& plan) {
 
 nb::dict plan_dict(const jaxgpuops::topk_softmax::Plan& plan) {
   nb::dict dict;
-  dict["algorithm"] = plan.empty ? "empty" : "rows";
+  dict["algorithm"] = plan.empty ? "empty" : plan.few ? "few" : "rows";
   dict["lanes"] = plan.team;
   dict["elements"] = plan.elements;
   dict["workspace_bytes"] = 0;
@@ -243,10 +243,10 @@ void define_selections(nb::module_& module) {
 
   module.def(
       "plan_topk_softmax",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t k, int64_t groups) {
-        return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k, groups));
+      [](int64_t outer, int64_t length, int64_t inner, int64_t k, int64_t groups, bool biased, bool sums_rows) {
+        return plan_dict(topk_softmax::plan_topk_softmax(Rows{outer, length, inner}, k, groups, biased, sums_rows));
       },
-      "outer"_a, "length"_a, "inner"_a, "k"_a, "groups"_a = 1);
+      "outer"_a, "length"_a, "inner"_a, "k"_a, "groups"_a, "biased"_a, "sums_rows"_a);
 }
 
 void define_row_operations(nb::module_& module) {

@@ -22,6 +22,10 @@ REGIMES = {
     "16 lanes": ((3000, 512), 1, 20),
     "32 lanes": ((3000, 1024), 1, 64),
     "columns": ((16, 256, 130), 1, 8),
+    "few rows": ((300, 128), 1, 8),
+    "few rows, 8 elements a lane": ((300, 256), 1, 16),
+    "few rows that are not vectors": ((300, 61), 1, 6),
+    "few columns": ((6, 160, 7), 1, 6),
 }
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 

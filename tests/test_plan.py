@@ -326,19 +326,32 @@ def test_the_fastest_of_the_kernels(rows, k, dtype, algorithm):
 
 
 def test_topk_softmax():
-    plan_topk_softmax = jaxgpuops._native.modules["cpu"].plan_topk_softmax
+    def plan_of(rows, k, groups=1, biased=False, sums_rows=False):
+        return jaxgpuops._native.modules["cpu"].plan_topk_softmax(*rows, k, groups, biased, sums_rows)
+
     for length in (1, 8, 64, 65, 128, 129, 256, 257, 512, 513, 1024):
         for k in {min(k, length) for k in (1, 8, 16, 17, 32, 33, 64)}:
-            plan = plan_topk_softmax(1000, length, 1, k)
+            many, few = (10**6, length, 1), (1, length, 3)
+            plan = plan_of(many, k)
             assert plan["algorithm"] == "rows" and plan["workspace_bytes"] == 0
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
-            assert plan == plan_topk_softmax(1, length, 3, k)  # rows have the same bits in every batch
+            # Rows have the same bits in every batch. Where these depend on the lanes of a row, the plan does not depend on
+            # the number of rows.
+            assert plan == plan_of(many, k, biased=True) == plan_of(few, k, sums_rows=True)
+            for biased in (False, True):
+                fits = length <= 256 and k <= 16
+                faster = biased or 64 < length <= 128 or length <= 64 and k > 8
+                plan = plan_of(few, k, biased=biased)
+                assert plan["algorithm"] == ("few" if fits and faster else "rows")
+                assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
             for groups in (2, 8, 64):
-                plan = plan_topk_softmax(1000, length, 1, k, groups)
+                plan = plan_of(many, k, groups)
                 assert plan["elements"] == 32 and 32 * plan["lanes"] >= length and 2 * plan["lanes"] >= k
-    for rows in [(0, 5, 1), (3, 5, 0)]:
-        assert plan_topk_softmax(*rows, 2)["algorithm"] == "empty"
-    assert plan_topk_softmax(3, 5, 1, 0)["algorithm"] == "empty"
+    # A lane has no logits of two groups.
+    for length, groups, algorithm in [(128, 8, "few"), (128, 64, "rows"), (160, 5, "few"), (160, 8, "rows")]:
+        assert plan_of((32, length, 1), 6, groups)["algorithm"] == algorithm
+    for rows, k in [((0, 5, 1), 2), ((3, 5, 0), 2), ((3, 5, 1), 0)]:
+        assert plan_of(rows, k)["algorithm"] == "empty"
 
 
 # ---- Parts of a batch -------------------------------------------------------------------------------------------------

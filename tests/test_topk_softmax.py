@@ -529,10 +529,10 @@ def test_composition_equals_kernel(monkeypatch, score, normalize, biased):
 
 def test_limits_are_those_of_the_kernel():
     plan = jaxgpuops._native.modules["cpu"].plan_topk_softmax
-    assert plan(5, MAX_LENGTH, 1, MAX_K)["algorithm"] == "rows"
+    assert plan(5, MAX_LENGTH, 1, MAX_K, 1, False, False)["algorithm"] == "rows"
     for length, k, groups in [(MAX_LENGTH + 1, 1, 1), (MAX_LENGTH, MAX_K + 1, 1), (MAX_LENGTH, 1, MAX_GROUPS + 1)]:
         with pytest.raises(ValueError, match="no kernel takes"):
-            plan(5, length, 1, k, groups)
+            plan(5, length, 1, k, groups, False, False)
     for groups in (MAX_GROUPS, 2 * MAX_GROUPS):
         call = functools.partial(jaxgpuops.topk_softmax, k=2, groups=groups, topk_groups=3, score="sqrt_softplus")
         ops = [call.op for call in jaxgpuops.explain(call, jnp.zeros((2, 256)))]

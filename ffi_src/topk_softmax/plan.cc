@@ -4,17 +4,38 @@
 #include <string>
 
 namespace jaxgpuops::topk_softmax {
+namespace {
+
+// Few rows: up to so many, the latency of a row counts. A bias or groups take the other kernel longer.
+constexpr int64_t kFewRows = 1024, kFewHardRows = 2048;
+constexpr int64_t kFewLength = 256;  // the most logits of a warp
+constexpr int64_t kFewK = 16;        // k rounds take time, and sums of more terms have another order
+
+bool are_few(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) {
+  if (rows.length > kFewLength || k > kFewK || sums_rows) return false;
+  if (biased || groups > 1) return rows.count() <= kFewHardRows;
+  // Sorting networks are faster for 64 logits. For more than 128, nothing is gained.
+  return rows.count() <= kFewRows && rows.length <= 128 && (rows.length > 64 || k > 8);
+}
+
+}  // namespace
 
 // Chooses few lanes for a row, so that a shuffle serves several rows at once; but a lane must have registers for its
 // elements, and a row needs two maxima of lanes for each of k. Lanes of eight elements sort them by networks. With
 // groups, each team size has one number of elements.
-Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups) {
+Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) {
   Plan plan;
   if (rows.count() == 0 || k == 0) return plan;
   if (rows.length > kMaxLength || k > kMaxK || groups > kMaxGroups)
     throw std::invalid_argument("no kernel takes k = " + std::to_string(k) + " of " + std::to_string(rows.length) +
                                 " in " + std::to_string(groups) + " groups");
   plan.empty = false;
+  if (are_few(rows, k, groups, biased, sums_rows)) {
+    plan.elements = rows.length <= 128 ? 4 : 8;
+    plan.few = groups == 1 || rows.length / groups % plan.elements == 0;  // no lane has logits of two groups
+    plan.team = 32;
+    if (plan.few) return plan;
+  }
   plan.team = rows.length <= 256 && k <= 16 ? 8 : rows.length <= 512 && k <= 32 ? 16 : 32;
   plan.elements = plan.team > 8 || rows.length > 128 || groups > 1 ? 32 : rows.length > 64 || k > 8 ? 16 : 8;
   return plan;

@@ -15,11 +15,12 @@ constexpr int kBlock = 128;  // threads of a block
 
 struct Plan {
   bool empty = true;  // nothing to write
+  bool few = false;   // a warp for each row, for few rows
   int team = 0;       // lanes of a warp that share a row
   int elements = 0;   // elements of a lane
 };
 
-// Throws std::invalid_argument if the kernel cannot take the problem.
-Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups = 1);
+// `sums_rows`: Problem::sums_rows(). Throws std::invalid_argument if the kernel cannot take the problem.
+Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows);
 
 }  // namespace jaxgpuops::topk_softmax

@@ -33,6 +33,10 @@ struct Problem {
   Broadcast bias;
 
   int64_t group_size() const { return rows.length / groups; }
+  // Whether a result needs a sum over a whole row, whose bits depend on which lanes add what.
+  bool sums_rows(bool biased, bool log_sums) const {
+    return log_sums || (score == Score::kSoftmax && (biased || !normalize));
+  }
 };
 
 struct Buffers {

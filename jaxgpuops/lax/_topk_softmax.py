@@ -176,8 +176,9 @@ def _log_sum(wide, axis, split):
     return bind(logsumexp_p, (wide, None, None, None), axis, 1.0, None, split, parts=False)[0]
 
 
-def _plan(rows, avals, compute_capability, axis, *, k, groups, **_):
-    return _native.modules["cpu"].plan_topk_softmax(*rows, k, groups)
+def _plan(rows, avals, compute_capability, axis, *, k, groups, score, normalize, biased, log_sums, **_):
+    sums_rows = log_sums or (score == SOFTMAX and (biased or not normalize))
+    return _native.modules["cpu"].plan_topk_softmax(*rows, k, groups, biased, sums_rows)
 
 
 topk_softmax_p = Kernel(

@@ -18,6 +18,7 @@ extern "C" int lab_gate(void* stream, const int64_t* call, const void* logits, c
   problem.topk_groups = call[8];
   problem.bias.axis_stride = 1;
   return launch_topk_softmax(static_cast<cudaStream_t>(stream),
-                             plan_topk_softmax(problem.rows, problem.k, problem.groups), problem,
-                             {logits, bias, weights, indices, log_sums});
+                             plan_topk_softmax(problem.rows, problem.k, problem.groups, bias != nullptr,
+                                               problem.sums_rows(bias != nullptr, log_sums != nullptr)),
+                             problem, {logits, bias, weights, indices, log_sums});
 }

@@ -10,6 +10,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk_softmax/cuda/selection.cuh"
+#include "topk_softmax/cuda/weigh.cuh"
 
 namespace jaxgpuops::topk_softmax {
 
@@ -138,13 +139,6 @@ __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S
   __syncwarp();
   return candidates;
 }
-
-// The chosen elements that a lane has: one or two.
-struct Chosen {
-  bool has[2];
-  float z[2] = {-INFINITY, -INFINITY}, w[2] = {};
-  uint32_t index[2];
-};
 
 // The best k in order, of the elements whose bits are set in `present`.
 template <class Element, int kTeam, int kElements, bool kBiased, class S, class B>

@@ -17,7 +17,8 @@ ffi::Error topk_softmax(cudaStream_t stream, ffi::AnyBuffer logits, ffi::Remaini
     // Checked only: this kernel uses no workspace.
     require_workspace(require_buffer("workspace", more, results - 1), logits, axis);
     if (more.size() > results) throw invalid("there are too many results");
-    const Plan plan = plan_topk_softmax(call.problem.rows, call.problem.k, call.problem.groups);
+    const Plan plan = plan_topk_softmax(call.problem.rows, call.problem.k, call.problem.groups, biased,
+                                        call.problem.sums_rows(biased, log_sums));
     require_launched(launch_topk_softmax(stream, plan, call.problem, call.buffers), "rows", call.problem.rows, logits,
                      current_device());
   });

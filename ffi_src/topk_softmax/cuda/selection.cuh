@@ -5,6 +5,7 @@
 #include "common/cuda/element.h"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/warp.cuh"
+#include "common/ordered_key.h"
 #include "topk_softmax/topk_softmax.h"
 
 namespace jaxgpuops::topk_softmax {
@@ -25,6 +26,16 @@ struct Args {
   float scale;
   bool vectors;  // rows are vectors of 16 bytes
 };
+
+// Where row r begins, and its results.
+struct RowAt {
+  int64_t logits, results, outer, inner;
+};
+__device__ __forceinline__ RowAt row_at(const Args& a, int64_t r) {
+  if (a.inner == 1) return {r * a.length, r * a.k, r, 0};
+  const int64_t outer = r / a.inner, inner = r % a.inner;
+  return {outer * a.length * a.inner + inner, outer * a.k * a.inner + inner, outer, inner};
+}
 
 // Raw elements as unsigned keys whose order is the total order of the floats.
 template <class Bits>

@@ -4,6 +4,8 @@
 // Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8; of others, a threshold
 // leaves few logits to be ranked (choose.cuh).
 //
+// Few rows have another kernel (few.cuh).
+//
 // Groups of experts are chosen before that: keys go to shared memory, and each lane finds the best two keys of each of
 // its groups, and how many groups have a larger sum. Experts of groups that are not chosen are then left out.
 //
@@ -16,6 +18,7 @@
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/network.cuh"
 #include "topk_softmax/cuda/choose.cuh"
+#include "topk_softmax/cuda/few.cuh"
 #include "topk_softmax/cuda/launch.h"
 #include "topk_softmax/cuda/selection.cuh"
 
@@ -124,44 +127,6 @@ __device__ __forceinline__ uint64_t choose_groups(const Args& a, B& board, uint3
   return fold_lanes<kTeam>(chosen, [](uint64_t x, uint64_t y) { return x | y; });
 }
 
-// The weights of the chosen. Scores that are divided by their sum are scaled first, so that they cannot all vanish.
-template <int kTeam, bool kBiased, class S>
-__device__ __forceinline__ void weigh(const Args& a, const S& selection, uint32_t lane, uint32_t t, Chosen& chosen) {
-  const auto& z = chosen.z;
-  auto& w = chosen.w;
-  if (!a.normalize) {
-    w[0] = selection.score(z[0]);
-    if (chosen.has[1]) w[1] = selection.score(z[1]);
-    return;
-  }
-  float top;
-  if constexpr (kBiased) {
-    top = max_of_team<kTeam>(fmaxf(z[0], z[1]));
-  } else {
-    top = __shfl_sync(kEveryLane, z[0], lane - t);
-  }
-  float shift = top, more = 0;
-  if (a.score == Score::kSigmoid) shift = fminf(top, 0);
-  if (a.score == Score::kSqrtSoftplus) {
-    shift = top < kFar ? top : 0;
-    more = top - top;  // NaN if the largest logit is infinite, as for softmax
-  }
-#pragma unroll
-  for (uint32_t s = 0; s < 2; ++s) {
-    if (!chosen.has[s]) continue;
-    if (a.score == Score::kSqrtSoftplus) {
-      w[s] = sqrt_softplus(z[s], shift);
-    } else {
-      // Sigmoids are e^z / (1 + e^z) below 0, 1 / (1 + e^-z) above.
-      w[s] = a.score == Score::kSigmoid && z[s] > 0 ? 1 : expf(z[s] - shift);
-      if (a.score == Score::kSigmoid) w[s] /= 1 + expf(-fabsf(z[s]));
-    }
-  }
-  const float sum = sum_of_lanes<kTeam>(w[0] + w[1]) + more;
-  w[0] /= sum;
-  if (chosen.has[1]) w[1] /= sum;
-}
-
 // ---- The kernel ----------------------------------------------------------------------------------------------------
 
 // Blocks per multiprocessor for __launch_bounds__, which leave a lane registers for its elements and the rest.
@@ -185,17 +150,10 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
   const bool live = r < a.rows;
   if (!__any_sync(kEveryLane, live)) return;
-  // Where the row begins, and its results. A team without a row reads the first one.
-  int64_t at_row = 0, to = 0, outer = live ? r : 0, inner = 0;
-  if (a.inner == 1) {
-    at_row = outer * a.length, to = outer * a.k;
-  } else {
-    inner = outer % a.inner, outer /= a.inner;
-    at_row = outer * a.length * a.inner + inner, to = outer * a.k * a.inner + inner;
-  }
+  const RowAt at = row_at(a, live ? r : 0);  // a team without a row reads the first one
   const auto index = [&](uint32_t j) { return index_of<Element, kTeam>(j, t); };
 
-  const Bits* row = static_cast<const Bits*>(a.logits) + at_row;
+  const Bits* row = static_cast<const Bits*>(a.logits) + at.logits;
   Bits bits[kElements];
   float v[kElements];
   load<Element, kTeam>(a, row, t, bits);
@@ -209,7 +167,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   if (a.log_sums || (a.score == Score::kSoftmax && (kBiased || !a.normalize)))
     sum_up<kTeam>(v, selection, a.log_sums && live && t == 0 ? a.log_sums + r : nullptr);
   if constexpr (kBiased) {
-    selection.bias = a.bias + a.bias_at.outer(outer) + a.bias_at.inner(inner);
+    selection.bias = a.bias + a.bias_at.outer(at.outer) + a.bias_at.inner(at.inner);
     selection.bias_stride = a.bias_at.axis_stride;
     constexpr uint32_t kCount = 4;
 #pragma unroll
@@ -256,8 +214,8 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   for (uint32_t s = 0; s < 2; ++s) {
     const uint32_t rank = t + s * kTeam;
     if (!chosen.has[s] || !live || rank >= a.k) continue;
-    static_cast<Bits*>(a.weights)[to + rank * a.inner] = Element::store(chosen.w[s] * a.scale);
-    a.indices[to + rank * a.inner] = static_cast<int32_t>(chosen.index[s]);
+    static_cast<Bits*>(a.weights)[at.results + rank * a.inner] = Element::store(chosen.w[s] * a.scale);
+    a.indices[at.results + rank * a.inner] = static_cast<int32_t>(chosen.index[s]);
   }
 }
 
@@ -273,10 +231,20 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
                 a);
 }
 
+template <class Element, uint32_t kElements>
+cudaError_t run_few(cudaStream_t stream, const Args& a) {
+  constexpr int64_t kRows = kBlock / 32;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.rows + kRows - 1) / kRows));
+  config.block = dim3(kBlock);
+  return launch(stream, config, gate_few_kernel<Element, kElements>, a);
+}
+
 template <class Element>
 cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
   a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
+  if (plan.few) return plan.elements == 4 ? run_few<Element, 4>(stream, a) : run_few<Element, 8>(stream, a);
   if (a.groups > 1) {
     switch (plan.team) {
       case 32: return run<Element, 32, 32, true>(stream, a);
