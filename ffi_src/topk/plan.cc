@@ -357,6 +357,20 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
   return plan;
 }
 
+Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  Plan plan;
+  if (k > kMaxDigitsK || (key_bytes != 2 && key_bytes != 4) || rows.length > 1 << 22) return plan;
+  plan.digits = digits_shape(rows.count(), rows.length, k, key_bytes, sorted, gpu.shared_bytes, gpu.multiprocessors);
+  if (plan.digits.blocks == 0 || gpu.max_cluster < kMaxDigitsBlocks) return plan;
+  plan.algorithm = Algorithm::kDigits;
+  plan.threads = plan.digits.threads;
+  plan.slices = plan.digits.blocks;
+  plan.blocks = rows.count() * plan.slices;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = static_cast<int64_t>(plan.digits.shared_bytes);
+  return plan;
+}
+
 Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
@@ -466,6 +480,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
+  if (forced == static_cast<int>(Algorithm::kDigits)) return plan_digits(rows, k, key_bytes, sorted, gpu);
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
       rows.length * key_bytes >= kMinWaveBytes) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);

@@ -11,6 +11,7 @@
 #include "common/rows.h"
 #include "sort/plan.h"
 #include "topk/cuda/compare_shape.h"
+#include "topk/cuda/digits_shape.h"
 #include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::topk {
@@ -33,15 +34,16 @@ enum class Algorithm {
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
+  kDigits,   // k of hundreds to thousands: a block or a cluster holds a row, selects by digits, and sorts by digits
 };
 
 // The names, in the order of the enumeration.
 constexpr const char* kNames[] = {"empty",   "argmax", "rows",  "few",   "sort",  "compare",
                                   "held",    "stream", "grid",  "wave",  "sieve", "columns",
-                                  "buckets", "radix",  "short", "block", "sweep"};
-static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
+                                  "buckets", "radix",  "short", "block", "sweep", "digits"};
+static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kDigits) + 1);
 constexpr const char* name(Algorithm algorithm) {
-  return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";
+  return algorithm <= Algorithm::kDigits ? kNames[static_cast<size_t>(algorithm)] : "?";
 }
 
 struct Plan {
@@ -57,6 +59,7 @@ struct Plan {
   CompareShape compare;         // used by kCompare
   sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
+  DigitsShape digits;           // used by kDigits
 };
 
 // The caller has a workspace of `workspace_bytes`, and the plan needs no more. (A sharded call is planned for the whole

@@ -1,0 +1,406 @@
+// Top-k for k of hundreds to thousands, of rows that the shared memory of a block or of a cluster holds whole. It does
+// the same for all data: radix select and radix sort.
+//
+// Each block loads its part of the row and counts the highest digits of the keys. The blocks of a cluster add up their
+// counts, each those of some digits, and find the digit of the k-th key. Then they count the next digit of the keys
+// that have it, until the k-th key is known, or until only a few more than k elements reach the digits that are known.
+// The elements that reach them are listed in the order of their indices: counts of each warp and each block show where
+// its elements go. Results in the order of indices are written at once. Others are listed in the first block of the
+// cluster, which sorts them, stably, by digits of the difference to the largest key.
+//
+// Bytes moved: the input once, k results (value and index).
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
+#include "sort/cuda/digits.cuh"
+#include "topk/cuda/composite.cuh"
+#include "topk/cuda/digits_shape.h"
+#include "topk/cuda/kernels.h"
+
+namespace jaxgpuops::topk {
+namespace {
+
+struct Digits : Call {
+  uint32_t blocks;  // of a cluster
+  uint32_t first, part;  // elements of the first block, and of each other one
+  uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
+};
+
+// Some number that depends on i as if by chance, below `range`.
+__device__ __forceinline__ uint32_t scatter(uint32_t i, uint32_t range) {
+  i *= 0x9e3779b1u;
+  i ^= i >> 15;
+  i *= 0x85ebca77u;
+  i ^= i >> 13;
+  return __umulhi(i * 0xc2b2ae3du, range);
+}
+
+template <int kThreads>
+struct DigitsControl {
+  alignas(16) uint32_t bins[kThreads * kDigitsBins];
+  uint32_t sums[32], reaching[32], tying[32];                          // of the warps
+  uint32_t of_block[kMaxDigitsBlocks], block_ties[kMaxDigitsBlocks];  // of the blocks
+  uint32_t digit, above, kept;  // the digit of the k-th key, elements with a higher one, and with this one
+};
+
+template <class Key, int kThreads, int kItems>
+__global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
+    digits_kernel(const __grid_constant__ Digits a) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
+  constexpr int kBits = 8 * sizeof(Key), kBinBits = kThreads == 512 ? 12 : 11;
+  static_assert(kBins == 1 << kBinBits);
+  using S = DigitsControl<kThreads>;
+  static_assert(sizeof(S) <= kBins * 4 + kDigitsControl);
+  S& s = *reinterpret_cast<S*>(dynamic_shared_memory());
+  uint32_t* const list = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + kBins * 4 + kDigitsControl);
+  uint32_t* const indices = list + kThreads * kItems;
+  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const uint32_t blocks = a.blocks, rank = blockIdx.x % blocks;
+  const int64_t row = blockIdx.x / blocks, inner = a.inner;
+  const uint32_t part = rank ? a.part : a.first, begin = rank ? min(a.first + (rank - 1) * a.part, a.length) : 0;
+  const uint32_t own = min(part, a.length - begin);
+  const Key* const x = static_cast<const Key*>(a.x) + row / inner * a.length * inner + row % inner + begin * inner;
+  // Elements lie in shared memory at the same distance from a multiple of 16 bytes as in global memory.
+  const uint32_t skipped =
+      inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+  uint4* const held = reinterpret_cast<uint4*>(rank ? list : indices + kThreads * kItems);
+  uint32_t* const marks = reinterpret_cast<uint32_t*>(held + (part + 2 * kVector - 1) / kVector);
+  Key* const keys = reinterpret_cast<Key*>(held) + skipped;
+  const uint32_t vectors = (skipped + own + kVector - 1) / kVector;
+  const auto sync = [&] {
+    if (blocks > 1) {
+      arrive_at_cluster_barrier();
+      wait_at_cluster_barrier();
+    } else {
+      __syncthreads();
+    }
+  };
+  const auto clear = [&] {
+#pragma unroll
+    for (uint32_t i = 0; i < kDigitsBins / 4; ++i)
+      reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = uint4{0, 0, 0, 0};
+    if (tid == 0) s.digit = ~0u;
+  };
+  clear();
+  __syncthreads();
+
+  Key samples[kDigitsSamples];
+  if (a.reach) {
+#pragma unroll
+    for (uint32_t i = 0; i < kDigitsSamples; ++i)
+      samples[i] = __ldg(x + (static_cast<int64_t>(scatter(i * kThreads + tid, a.length)) - begin) * inner);
+  }
+  {
+    const auto take = [&](uint32_t i, Key bits) {
+      const Key key = encode(bits, a.order);
+      keys[i] = key;
+    };
+    if (inner > 1) {
+      constexpr int kLoads = 8;
+#pragma unroll 1
+      for (uint32_t i = tid; i < own; i += kLoads * kThreads) {
+        Key bits[kLoads];
+#pragma unroll
+        for (int u = 0; u < kLoads; ++u) bits[u] = __ldg(x + min(i + u * kThreads, own - 1) * inner);
+#pragma unroll
+        for (int u = 0; u < kLoads; ++u)
+          if (i + u * kThreads < own) take(i + u * kThreads, bits[u]);
+      }
+    } else {
+      const uint32_t head = skipped ? min(kVector - skipped, own) : 0, whole = (own - head) / kVector;
+      const uint32_t loose = own - whole * kVector;
+      if (tid < loose) {
+        const uint32_t i = tid < head ? tid : whole * kVector + tid;
+        take(i, x[i]);
+      }
+      const uint4* const from = reinterpret_cast<const uint4*>(x + head);
+      uint4* const to = reinterpret_cast<uint4*>(keys + head);
+      constexpr int kLoads = 4;
+#pragma unroll 1
+      for (uint32_t v = tid; v < whole; v += kLoads * kThreads) {
+        uint4 words[kLoads];
+#pragma unroll
+        for (int u = 0; u < kLoads; ++u) words[u] = __ldcs(from + min(v + u * kThreads, whole - 1));
+#pragma unroll
+        for (int u = 0; u < kLoads; ++u) {
+          if (v + u * kThreads >= whole) break;
+          Key* const e = reinterpret_cast<Key*>(&words[u]);
+#pragma unroll
+          for (uint32_t j = 0; j < kVector; ++j) e[j] = encode(e[j], a.order);
+          to[v + u * kThreads] = words[u];
+        }
+      }
+    }
+  }
+
+  // Slot i of the part is element i - skipped. A mark is a bit of a slot: the element may be among the k best.
+  const Key* const slots = reinterpret_cast<const Key*>(held);
+  const uint32_t words = (skipped + own + 31) / 32;
+  const auto for_marks = [&](uint32_t left, auto use) {
+    for (; left; left &= left - 1) use(__ffs(static_cast<int>(left)) - 1);
+  };
+
+  // Finds the digit of the need-th key from the counts of `among` blocks, each of which adds up those of some digits.
+  // Lower blocks and threads have higher digits.
+  const auto find = [&](uint32_t need, uint32_t used, uint32_t among, uint32_t own_rank) {
+    const auto meet = [&] { among > 1 ? sync() : __syncthreads(); };
+    meet();
+    const uint32_t share = max(used / among, 1u), each = (share + kThreads - 1) / kThreads;
+    const bool has = tid * each < share && own_rank * share < used;
+    const uint32_t highest = used - 1 - own_rank * share - tid * each;
+    uint32_t sum = 0;
+    if (has) {
+#pragma unroll 1
+      for (uint32_t j = 0; j < each; ++j) {
+        uint32_t count = s.bins[highest - j];
+        if (among > 1) {
+          count = 0;
+#pragma unroll 4
+          for (uint32_t b = 0; b < among; ++b) count += load_in_cluster(&s.bins[highest - j], b);
+          s.bins[highest - j] = count;
+        }
+        sum += count;
+      }
+    }
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
+    if (among > 1) {
+      if (tid == kThreads - 1)
+        for (uint32_t b = 0; b < among; ++b) store_in_cluster(&s.of_block[own_rank], b, before + sum);
+      sync();
+      before += sum_of_warp(lane < own_rank ? s.of_block[lane] : 0);
+    }
+    if (has && before < need && before + sum >= need) {
+      uint32_t digit = highest, count;
+      while (count = s.bins[digit], before + count < need) before += count, --digit;
+      for (uint32_t b = 0; b < among; ++b) {
+        const uint32_t to = among > 1 ? b : rank;
+        store_in_cluster(&s.digit, to, digit);
+        store_in_cluster(&s.above, to, before);
+        store_in_cluster(&s.kept, to, count);
+      }
+    }
+    meet();
+  };
+
+  // A sample of the row gives a digit that more than k elements reach, almost certainly.
+  uint32_t floor = 0;
+  if (a.reach) {
+#pragma unroll
+    for (int i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[encode(samples[i], a.order) >> (kBits - kBinBits)], 1u);
+    find(a.reach, kBins, 1, 0);
+    floor = s.digit;
+    __syncthreads();
+    clear();
+  }
+  uint32_t need = a.k, prefix = 0, reached = 0;
+  int bits = kBits;
+  bool exact;
+#pragma unroll 1
+  while (true) {
+    const int above_bits = bits, digit_bits = min(bits, kBinBits);
+    bits -= digit_bits;
+    const uint32_t used = 1u << digit_bits;
+    __syncthreads();
+    if (above_bits == kBits) {  // each thread marks eight elements
+#pragma unroll 1
+      for (uint32_t o = tid; o < words * 4; o += kThreads) {
+        alignas(16) Key e[8];
+#pragma unroll
+        for (uint32_t v = 0; v < 8 / kVector; ++v)
+          reinterpret_cast<uint4*>(e)[v] = held[min(o * (8 / kVector) + v, vectors - 1)];
+        uint32_t hits = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) hits |= static_cast<uint32_t>(e[j] >> (kBits - kBinBits) >= floor) << j;
+        if (o == 0) hits &= ~0u << skipped;
+        const int left = static_cast<int>(skipped + own) - static_cast<int>(o * 8);
+        if (left < 8) hits &= left > 0 ? (1u << left) - 1 : 0;
+        reinterpret_cast<uint8_t*>(marks)[o] = static_cast<uint8_t>(hits);
+        for_marks(hits, [&](int j) { atomicAdd(&s.bins[slots[o * 8 + j] >> (kBits - kBinBits)], 1u); });
+      }
+    } else {
+#pragma unroll 1
+      for (uint32_t w = tid; w < words; w += kThreads) {
+        uint32_t kept = marks[w];
+        for_marks(kept, [&](int j) {
+          const uint32_t key = slots[w * 32 + j], high = key >> above_bits;
+          if (high < prefix) kept ^= 1u << j;
+          if (high == prefix) atomicAdd(&s.bins[key >> bits & (used - 1)], 1u);
+        });
+        marks[w] = kept;
+      }
+    }
+    find(need, used, blocks, rank);
+    if (s.digit == ~0u) {  // the sample misled, which happens hardly ever
+      floor = 0;
+      bits = kBits;
+      sync();
+      clear();
+      continue;
+    }
+    need -= s.above;
+    prefix = prefix << digit_bits | s.digit;
+    reached = a.k - need + s.kept;
+    exact = s.kept != need && !(bits > 0 && a.sorted && reached <= kThreads * kItems);
+    if (!exact || bits == 0) break;
+    sync();  // all threads have read the digit
+    clear();
+  }
+  const uint32_t least = prefix << bits;
+  if (exact) reached = a.k;
+
+  // The elements that reach the least key are listed. If not all that equal it are needed, the first `need` of them are.
+  const uint32_t per_warp = (words + kThreads - 1) / kThreads * 32;
+  const uint32_t from = min(warp * per_warp, words), to = min(from + per_warp, words);
+  uint32_t more = 0, ties = 0;
+#pragma unroll 1
+  for (uint32_t w = from + lane; w < to; w += 32) {
+    uint32_t kept = marks[w];
+    for_marks(kept, [&](int j) {
+      const uint32_t key = slots[w * 32 + j];
+      if (key < least) kept ^= 1u << j;
+      if (exact && key == least) ++ties;
+    });
+    marks[w] = kept;
+    more += __popc(kept);
+  }
+  more = sum_of_warp(more - ties);
+  ties = sum_of_warp(ties);
+  if (lane == 0) s.reaching[warp] = more, s.tying[warp] = ties;
+  __syncthreads();
+  const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
+  more = sum_of_warp(lane < warp ? warp_more : 0);
+  ties = sum_of_warp(lane < warp ? warp_ties : 0);
+  if (blocks > 1) {
+    const uint32_t all = sum_of_warp(warp_more), all_ties = sum_of_warp(warp_ties);
+    if (warp == 0 && lane < blocks) {
+      store_in_cluster(&s.of_block[rank], lane, all);
+      store_in_cluster(&s.block_ties[rank], lane, all_ties);
+    }
+    sync();
+    more += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
+    ties += sum_of_warp(lane < rank ? s.block_ties[lane] : 0);
+  }
+  const int64_t results = row / inner * a.k * inner + row % inner;
+#pragma unroll 1
+  for (uint32_t start = from; start < to; start += 32) {
+    const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
+    if (!__any_sync(kEveryLane, hits)) continue;
+    uint32_t equal = 0;
+    if (exact)
+      for_marks(hits, [&](int j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == static_cast<Key>(least)) << j; });
+    const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
+    const uint32_t all = shuffle_from(up_to, 31);
+    uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
+    for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
+      const uint32_t place = m + min(t, need);
+      const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
+      is_tie ? ++t : ++m;
+      if (!wanted) return;
+      const Key key = slots[w * 32 + j];
+      const uint32_t index = begin + w * 32 + j - skipped;
+      if (kItems > 0) {
+        store_in_cluster(list + place, 0, uint32_t{key});
+        store_in_cluster(indices + place, 0, index);
+      } else {
+        static_cast<Key*>(a.values)[results + place * inner] = decode(key, a.order);
+        a.indices[results + place * inner] = static_cast<int32_t>(index);
+      }
+    });
+    more += all & 0xffff;
+    ties += all >> 16;
+  }
+  if constexpr (kItems > 0) {
+    sync();
+    if (rank != 0) return;
+    const uint32_t first = warp * 32 * kItems + lane;
+    uint32_t words[kItems], top = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      words[i] = first + i * 32 < reached ? list[first + i * 32] : 0;
+      top = max(top, words[i]);
+    }
+    top = largest_of_warp(top);
+    if (lane == 0) s.reaching[warp] = top;
+    __syncthreads();
+    top = largest_of_warp(s.reaching[lane % kWarps]);
+    const int sorted_bits = 32 - __clz(static_cast<int>(top - least));
+    // Places behind the list have the last digit in every pass, so that they stay behind it.
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) words[i] = first + i * 32 < reached ? top - words[i] : ~0u;
+    const bool live = first - lane < reached;
+    __shared__ volatile sort::Digits unused;
+#pragma unroll 1
+    for (int shift = 0; shift < sorted_bits; shift += sort::kDigitBits) {
+      uint32_t own_indices[kItems];
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) own_indices[i] = indices[first + i * 32];
+      __syncthreads();
+      sort::clear_counts(s.bins);
+      sort::place_by_digit<kThreads, kItems>(
+          s.bins, s.sums, unused, 0, live,
+          [&](int i, const sort::Digits&) { return words[i] >> shift & (sort::kDigits - 1); }, [](uint32_t) {},
+          [&](int i, uint32_t place) {
+            list[place] = words[i];
+            indices[place] = own_indices[i];
+          });
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) words[i] = list[first + i * 32];
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const uint32_t place = first + i * 32;
+      if (place >= a.k) break;
+      static_cast<Key*>(a.values)[results + place * inner] = decode(static_cast<Key>(top - words[i]), a.order);
+      a.indices[results + place * inner] = static_cast<int32_t>(indices[place]);
+    }
+  }
+#endif
+}
+
+template <class Key, int kThreads, int kItems>
+cudaError_t start(cudaStream_t stream, const Launch& config, const Digits& a) {
+  const auto kernel = digits_kernel<Key, kThreads, kItems>;
+  if (config.cluster > 8) {
+    const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), config.cluster);
+    if (status != cudaSuccess) return status;
+  }
+  return launch(stream, config, kernel, a);
+}
+
+template <class Key>
+cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int items) {
+  if (config.block.x == 256)
+    return items ? start<Key, 256, 4>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
+  switch (items) {
+    case 0: return start<Key, 512, 0>(stream, config, a);
+    case 4: return start<Key, 512, 4>(stream, config, a);
+    case 8: return start<Key, 512, 8>(stream, config, a);
+    case 16: return start<Key, 512, 16>(stream, config, a);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  Digits a = {call_of(problem, buffers)};
+  a.blocks = static_cast<uint32_t>(plan.digits.blocks);
+  a.first = static_cast<uint32_t>(plan.digits.first);
+  a.part = static_cast<uint32_t>(plan.digits.part);
+  a.reach = static_cast<uint32_t>(plan.digits.reach);
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.block = dim3(plan.digits.threads);
+  config.shared_bytes = plan.digits.shared_bytes;
+  config.cluster = plan.digits.blocks;
+  config.packed = true;
+  switch (problem.key_bits) {
+    case 16: return run<uint16_t>(stream, config, a, plan.digits.items);
+    case 32: return run<uint32_t>(stream, config, a, plan.digits.items);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxgpuops::topk
