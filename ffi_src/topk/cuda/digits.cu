@@ -22,7 +22,7 @@ namespace {
 
 struct Digits : Call {
   uint32_t blocks;  // of a cluster
-  uint32_t first, part;  // elements of the first block, and of each other one
+  uint32_t part;    // elements of a block
   uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
 };
 
@@ -40,6 +40,8 @@ struct DigitsControl {
   alignas(16) uint32_t bins[kThreads * kDigitsBins];
   uint32_t sums[32], reaching[32], tying[32];                          // of the warps
   uint32_t of_block[kMaxDigitsBlocks], block_ties[kMaxDigitsBlocks];  // of the blocks
+  uint32_t of_digit[sort::kDigits];
+  uint32_t top;
   uint32_t digit, above, kept;  // the digit of the k-th key, elements with a higher one, and with this one
 };
 
@@ -48,24 +50,24 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     digits_kernel(const __grid_constant__ Digits a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
+  constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
   constexpr int kBits = 8 * sizeof(Key), kBinBits = kThreads == 512 ? 12 : 11;
   static_assert(kBins == 1 << kBinBits);
   using S = DigitsControl<kThreads>;
   static_assert(sizeof(S) <= kBins * 4 + kDigitsControl);
   S& s = *reinterpret_cast<S*>(dynamic_shared_memory());
   uint32_t* const list = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + kBins * 4 + kDigitsControl);
-  uint32_t* const indices = list + kThreads * kItems;
+  uint32_t* const indices = list + kRoom;
   const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const uint32_t blocks = a.blocks, rank = blockIdx.x % blocks;
   const int64_t row = blockIdx.x / blocks, inner = a.inner;
-  const uint32_t part = rank ? a.part : a.first, begin = rank ? min(a.first + (rank - 1) * a.part, a.length) : 0;
-  const uint32_t own = min(part, a.length - begin);
+  const uint32_t begin = min(rank * a.part, a.length), own = min(a.part, a.length - begin);
   const Key* const x = static_cast<const Key*>(a.x) + row / inner * a.length * inner + row % inner + begin * inner;
   // Elements lie in shared memory at the same distance from a multiple of 16 bytes as in global memory.
   const uint32_t skipped =
       inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
-  uint4* const held = reinterpret_cast<uint4*>(rank ? list : indices + kThreads * kItems);
-  uint32_t* const marks = reinterpret_cast<uint32_t*>(held + (part + 2 * kVector - 1) / kVector);
+  uint4* const held = reinterpret_cast<uint4*>(indices + kRoom);
+  uint32_t* const marks = reinterpret_cast<uint32_t*>(held + a.part / kVector + 1);
   Key* const keys = reinterpret_cast<Key*>(held) + skipped;
   const uint32_t vectors = (skipped + own + kVector - 1) / kVector;
   const auto sync = [&] {
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
 #pragma unroll
     for (uint32_t i = 0; i < kDigitsBins / 4; ++i)
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = uint4{0, 0, 0, 0};
-    if (tid == 0) s.digit = ~0u;
+    if (tid == 0) s.digit = ~0u, s.top = 0;
   };
   clear();
   __syncthreads();
@@ -241,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     need -= s.above;
     prefix = prefix << digit_bits | s.digit;
     reached = a.k - need + s.kept;
-    exact = s.kept != need && !(bits > 0 && a.sorted && reached <= kThreads * kItems);
+    exact = s.kept != need && !(bits > 0 && reached <= kRoom * blocks);
     if (!exact || bits == 0) break;
     sync();  // all threads have read the digit
     clear();
@@ -281,6 +283,18 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     more += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
     ties += sum_of_warp(lane < rank ? s.block_ties[lane] : 0);
   }
+  // Puts an element to a place of the list.
+  const auto put = [&](uint32_t place, uint32_t word, uint32_t index) {
+    constexpr uint32_t kShare = kItems > 0 ? kRoom : 1;
+    if (blocks > 1) {
+      store_in_cluster(list + place % kShare, place / kShare, word);
+      store_in_cluster(indices + place % kShare, place / kShare, index);
+    } else {
+      list[place] = word;
+      indices[place] = index;
+    }
+  };
+  uint32_t top = 0;
   const int64_t results = row / inner * a.k * inner + row % inner;
 #pragma unroll 1
   for (uint32_t start = from; start < to; start += 32) {
@@ -299,9 +313,9 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
       if (!wanted) return;
       const Key key = slots[w * 32 + j];
       const uint32_t index = begin + w * 32 + j - skipped;
-      if (kItems > 0) {
-        store_in_cluster(list + place, 0, uint32_t{key});
-        store_in_cluster(indices + place, 0, index);
+      if constexpr (kItems > 0) {
+        put(place, uint32_t{key}, index);
+        top = max(top, uint32_t{key});
       } else {
         static_cast<Key*>(a.values)[results + place * inner] = decode(key, a.order);
         a.indices[results + place * inner] = static_cast<int32_t>(index);
@@ -311,49 +325,82 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     ties += all >> 16;
   }
   if constexpr (kItems > 0) {
-    sync();
-    if (rank != 0) return;
-    const uint32_t first = warp * 32 * kItems + lane;
-    uint32_t words[kItems], top = 0;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      words[i] = first + i * 32 < reached ? list[first + i * 32] : 0;
-      top = max(top, words[i]);
-    }
     top = largest_of_warp(top);
-    if (lane == 0) s.reaching[warp] = top;
-    __syncthreads();
-    top = largest_of_warp(s.reaching[lane % kWarps]);
+    if (lane == 0) atomicMax(&s.top, top);
+    sync();
+    top = blocks > 1 ? largest_of_warp(lane < blocks ? load_in_cluster(&s.top, lane) : 0) : s.top;
     const int sorted_bits = 32 - __clz(static_cast<int>(top - least));
+    if (sorted_bits == 0) sync();  // all blocks have read
+    const uint32_t first = warp * 32 * kItems + lane, place = rank * kRoom + first;
+    const bool live = place - lane < reached;
     // Places behind the list have the last digit in every pass, so that they stay behind it.
+    uint32_t words[kItems];
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) words[i] = first + i * 32 < reached ? top - words[i] : ~0u;
-    const bool live = first - lane < reached;
-    __shared__ volatile sort::Digits unused;
+    for (int i = 0; i < kItems; ++i) words[i] = place + i * 32 < reached ? top - list[first + i * 32] : ~0u;
+    uint32_t* const counts = s.bins + warp * sort::kDigits;
 #pragma unroll 1
     for (int shift = 0; shift < sorted_bits; shift += sort::kDigitBits) {
+      const auto digit = [&](int i) { return words[i] >> shift & (sort::kDigits - 1); };
       uint32_t own_indices[kItems];
 #pragma unroll
       for (int i = 0; i < kItems; ++i) own_indices[i] = indices[first + i * 32];
-      __syncthreads();
       sort::clear_counts(s.bins);
-      sort::place_by_digit<kThreads, kItems>(
-          s.bins, s.sums, unused, 0, live,
-          [&](int i, const sort::Digits&) { return words[i] >> shift & (sort::kDigits - 1); }, [](uint32_t) {},
-          [&](int i, uint32_t place) {
-            list[place] = words[i];
-            indices[place] = own_indices[i];
-          });
+      if (live) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) atomicAdd(counts + digit(i), 1u);
+      }
       __syncthreads();
+      uint32_t all = 0;
+      if (tid < sort::kDigits) {
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) all += s.bins[w * sort::kDigits + tid];
+        s.of_digit[tid] = all;
+      }
+      uint32_t before = 0;
+      if (blocks > 1) {
+        sync();
+        all = 0;
+        if (tid < sort::kDigits) {
+#pragma unroll 4
+          for (uint32_t b = 0; b < blocks; ++b) {
+            const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
+            all += count;
+            before += b < rank ? count : 0;
+          }
+        }
+      }
+      before += sum_before<kThreads>(all, s.sums);
+      if (tid < sort::kDigits) {
+        uint32_t last = before - 1;  // the place of the last element before those of the warp and the digit
+#pragma unroll
+        for (uint32_t w = 0; w < kWarps; ++w) {
+          const uint32_t count = s.bins[w * sort::kDigits + tid];
+          s.bins[w * sort::kDigits + tid] = last;
+          last += count;
+        }
+      }
+      __syncthreads();
+      if (live) {
+        const uint32_t after = sort::lanes_after(), up_to_this = sort::lanes_up_to_this(), ones = after | up_to_this;
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const uint32_t d = digit(i), same = sort::lanes_with(d, ones), to = counts[d] + __popc(same & up_to_this);
+          __syncwarp();
+          if ((same & after) == 0) counts[d] = to;
+          put(to, words[i], own_indices[i]);
+          __syncwarp();
+        }
+      }
+      sync();
 #pragma unroll
       for (int i = 0; i < kItems; ++i) words[i] = list[first + i * 32];
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const uint32_t place = first + i * 32;
-      if (place >= a.k) break;
-      static_cast<Key*>(a.values)[results + place * inner] = decode(static_cast<Key>(top - words[i]), a.order);
-      a.indices[results + place * inner] = static_cast<int32_t>(indices[place]);
+      const uint32_t to = place + i * 32;
+      if (to >= a.k) break;
+      static_cast<Key*>(a.values)[results + to * inner] = decode(static_cast<Key>(top - words[i]), a.order);
+      a.indices[results + to * inner] = static_cast<int32_t>(indices[first + i * 32]);
     }
   }
 #endif
@@ -371,15 +418,10 @@ cudaError_t start(cudaStream_t stream, const Launch& config, const Digits& a) {
 
 template <class Key>
 cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int items) {
+  constexpr int kItems = kDigitsItems;
   if (config.block.x == 256)
-    return items ? start<Key, 256, 4>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
-  switch (items) {
-    case 0: return start<Key, 512, 0>(stream, config, a);
-    case 4: return start<Key, 512, 4>(stream, config, a);
-    case 8: return start<Key, 512, 8>(stream, config, a);
-    case 16: return start<Key, 512, 16>(stream, config, a);
-  }
-  return cudaErrorInvalidValue;
+    return items ? start<Key, 256, kItems>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
+  return items ? start<Key, 512, kItems>(stream, config, a) : start<Key, 512, 0>(stream, config, a);
 }
 
 }  // namespace
@@ -387,7 +429,6 @@ cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int 
 cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Digits a = {call_of(problem, buffers)};
   a.blocks = static_cast<uint32_t>(plan.digits.blocks);
-  a.first = static_cast<uint32_t>(plan.digits.first);
   a.part = static_cast<uint32_t>(plan.digits.part);
   a.reach = static_cast<uint32_t>(plan.digits.reach);
   Launch config;
