@@ -9,6 +9,8 @@
 // cluster, which sorts them, stably, by digits of the difference to the largest key.
 //
 // Bytes moved: the input once, k results (value and index).
+#include <algorithm>
+
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
@@ -23,6 +25,8 @@ namespace {
 struct Digits : Call {
   uint32_t blocks;  // of a cluster
   uint32_t part;    // elements of a block
+  uint32_t team_bytes;
+  int64_t rows;
   uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
 };
 
@@ -35,32 +39,45 @@ __device__ __forceinline__ uint32_t scatter(uint32_t i, uint32_t range) {
   return __umulhi(i * 0xc2b2ae3du, range);
 }
 
+// The sum of the values of all lower threads of a team.
+template <int kThreads>
+__device__ __forceinline__ uint32_t sum_before_team(uint32_t value, uint32_t* sums) {
+  if constexpr (kThreads == 32) return sum_up_to_lane(value) - value;
+  else return sum_before<kThreads>(value, sums);
+}
+
+template <int kThreads>
+constexpr size_t control_bytes = digits_control(kThreads);
 template <int kThreads>
 struct DigitsControl {
   alignas(16) uint32_t bins[kThreads * kDigitsBins];
   uint32_t sums[32], reaching[32], tying[32];                          // of the warps
   uint32_t of_block[kMaxDigitsBlocks], block_ties[kMaxDigitsBlocks];  // of the blocks
-  uint32_t of_digit[sort::kDigits];
+  uint32_t of_digit[kThreads == 32 ? 1 : sort::kDigits];
   uint32_t top;
   uint32_t digit, above, kept;  // the digit of the k-th key, elements with a higher one, and with this one
 };
 
 template <class Key, int kThreads, int kItems>
-__global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
+__global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 : 4)
     digits_kernel(const __grid_constant__ Digits a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
-  constexpr int kBits = 8 * sizeof(Key), kBinBits = kThreads == 512 ? 12 : 11;
+  constexpr int kBits = 8 * sizeof(Key), kBinBits = kThreads == 512 ? 12 : kThreads == 256 ? 11 : 8;
   static_assert(kBins == 1 << kBinBits);
   using S = DigitsControl<kThreads>;
-  static_assert(sizeof(S) <= kBins * 4 + kDigitsControl);
-  S& s = *reinterpret_cast<S*>(dynamic_shared_memory());
-  uint32_t* const list = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + kBins * 4 + kDigitsControl);
+  static_assert(sizeof(S) <= kBins * 4 + control_bytes<kThreads>);
+  constexpr bool kWarp = kThreads == 32;  // each warp has its own row
+  const uint32_t team = threadIdx.x / kThreads;
+  unsigned char* const memory = dynamic_shared_memory() + team * a.team_bytes;
+  S& s = *reinterpret_cast<S*>(memory);
+  uint32_t* const list = reinterpret_cast<uint32_t*>(memory + kBins * 4 + control_bytes<kThreads>);
   uint32_t* const indices = list + kRoom;
-  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const uint32_t blocks = a.blocks, rank = blockIdx.x % blocks;
-  const int64_t row = blockIdx.x / blocks, inner = a.inner;
+  const uint32_t tid = threadIdx.x % kThreads, lane = tid % 32, warp = tid / 32;
+  const uint32_t blocks = a.blocks, rank = kWarp ? 0 : blockIdx.x % blocks;
+  const int64_t row = kWarp ? int64_t{blockIdx.x} * (kDigitsTeams) + team : blockIdx.x / blocks, inner = a.inner;
+  if (kWarp && row >= a.rows) return;
   const uint32_t begin = min(rank * a.part, a.length), own = min(a.part, a.length - begin);
   const Key* const x = static_cast<const Key*>(a.x) + row / inner * a.length * inner + row % inner + begin * inner;
   // Elements lie in shared memory at the same distance from a multiple of 16 bytes as in global memory.
@@ -70,12 +87,13 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
   uint32_t* const marks = reinterpret_cast<uint32_t*>(held + a.part / kVector + 1);
   Key* const keys = reinterpret_cast<Key*>(held) + skipped;
   const uint32_t vectors = (skipped + own + kVector - 1) / kVector;
+  const auto meet = [&] { kWarp ? __syncwarp() : __syncthreads(); };
   const auto sync = [&] {
     if (blocks > 1) {
       arrive_at_cluster_barrier();
       wait_at_cluster_barrier();
     } else {
-      __syncthreads();
+      meet();
     }
   };
   const auto clear = [&] {
@@ -85,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     if (tid == 0) s.digit = ~0u, s.top = 0;
   };
   clear();
-  __syncthreads();
+  meet();
 
   Key samples[kDigitsSamples];
   if (a.reach) {
@@ -146,8 +164,8 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
   // Finds the digit of the need-th key from the counts of `among` blocks, each of which adds up those of some digits.
   // Lower blocks and threads have higher digits.
   const auto find = [&](uint32_t need, uint32_t used, uint32_t among, uint32_t own_rank) {
-    const auto meet = [&] { among > 1 ? sync() : __syncthreads(); };
-    meet();
+    const auto meet_all = [&] { among > 1 ? sync() : meet(); };
+    meet_all();
     const uint32_t share = max(used / among, 1u), each = (share + kThreads - 1) / kThreads;
     const bool has = tid * each < share && own_rank * share < used;
     const uint32_t highest = used - 1 - own_rank * share - tid * each;
@@ -165,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
         sum += count;
       }
     }
-    uint32_t before = sum_before<kThreads>(sum, s.sums);
+    uint32_t before = sum_before_team<kThreads>(sum, s.sums);
     if (among > 1) {
       if (tid == kThreads - 1)
         for (uint32_t b = 0; b < among; ++b) store_in_cluster(&s.of_block[own_rank], b, before + sum);
@@ -182,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
         store_in_cluster(&s.kept, to, count);
       }
     }
-    meet();
+    meet_all();
   };
 
   // A sample of the row gives a digit that more than k elements reach, almost certainly.
@@ -192,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     for (int i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[encode(samples[i], a.order) >> (kBits - kBinBits)], 1u);
     find(a.reach, kBins, 1, 0);
     floor = s.digit;
-    __syncthreads();
+    meet();
     clear();
   }
   uint32_t need = a.k, prefix = 0, reached = 0;
@@ -203,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
     const int above_bits = bits, digit_bits = min(bits, kBinBits);
     bits -= digit_bits;
     const uint32_t used = 1u << digit_bits;
-    __syncthreads();
+    meet();
     if (above_bits == kBits) {  // each thread marks eight elements
 #pragma unroll 1
       for (uint32_t o = tid; o < words * 4; o += kThreads) {
@@ -269,7 +287,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
   more = sum_of_warp(more - ties);
   ties = sum_of_warp(ties);
   if (lane == 0) s.reaching[warp] = more, s.tying[warp] = ties;
-  __syncthreads();
+  meet();
   const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
   more = sum_of_warp(lane < warp ? warp_more : 0);
   ties = sum_of_warp(lane < warp ? warp_ties : 0);
@@ -344,42 +362,54 @@ __global__ void __launch_bounds__(kThreads, kThreads == 512 ? 2 : 4)
       uint32_t own_indices[kItems];
 #pragma unroll
       for (int i = 0; i < kItems; ++i) own_indices[i] = indices[first + i * 32];
-      sort::clear_counts(s.bins);
+      reinterpret_cast<uint4*>(counts)[lane] = reinterpret_cast<uint4*>(counts)[32 + lane] = uint4{0, 0, 0, 0};
+      __syncwarp();
       if (live) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) atomicAdd(counts + digit(i), 1u);
       }
-      __syncthreads();
-      uint32_t all = 0;
-      if (tid < sort::kDigits) {
+      meet();
+      // Each of the first threads adds up the counts of some digits: of all warps, then of all blocks.
+      constexpr uint32_t kEach = std::max<uint32_t>(sort::kDigits / kThreads, 1);
+      const bool has = tid * kEach < sort::kDigits;
+      uint32_t* const of_digits = s.bins + tid * kEach;
+      uint32_t before = 0, all[kEach] = {}, sum = 0;
+      if (has) {
 #pragma unroll
-        for (uint32_t w = 0; w < kWarps; ++w) all += s.bins[w * sort::kDigits + tid];
-        s.of_digit[tid] = all;
+        for (uint32_t e = 0; e < kEach; ++e)
+#pragma unroll
+          for (uint32_t w = 0; w < kWarps; ++w) all[e] += of_digits[w * sort::kDigits + e];
       }
-      uint32_t before = 0;
-      if (blocks > 1) {
+      if (!kWarp && blocks > 1) {
+        if (has) s.of_digit[tid] = all[0];
         sync();
-        all = 0;
-        if (tid < sort::kDigits) {
+        all[0] = 0;
+        if (has) {
 #pragma unroll 4
           for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
-            all += count;
+            all[0] += count;
             before += b < rank ? count : 0;
           }
         }
       }
-      before += sum_before<kThreads>(all, s.sums);
-      if (tid < sort::kDigits) {
-        uint32_t last = before - 1;  // the place of the last element before those of the warp and the digit
 #pragma unroll
-        for (uint32_t w = 0; w < kWarps; ++w) {
-          const uint32_t count = s.bins[w * sort::kDigits + tid];
-          s.bins[w * sort::kDigits + tid] = last;
-          last += count;
+      for (uint32_t e = 0; e < kEach; ++e) sum += all[e];
+      before += sum_before_team<kThreads>(sum, s.sums);
+      if (has) {
+#pragma unroll
+        for (uint32_t e = 0; e < kEach; ++e) {
+          uint32_t last = before - 1;  // the place of the last element before those of the warp and the digit
+          before += all[e];
+#pragma unroll
+          for (uint32_t w = 0; w < kWarps; ++w) {
+            const uint32_t count = of_digits[w * sort::kDigits + e];
+            of_digits[w * sort::kDigits + e] = last;
+            last += count;
+          }
         }
       }
-      __syncthreads();
+      meet();
       if (live) {
         const uint32_t after = sort::lanes_after(), up_to_this = sort::lanes_up_to_this(), ones = after | up_to_this;
 #pragma unroll
@@ -417,9 +447,13 @@ cudaError_t start(cudaStream_t stream, const Launch& config, const Digits& a) {
 }
 
 template <class Key>
-cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int items) {
+cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int threads, int items) {
   constexpr int kItems = kDigitsItems;
-  if (config.block.x == 256)
+  if (threads == 32)
+    return items == 16  ? start<Key, 32, 16>(stream, config, a)
+           : items == 4 ? start<Key, 32, 4>(stream, config, a)
+                        : start<Key, 32, 0>(stream, config, a);
+  if (threads == 256)
     return items ? start<Key, 256, kItems>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
   return items ? start<Key, 512, kItems>(stream, config, a) : start<Key, 512, 0>(stream, config, a);
 }
@@ -433,13 +467,15 @@ cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& 
   a.reach = static_cast<uint32_t>(plan.digits.reach);
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
-  config.block = dim3(plan.digits.threads);
+  config.block = dim3(std::max(plan.digits.threads, 256));
+  a.team_bytes = static_cast<uint32_t>(plan.digits.shared_bytes / (plan.digits.threads == 32 ? kDigitsTeams : 1));
+  a.rows = problem.rows.count();
   config.shared_bytes = plan.digits.shared_bytes;
   config.cluster = plan.digits.blocks;
   config.packed = true;
   switch (problem.key_bits) {
-    case 16: return run<uint16_t>(stream, config, a, plan.digits.items);
-    case 32: return run<uint32_t>(stream, config, a, plan.digits.items);
+    case 16: return run<uint16_t>(stream, config, a, plan.digits.threads, plan.digits.items);
+    case 32: return run<uint32_t>(stream, config, a, plan.digits.threads, plan.digits.items);
   }
   return cudaErrorInvalidValue;
 }
