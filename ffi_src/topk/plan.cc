@@ -359,7 +359,7 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
 
 Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
-  if (k > kMaxDigitsK || (key_bytes != 2 && key_bytes != 4) || rows.length > 1 << 22) return plan;
+  if (k > kMaxDigitsK || key_bytes == 8 || rows.length > 1 << 22) return plan;
   plan.digits = digits_shape(rows.count(), rows.length, k, key_bytes, sorted, gpu.shared_bytes, gpu.multiprocessors);
   if (plan.digits.blocks == 0 || gpu.max_cluster < kMaxDigitsBlocks) return plan;
   plan.algorithm = Algorithm::kDigits;

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
-  constexpr int kBits = 8 * sizeof(Key), kBinBits = kThreads == 512 ? 12 : kThreads == 256 ? 11 : 8;
-  static_assert(kBins == 1 << kBinBits);
+  constexpr int kBits = 8 * sizeof(Key), kBinBits = std::min(kThreads == 512 ? 12 : kThreads == 256 ? 11 : 8, kBits);
+  static_assert(kBins >= 1 << kBinBits);
   using S = DigitsControl<kThreads>;
   static_assert(sizeof(S) <= kBins * 4 + control_bytes<kThreads>);
   constexpr bool kWarp = kThreads == 32;  // each warp has its own row
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   if (a.reach) {
 #pragma unroll
     for (int i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[encode(samples[i], a.order) >> (kBits - kBinBits)], 1u);
-    find(a.reach, kBins, 1, 0);
+    find(a.reach, 1u << kBinBits, 1, 0);
     floor = s.digit;
     meet();
     clear();
@@ -226,13 +226,17 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
 #pragma unroll 1
       for (uint32_t o = tid; o < words * 4; o += kThreads) {
         alignas(16) Key e[8];
+        if constexpr (sizeof(Key) == 1) {
+          *reinterpret_cast<uint2*>(e) = reinterpret_cast<const uint2*>(held)[min(o, 2 * vectors - 1)];
+        } else {
 #pragma unroll
-        for (uint32_t v = 0; v < 8 / kVector; ++v)
-          reinterpret_cast<uint4*>(e)[v] = held[min(o * (8 / kVector) + v, vectors - 1)];
+          for (uint32_t v = 0; v < 8 / kVector; ++v)
+            reinterpret_cast<uint4*>(e)[v] = held[min(o * (8 / kVector) + v, vectors - 1)];
+        }
         uint32_t hits = 0;
 #pragma unroll
         for (int j = 0; j < 8; ++j) hits |= static_cast<uint32_t>(e[j] >> (kBits - kBinBits) >= floor) << j;
-        if (o == 0) hits &= ~0u << skipped;
+        if (o * 8 < skipped) hits &= ~0u << min(skipped - o * 8, 8u);
         const int left = static_cast<int>(skipped + own) - static_cast<int>(o * 8);
         if (left < 8) hits &= left > 0 ? (1u << left) - 1 : 0;
         reinterpret_cast<uint8_t*>(marks)[o] = static_cast<uint8_t>(hits);
@@ -291,7 +295,7 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
   more = sum_of_warp(lane < warp ? warp_more : 0);
   ties = sum_of_warp(lane < warp ? warp_ties : 0);
-  if (blocks > 1) {
+  if constexpr (!kWarp) if (blocks > 1) {
     const uint32_t all = sum_of_warp(warp_more), all_ties = sum_of_warp(warp_ties);
     if (warp == 0 && lane < blocks) {
       store_in_cluster(&s.of_block[rank], lane, all);
@@ -380,7 +384,7 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
 #pragma unroll
           for (uint32_t w = 0; w < kWarps; ++w) all[e] += of_digits[w * sort::kDigits + e];
       }
-      if (!kWarp && blocks > 1) {
+      if constexpr (!kWarp) if (blocks > 1) {
         if (has) s.of_digit[tid] = all[0];
         sync();
         all[0] = 0;
@@ -389,7 +393,7 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
           for (uint32_t b = 0; b < blocks; ++b) {
             const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
             all[0] += count;
-            before += b < rank ? count : 0;
+            if (b < rank) before += count;
           }
         }
       }
@@ -474,6 +478,7 @@ cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& 
   config.cluster = plan.digits.blocks;
   config.packed = true;
   switch (problem.key_bits) {
+    case 8: return run<uint8_t>(stream, config, a, plan.digits.threads, plan.digits.items);
     case 16: return run<uint16_t>(stream, config, a, plan.digits.threads, plan.digits.items);
     case 32: return run<uint32_t>(stream, config, a, plan.digits.threads, plan.digits.items);
   }
