@@ -27,7 +27,7 @@ struct Digits : Call {
   uint32_t part;    // elements of a block
   uint32_t team_bytes;
   int64_t rows;
-  uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
+  uint32_t reach;  // the number of samples that shall reach the first guess; 0: no guess
 };
 
 // Some number that depends on i as if by chance, below `range`.
@@ -42,8 +42,10 @@ __device__ __forceinline__ uint32_t scatter(uint32_t i, uint32_t range) {
 // The sum of the values of all lower threads of a team.
 template <int kThreads>
 __device__ __forceinline__ uint32_t sum_before_team(uint32_t value, uint32_t* sums) {
-  if constexpr (kThreads == 32) return sum_up_to_lane(value) - value;
-  else return sum_before<kThreads>(value, sums);
+  if constexpr (kThreads == 32)
+    return sum_up_to_lane(value) - value;
+  else
+    return sum_before<kThreads>(value, sums);
 }
 
 template <int kThreads>
@@ -51,7 +53,7 @@ constexpr size_t control_bytes = digits_control(kThreads);
 template <int kThreads>
 struct DigitsControl {
   alignas(16) uint32_t bins[kThreads * kDigitsBins];
-  uint32_t sums[32], reaching[32], tying[32];                          // of the warps
+  uint32_t sums[32], reaching[32], tying[32];                         // of the warps
   uint32_t of_block[kMaxDigitsBlocks], block_ties[kMaxDigitsBlocks];  // of the blocks
   uint32_t of_digit[kThreads == 32 ? 1 : sort::kDigits];
   uint32_t top;
@@ -81,8 +83,7 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   const uint32_t begin = min(rank * a.part, a.length), own = min(a.part, a.length - begin);
   const Key* const x = static_cast<const Key*>(a.x) + row / inner * a.length * inner + row % inner + begin * inner;
   // Elements lie in shared memory at the same distance from a multiple of 16 bytes as in global memory.
-  const uint32_t skipped =
-      inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+  const uint32_t skipped = inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
   uint4* const held = reinterpret_cast<uint4*>(indices + kRoom);
   uint32_t* const marks = reinterpret_cast<uint32_t*>(held + a.part / kVector + 1);
   Key* const keys = reinterpret_cast<Key*>(held) + skipped;
@@ -273,7 +274,8 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   const uint32_t least = prefix << bits;
   if (exact) reached = a.k;
 
-  // The elements that reach the least key are listed. If not all that equal it are needed, the first `need` of them are.
+  // The elements that reach the least key are listed. If not all that equal it are needed, the first `need` of them
+  // are.
   const uint32_t per_warp = (words + kThreads - 1) / kThreads * 32;
   const uint32_t from = min(warp * per_warp, words), to = min(from + per_warp, words);
   uint32_t more = 0, ties = 0;
@@ -295,16 +297,17 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
   more = sum_of_warp(lane < warp ? warp_more : 0);
   ties = sum_of_warp(lane < warp ? warp_ties : 0);
-  if constexpr (!kWarp) if (blocks > 1) {
-    const uint32_t all = sum_of_warp(warp_more), all_ties = sum_of_warp(warp_ties);
-    if (warp == 0 && lane < blocks) {
-      store_in_cluster(&s.of_block[rank], lane, all);
-      store_in_cluster(&s.block_ties[rank], lane, all_ties);
+  if constexpr (!kWarp)
+    if (blocks > 1) {
+      const uint32_t all = sum_of_warp(warp_more), all_ties = sum_of_warp(warp_ties);
+      if (warp == 0 && lane < blocks) {
+        store_in_cluster(&s.of_block[rank], lane, all);
+        store_in_cluster(&s.block_ties[rank], lane, all_ties);
+      }
+      sync();
+      more += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
+      ties += sum_of_warp(lane < rank ? s.block_ties[lane] : 0);
     }
-    sync();
-    more += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
-    ties += sum_of_warp(lane < rank ? s.block_ties[lane] : 0);
-  }
   // Puts an element to a place of the list.
   const auto put = [&](uint32_t place, uint32_t word, uint32_t index) {
     constexpr uint32_t kShare = kItems > 0 ? kRoom : 1;
@@ -324,7 +327,8 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
     if (!__any_sync(kEveryLane, hits)) continue;
     uint32_t equal = 0;
     if (exact)
-      for_marks(hits, [&](int j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == static_cast<Key>(least)) << j; });
+      for_marks(hits,
+                [&](int j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == static_cast<Key>(least)) << j; });
     const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
     const uint32_t all = shuffle_from(up_to, 31);
     uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
@@ -384,19 +388,20 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
 #pragma unroll
           for (uint32_t w = 0; w < kWarps; ++w) all[e] += of_digits[w * sort::kDigits + e];
       }
-      if constexpr (!kWarp) if (blocks > 1) {
-        if (has) s.of_digit[tid] = all[0];
-        sync();
-        all[0] = 0;
-        if (has) {
+      if constexpr (!kWarp)
+        if (blocks > 1) {
+          if (has) s.of_digit[tid] = all[0];
+          sync();
+          all[0] = 0;
+          if (has) {
 #pragma unroll 4
-          for (uint32_t b = 0; b < blocks; ++b) {
-            const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
-            all[0] += count;
-            if (b < rank) before += count;
+            for (uint32_t b = 0; b < blocks; ++b) {
+              const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
+              all[0] += count;
+              if (b < rank) before += count;
+            }
           }
         }
-      }
 #pragma unroll
       for (uint32_t e = 0; e < kEach; ++e) sum += all[e];
       before += sum_before_team<kThreads>(sum, s.sums);
@@ -457,8 +462,7 @@ cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int 
     return items == 16  ? start<Key, 32, 16>(stream, config, a)
            : items == 4 ? start<Key, 32, 4>(stream, config, a)
                         : start<Key, 32, 0>(stream, config, a);
-  if (threads == 256)
-    return items ? start<Key, 256, kItems>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
+  if (threads == 256) return items ? start<Key, 256, kItems>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
   return items ? start<Key, 512, kItems>(stream, config, a) : start<Key, 512, 0>(stream, config, a);
 }
 

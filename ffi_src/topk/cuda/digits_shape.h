@@ -12,12 +12,12 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxDigitsK = 32768;
-constexpr int kMaxDigitsBlocks = 16;     // the most blocks of a cluster
-constexpr int kDigitsBins = 8;           // bins for each thread of a block
-constexpr int kDigitsTeams = 8;          // rows of a block, if each has a warp
+constexpr int kMaxDigitsBlocks = 16;  // the most blocks of a cluster
+constexpr int kDigitsBins = 8;        // bins for each thread of a block
+constexpr int kDigitsTeams = 8;       // rows of a block, if each has a warp
 constexpr size_t digits_control(int threads) { return threads == 32 ? 576 : 2048; }  // bytes of counters
-constexpr int kDigitsItems = 4;          // selected elements that a thread sorts
-constexpr int kDigitsSamples = 4;        // samples of a thread
+constexpr int kDigitsItems = 4;    // selected elements that a thread sorts
+constexpr int kDigitsSamples = 4;  // samples of a thread
 
 struct DigitsShape {
   int threads = 0;
