@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   const int64_t row = kWarp ? int64_t{blockIdx.x} * (kDigitsTeams) + team : blockIdx.x / blocks, inner = a.inner;
   if (kWarp && row >= a.rows) return;
   const uint32_t begin = min(rank * a.part, a.length), own = min(a.part, a.length - begin);
-  const Key* const x = static_cast<const Key*>(a.x) + row / inner * a.length * inner + row % inner + begin * inner;
+  const Key* const whole_row = static_cast<const Key*>(a.x) + row / inner * a.length * inner + row % inner;
+  const Key* const x = whole_row + begin * inner;
   // Elements lie in shared memory at the same distance from a multiple of 16 bytes as in global memory.
   const uint32_t skipped = inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
   uint4* const held = reinterpret_cast<uint4*>(indices + kRoom);
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(std::max(kThreads, 256), kThreads == 512 ? 2 :
   if (a.reach) {
 #pragma unroll
     for (uint32_t i = 0; i < kDigitsSamples; ++i)
-      samples[i] = __ldg(x + (static_cast<int64_t>(scatter(i * kThreads + tid, a.length)) - begin) * inner);
+      samples[i] = __ldg(whole_row + scatter(i * kThreads + tid, a.length) * inner);
   }
   {
     const auto take = [&](uint32_t i, Key bits) {
