@@ -12,10 +12,15 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxDigitsK = 32768;
-constexpr int kMaxDigitsBlocks = 16;  // the most blocks of a cluster
-constexpr int kDigitsBins = 8;        // bins for each thread of a block
-constexpr int kDigitsTeams = 8;       // rows of a block, if each has a warp
-constexpr size_t digits_control(int threads) { return threads == 32 ? 576 : 2048; }  // bytes of counters
+constexpr int kMaxDigitsBlocks = 16;               // the most blocks of a cluster
+constexpr int kDigitsBins = 8;                     // bins for each thread of a block
+constexpr int kDigitsWarp = 32, kDigitsTeams = 8;  // a warp may have a row for itself; then a block has so many rows
+constexpr int digits_block(int threads) { return threads == kDigitsWarp ? kDigitsWarp * kDigitsTeams : threads; }
+constexpr int digits_bin_bits(int threads, int key_bits) {
+  const int bits = threads == 512 ? 12 : threads == 256 ? 11 : 8;
+  return bits < key_bits ? bits : key_bits;
+}
+constexpr size_t digits_control(int threads) { return threads == kDigitsWarp ? 576 : 2048; }  // bytes of counters
 constexpr int kDigitsItems = 4;    // selected elements that a thread sorts
 constexpr int kDigitsSamples = 4;  // samples of a thread
 
@@ -36,7 +41,7 @@ inline void divide_digits(DigitsShape& shape, int64_t length, int key_bytes, int
   shape.part = ceil_div(length, blocks * vector) * vector;
   const size_t row = static_cast<size_t>(shape.threads * (kDigitsBins * 4 + shape.items * 8) + shape.part * key_bytes +
                                          16 + round_up((shape.part + vector + 31) / 32 * 4, 16));
-  shape.shared_bytes = (row + digits_control(shape.threads)) * (shape.threads == 32 ? kDigitsTeams : 1);
+  shape.shared_bytes = (row + digits_control(shape.threads)) * (shape.threads == kDigitsWarp ? kDigitsTeams : 1);
 }
 
 inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool sorted, int64_t shared,
@@ -46,7 +51,7 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
   shape.threads = bytes <= 16 << 10 && k <= 256 * kDigitsItems ? 256 : 512;
   shape.items = sorted ? kDigitsItems : 0;
   if (length <= 1024 && k <= 512 && rows > 8 * multiprocessors) {
-    shape.threads = 32;
+    shape.threads = kDigitsWarp;
     shape.items = !sorted ? 0 : k <= 128 ? 4 : 16;
   }
   // Blocks share a row while two of each multiprocessor have at least 16 KiB to read.
@@ -62,7 +67,7 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
   const double samples = shape.threads * kDigitsSamples;
   const double best = samples * static_cast<double>(k) / static_cast<double>(length);
   const double reach = best + 5 * std::sqrt(best) + 4;
-  if (reach < samples / 2 && shape.threads > 32) shape.reach = static_cast<int64_t>(reach);
+  if (reach < samples / 2 && shape.threads > kDigitsWarp) shape.reach = static_cast<int64_t>(reach);
   return shape;
 }
 
