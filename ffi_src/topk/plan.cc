@@ -370,9 +370,9 @@ Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gp
   plan.digits = digits_shape(rows.count(), rows.length, k, key_bytes, sorted, gpu.shared_bytes, gpu.multiprocessors);
   if (plan.digits.blocks == 0 || gpu.max_cluster < kMaxDigitsBlocks) return plan;
   plan.algorithm = Algorithm::kDigits;
-  plan.threads = digits_block(plan.digits.threads);
+  plan.threads = plan.digits.threads;
   plan.slices = plan.digits.blocks;
-  plan.blocks = plan.digits.threads == kDigitsWarp ? ceil_div(rows.count(), kDigitsTeams) : rows.count() * plan.slices;
+  plan.blocks = rows.count() * plan.slices;
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(plan.digits.shared_bytes);
   return plan;

@@ -19,18 +19,12 @@ namespace jaxgpuops::topk {
 namespace {
 
 template <class Key, int kThreads, int kItems>
-__global__ void __launch_bounds__(digits_block(kThreads), 1024 / digits_block(kThreads))
-    digits_kernel(const __grid_constant__ Digits a) {
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) digits_kernel(const __grid_constant__ Digits a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr bool kWarp = kThreads == kDigitsWarp;
-  const uint32_t team = kWarp ? threadIdx.x / kThreads : 0;
-  const int64_t row = kWarp ? int64_t{blockIdx.x} * kDigitsTeams + team : blockIdx.x / a.blocks;
-  if (kWarp && row >= a.rows) return;
-  Team<Key, kThreads, kItems> t(a, dynamic_shared_memory() + team * a.team_bytes, row,
-                                kWarp ? 0 : blockIdx.x % a.blocks);
-  t.select(t.load());
-  t.list_selected();
-  if constexpr (kItems > 0) t.sort_list();
+  DigitsBlock<Key, kThreads, kItems> block(a);
+  block.select(block.load());
+  block.list_selected();
+  if constexpr (kItems > 0) block.sort_list();
 #endif
 }
 
@@ -44,15 +38,9 @@ cudaError_t start(cudaStream_t stream, const Launch& config, const Digits& a) {
   return launch(stream, config, kernel, a);
 }
 
-template <class Key>
-cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a, int threads, int items) {
-  constexpr int kItems = kDigitsItems;
-  if (threads == kDigitsWarp)
-    return items == 16  ? start<Key, kDigitsWarp, 16>(stream, config, a)
-           : items == 4 ? start<Key, kDigitsWarp, 4>(stream, config, a)
-                        : start<Key, kDigitsWarp, 0>(stream, config, a);
-  if (threads == 256) return items ? start<Key, 256, kItems>(stream, config, a) : start<Key, 256, 0>(stream, config, a);
-  return items ? start<Key, 512, kItems>(stream, config, a) : start<Key, 512, 0>(stream, config, a);
+template <class Key, int kThreads>
+cudaError_t run(cudaStream_t stream, const Launch& config, const Digits& a) {
+  return a.sorted ? start<Key, kThreads, kDigitsItems>(stream, config, a) : start<Key, kThreads, 0>(stream, config, a);
 }
 
 }  // namespace
@@ -64,19 +52,21 @@ cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& 
   a.reach = static_cast<uint32_t>(plan.digits.reach);
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
-  config.block = dim3(digits_block(plan.digits.threads));
-  a.team_bytes =
-      static_cast<uint32_t>(plan.digits.shared_bytes / (plan.digits.threads == kDigitsWarp ? kDigitsTeams : 1));
-  a.rows = problem.rows.count();
+  config.block = dim3(plan.digits.threads);
   config.shared_bytes = plan.digits.shared_bytes;
   config.cluster = plan.digits.blocks;
   config.packed = true;
-  switch (problem.key_bits) {
-    case 8: return run<uint8_t>(stream, config, a, plan.digits.threads, plan.digits.items);
-    case 16: return run<uint16_t>(stream, config, a, plan.digits.threads, plan.digits.items);
-    case 32: return run<uint32_t>(stream, config, a, plan.digits.threads, plan.digits.items);
-  }
-  return cudaErrorInvalidValue;
+  return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
+    using Key = decltype(key);
+    if constexpr (sizeof(Key) < 8) {
+      switch (plan.digits.threads) {
+        case 256: return run<Key, 256>(stream, config, a);
+        case 512: return run<Key, 512>(stream, config, a);
+        case 1024: return run<Key, 1024>(stream, config, a);
+      }
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace jaxgpuops::topk

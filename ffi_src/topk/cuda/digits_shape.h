@@ -12,15 +12,13 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxDigitsK = 32768;
-constexpr int kMaxDigitsBlocks = 16;               // the most blocks of a cluster
-constexpr int kDigitsBins = 8;                     // bins for each thread of a block
-constexpr int kDigitsWarp = 32, kDigitsTeams = 8;  // a warp may have a row for itself; then a block has so many rows
-constexpr int digits_block(int threads) { return threads == kDigitsWarp ? kDigitsWarp * kDigitsTeams : threads; }
+constexpr int kMaxDigitsBlocks = 16;  // the most blocks of a cluster
+constexpr int kDigitsBins = 8;        // bins for each thread of a block
+constexpr size_t kDigitsControl = 2048;  // bytes of counters
 constexpr int digits_bin_bits(int threads, int key_bits) {
-  const int bits = threads == 512 ? 12 : threads == 256 ? 11 : 8;
+  const int bits = threads == 1024 ? 13 : threads == 512 ? 12 : 11;
   return bits < key_bits ? bits : key_bits;
 }
-constexpr size_t digits_control(int threads) { return threads == kDigitsWarp ? 576 : 2048; }  // bytes of counters
 constexpr int kDigitsItems = 4;    // selected elements that a thread sorts
 constexpr int kDigitsSamples = 4;  // samples of a thread
 
@@ -39,25 +37,23 @@ inline void divide_digits(DigitsShape& shape, int64_t length, int key_bytes, int
   const int64_t vector = 16 / key_bytes;
   shape.blocks = blocks;
   shape.part = ceil_div(length, blocks * vector) * vector;
-  const size_t row = static_cast<size_t>(shape.threads * (kDigitsBins * 4 + shape.items * 8) + shape.part * key_bytes +
-                                         16 + round_up((shape.part + vector + 31) / 32 * 4, 16));
-  shape.shared_bytes = (row + digits_control(shape.threads)) * (shape.threads == kDigitsWarp ? kDigitsTeams : 1);
+  shape.shared_bytes =
+      static_cast<size_t>(shape.threads * (kDigitsBins * 4 + shape.items * 8) + shape.part * key_bytes + 16 +
+                          round_up((shape.part + vector + 31) / 32 * 4, 16)) +
+      kDigitsControl;
 }
 
 inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool sorted, int64_t shared,
                                 int64_t multiprocessors) {
   DigitsShape shape;
-  const int64_t bytes = length * key_bytes;
-  shape.threads = bytes <= 16 << 10 && k <= 256 * kDigitsItems ? 256 : 512;
   shape.items = sorted ? kDigitsItems : 0;
-  if (length <= 1024 && k <= 512 && rows > 8 * multiprocessors) {
-    shape.threads = kDigitsWarp;
-    shape.items = !sorted ? 0 : k <= 128 ? 4 : 16;
-  }
-  // Blocks share a row while two of each multiprocessor have at least 16 KiB to read.
+  // Blocks share long rows while two of each multiprocessor have much to read.
   int blocks = 1;
-  while (blocks < 8 && blocks * rows <= multiprocessors && bytes / blocks >= 32 << 10) blocks *= 2;
+  if (length > 1 << 15)
+    while (blocks < 8 && blocks * rows <= multiprocessors && length / blocks >= 1 << 14) blocks *= 2;
   for (; blocks <= kMaxDigitsBlocks; blocks *= 2) {
+    const bool alone = blocks * rows <= multiprocessors;  // a block has a multiprocessor for itself
+    shape.threads = alone && length / blocks > 4096 ? 1024 : length * key_bytes <= 16 << 10 && k <= 1024 ? 256 : 512;
     divide_digits(shape, length, key_bytes, blocks);
     if ((!sorted || k <= blocks * shape.threads * shape.items) &&
         static_cast<int64_t>(shape.shared_bytes + kReservedShared) <= shared)
@@ -67,7 +63,7 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
   const double samples = shape.threads * kDigitsSamples;
   const double best = samples * static_cast<double>(k) / static_cast<double>(length);
   const double reach = best + 5 * std::sqrt(best) + 4;
-  if (reach < samples / 2 && shape.threads > kDigitsWarp) shape.reach = static_cast<int64_t>(reach);
+  if (reach < samples / 2) shape.reach = static_cast<int64_t>(reach);
   return shape;
 }
 

@@ -1,5 +1,5 @@
 // The phases of the digits kernel, see digits.cu: those of a block, which may share a row with the other blocks of its
-// cluster, or those of a warp that has a row for itself.
+// cluster.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,15 @@ namespace jaxgpuops::topk {
 namespace {
 
 struct Digits : Call {
-  uint32_t blocks;      // of a cluster
-  uint32_t part;        // elements of a block
-  uint32_t team_bytes;  // shared memory of a team: of a block, or of a warp
-  uint32_t reach;       // the number of samples that shall reach the first guess; 0: no guess
-  int64_t rows;
+  uint32_t blocks;  // of a cluster
+  uint32_t part;    // elements of a block
+  uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
 };
 
 template <int kThreads>
 struct DigitsControl {
   alignas(16) uint32_t bins[kThreads * kDigitsBins];
-  uint32_t of_digit[kThreads == kDigitsWarp ? 1 : sort::kDigits];
+  uint32_t of_digit[sort::kDigits];
   uint32_t sums[32], reaching[32], tying[32];                         // of the warps
   uint32_t of_block[kMaxDigitsBlocks], block_ties[kMaxDigitsBlocks];  // of the blocks
   uint32_t digit, above, kept;  // the digit of the k-th key, elements with a higher one, and with this one
@@ -37,25 +35,22 @@ __device__ __forceinline__ void for_marks(uint32_t marks, Use use) {
   for (; marks; marks &= marks - 1) use(__ffs(static_cast<int>(marks)) - 1);
 }
 
-// The functions are called in their order, by all threads of the team.
+// The functions are called in their order, by all threads.
 template <class Key, int kThreads, int kItems>
-struct Team {
-  static constexpr bool kWarp = kThreads == kDigitsWarp;
+struct DigitsBlock {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   static constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
   static constexpr int kBits = 8 * sizeof(Key), kBinBits = digits_bin_bits(kThreads, kBits);
   using Control = DigitsControl<kThreads>;
-  static_assert(sizeof(Control) <= kBins * 4 + digits_control(kThreads) && kBins >= 1u << kBinBits);
+  static_assert(sizeof(Control) <= kBins * 4 + kDigitsControl && kBins >= 1u << kBinBits);
 
   const Digits& a;
-  unsigned char* const memory;
-  const int64_t row;
-  const uint32_t rank;  // of the block in its cluster
-  const uint32_t tid = threadIdx.x % kThreads, lane = tid % 32, warp = tid / 32;
-  const uint32_t blocks = a.blocks;
-  const int64_t inner = a.inner;
+  const uint32_t tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const uint32_t blocks = a.blocks, rank = blockIdx.x % blocks;  // of the cluster; of the block in it
+  const int64_t row = blockIdx.x / blocks, inner = a.inner;
+  unsigned char* const memory = dynamic_shared_memory();
   Control& s = *reinterpret_cast<Control*>(memory);
-  uint32_t* const list = reinterpret_cast<uint32_t*>(memory + kBins * 4 + digits_control(kThreads));
+  uint32_t* const list = reinterpret_cast<uint32_t*>(memory + kBins * 4 + kDigitsControl);
   uint32_t* const indices = list + kRoom;
   uint4* const held = reinterpret_cast<uint4*>(indices + kRoom);
   uint32_t* const marks = reinterpret_cast<uint32_t*>(held + a.part / kVector + 1);
@@ -73,21 +68,12 @@ struct Team {
   uint32_t least = 0, need = a.k, reached = a.k;
   bool exact = false;
 
-  __device__ __forceinline__ Team(const Digits& a, unsigned char* memory, int64_t row, uint32_t rank)
-      : a(a), memory(memory), row(row), rank(rank) {}
+  __device__ __forceinline__ explicit DigitsBlock(const Digits& a) : a(a) {}
 
-  __device__ __forceinline__ void meet() const { kWarp ? __syncwarp() : __syncthreads(); }
   __device__ __forceinline__ void meet_cluster() const {
-    if (kWarp || blocks == 1) return meet();
+    if (blocks == 1) return __syncthreads();
     arrive_at_cluster_barrier();
     wait_at_cluster_barrier();
-  }
-  __device__ __forceinline__ uint32_t sum_before(uint32_t value) const {
-    if constexpr (kWarp) {
-      return sum_up_to_lane(value) - value;
-    } else {
-      return jaxgpuops::sum_before<kThreads>(value, s.sums);
-    }
   }
   __device__ __forceinline__ void clear() const {
 #pragma unroll
@@ -108,12 +94,12 @@ struct Team {
     }
     inner > 1 ? load_column() : load_row();
     if (!a.reach) return 0;
-    meet();
+    __syncthreads();
 #pragma unroll
     for (uint32_t i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[first_digit(encode(samples[i], a.order))], 1u);
     find(a.reach, 1u << kBinBits, 1);
     const uint32_t floor = s.digit;
-    meet();
+    __syncthreads();
     clear();
     return floor;
   }
@@ -159,7 +145,7 @@ struct Team {
   // `wanted`, s.digit stays ~0.
   __device__ __forceinline__ void find(uint32_t wanted, uint32_t digits, uint32_t among) {
     const uint32_t adder = among > 1 ? rank : 0;
-    among > 1 ? meet_cluster() : meet();
+    among > 1 ? meet_cluster() : __syncthreads();
     const uint32_t share = max(digits / among, 1u), each = (share + kThreads - 1) / kThreads;
     const bool has = tid * each < share && adder * share < digits;
     const uint32_t highest = digits - 1 - adder * share - tid * each;
@@ -177,7 +163,7 @@ struct Team {
         sum += count;
       }
     }
-    uint32_t before = sum_before(sum);
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
     if (among > 1) {
       if (tid == kThreads - 1)
         for (uint32_t b = 0; b < among; ++b) store_in_cluster(&s.of_block[rank], b, before + sum);
@@ -197,7 +183,7 @@ struct Team {
         }
       }
     }
-    among > 1 ? meet_cluster() : meet();
+    among > 1 ? meet_cluster() : __syncthreads();
   }
 
   // Marks the elements whose first digit reaches the floor, and counts their digits. A thread marks eight at a time.
@@ -245,7 +231,7 @@ struct Team {
       const int above = bits, digit_bits = min(bits, kBinBits);
       const uint32_t digits = 1u << digit_bits;
       bits -= digit_bits;
-      meet();
+      __syncthreads();
       above == kBits ? mark(floor) : count(prefix, above, bits, digits);
       find(need, digits, blocks);
       if (s.digit == ~0u) {  // the sample misled, which happens hardly ever
@@ -286,7 +272,7 @@ struct Team {
     more = sum_of_warp(more - ties);
     ties = sum_of_warp(ties);
     if (lane == 0) s.reaching[warp] = more, s.tying[warp] = ties;
-    meet();
+    __syncthreads();
     const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
     more = sum_of_warp(lane < warp ? warp_more : 0);
     ties = sum_of_warp(lane < warp ? warp_ties : 0);
@@ -300,6 +286,7 @@ struct Team {
       more += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
       ties += sum_of_warp(lane < rank ? s.block_ties[lane] : 0);
     }
+    constexpr int kMany = 6;  // marks of a word
     uint32_t top = 0;
 #pragma unroll 1
     for (uint32_t start = from; start < to; start += 32) {
@@ -309,21 +296,35 @@ struct Team {
       if (exact) for_marks(hits, [&](int j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == least) << j; });
       const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
       const uint32_t all = shuffle_from(up_to, 31);
-      uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
-      for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
-        const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
-        const uint32_t place = m + min(t, need);
-        is_tie ? ++t : ++m;
-        if (!wanted) return;
-        const Key key = slots[w * 32 + j];
-        const uint32_t index = begin + w * 32 + j - skipped;
+      const uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
+      const auto take = [&](uint32_t at, uint32_t place) {
+        const Key key = slots[at];
+        const uint32_t index = begin + at - skipped;
         if constexpr (kItems > 0) {
           put(place, key, index);
           top = max(top, uint32_t{key});
         } else {
           write(place, key, index);
         }
-      });
+      };
+      // Element j of a word with these marks, of which m elements and t ties are before the word.
+      const auto take_mark = [&](uint32_t word, uint32_t marked, uint32_t tied, uint32_t m, uint32_t t, uint32_t j) {
+        const uint32_t before = (1u << j) - 1;
+        t += __popc(tied & before);
+        if (!(tied >> j & 1) || t < need) take(word * 32 + j, m + __popc(marked & ~tied & before) + min(t, need));
+      };
+      const uint32_t wanted = ties >= need ? hits & ~equal : hits;
+      if (!__any_sync(kEveryLane, __popc(wanted) > kMany)) {
+        for_marks(wanted, [&](int j) { take_mark(w, hits, equal, m, t, j); });
+      } else {  // a lane for each mark of a word
+        for (uint32_t words = __ballot_sync(kEveryLane, wanted); words; words &= words - 1) {
+          const int from_lane = __ffs(static_cast<int>(words)) - 1;
+          const uint32_t word = shuffle_from(w, from_lane), marked = shuffle_from(hits, from_lane);
+          const uint32_t tied = shuffle_from(equal, from_lane);
+          const uint32_t word_m = shuffle_from(m, from_lane), word_t = shuffle_from(t, from_lane);
+          if (marked >> lane & 1) take_mark(word, marked, tied, word_m, word_t, lane);
+        }
+      }
       more += all & 0xffff;
       ties += all >> 16;
     }
@@ -373,9 +374,9 @@ struct Team {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) atomicAdd(counts + digit(i), 1u);
       }
-      meet();
+      __syncthreads();
       place_digits();
-      meet();
+      __syncthreads();
       if (live) {
         const uint32_t after = sort::lanes_after(), up_to_this = sort::lanes_up_to_this(), ones = after | up_to_this;
 #pragma unroll
@@ -398,45 +399,34 @@ struct Team {
   // Turns each warp's count of a digit into the place of the last element before its elements of that digit. Each of
   // the first threads does so for some digits.
   __device__ __forceinline__ void place_digits() {
-    constexpr uint32_t kEach = std::max<uint32_t>(sort::kDigits / kThreads, 1);
-    const bool has = tid * kEach < sort::kDigits;
-    uint32_t* const of_digits = s.bins + tid * kEach;
-    uint32_t before = 0, all[kEach] = {}, sum = 0;
+    const bool has = tid < sort::kDigits;
+    uint32_t* const of_digit = s.bins + tid;
+    uint32_t before = 0, all = 0;
     if (has) {
 #pragma unroll
-      for (uint32_t e = 0; e < kEach; ++e)
-#pragma unroll
-        for (uint32_t w = 0; w < kWarps; ++w) all[e] += of_digits[w * sort::kDigits + e];
+      for (uint32_t w = 0; w < kWarps; ++w) all += of_digit[w * sort::kDigits];
     }
-    if constexpr (!kWarp) {
-      if (blocks > 1) {
-        if (has) s.of_digit[tid] = all[0];
-        meet_cluster();
-        all[0] = 0;
-        if (has) {
+    if (blocks > 1) {
+      if (has) s.of_digit[tid] = all;
+      meet_cluster();
+      all = 0;
+      if (has) {
 #pragma unroll 4
-          for (uint32_t b = 0; b < blocks; ++b) {
-            const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
-            all[0] += count;
-            if (b < rank) before += count;
-          }
+        for (uint32_t b = 0; b < blocks; ++b) {
+          const uint32_t count = load_in_cluster(&s.of_digit[tid], b);
+          all += count;
+          if (b < rank) before += count;
         }
       }
     }
-#pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) sum += all[e];
-    before += sum_before(sum);
+    before += sum_before<kThreads>(all, s.sums);
     if (!has) return;
+    uint32_t last = before - 1;
 #pragma unroll
-    for (uint32_t e = 0; e < kEach; ++e) {
-      uint32_t last = before - 1;
-      before += all[e];
-#pragma unroll
-      for (uint32_t w = 0; w < kWarps; ++w) {
-        const uint32_t count = of_digits[w * sort::kDigits + e];
-        of_digits[w * sort::kDigits + e] = last;
-        last += count;
-      }
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      const uint32_t count = of_digit[w * sort::kDigits];
+      of_digit[w * sort::kDigits] = last;
+      last += count;
     }
   }
 };
