@@ -29,6 +29,7 @@ ALGORITHMS = {
     "columns",
     "buckets",
     "radix",
+    "digits",
 }
 ALGORITHMS |= {"short", "block", "sweep"}  # kernels of the sort family, which sort whole rows
 INNER = (1, 5, 256)
@@ -96,8 +97,8 @@ def test_forms(capability):
         assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
         assert plan["slices"] >= 1, call
         assert plan["slices"] <= length, (call, plan)
-        # Clusters need compute capability 9.0; blocks that share a row in the held and stream kernels are one.
-        if plan["algorithm"] in ("held", "stream") and plan["slices"] > 1:
+        # Clusters need compute capability 9.0; blocks that share a row in the held, stream and digits kernels are one.
+        if plan["algorithm"] in ("held", "stream", "digits") and plan["slices"] > 1:
             assert capability >= 90, call
             assert plan["slices"] in (2, 4, 8, 16), (call, plan)
         if plan["algorithm"] == "sieve":
@@ -357,4 +358,6 @@ def test_topk_plans_can_be_launched(capability):
             assert 32 <= plan["threads"] <= 1024, (call, plan)
             if plan["algorithm"] in ("held", "stream"):  # blocks that share a row are a cluster
                 assert plan["slices"] <= (8 if capability in (90, 100) else 1), (call, plan)
+            if plan["algorithm"] == "digits":
+                assert plan["slices"] <= 16 and capability in (90, 100), (call, plan)
             assert 0 <= plan["workspace_bytes"] <= whole["workspace_bytes"], (call, plan)

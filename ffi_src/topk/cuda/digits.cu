@@ -1,19 +1,23 @@
-// Top-k for k of hundreds to thousands, of rows that the shared memory of a block or of a cluster holds whole. It does
-// the same for all data: radix select and radix sort.
+// Top-k for k of hundreds to thousands, of rows and columns that the shared memory of a block or of a cluster holds
+// whole: a radix select and a radix sort, which take about as long for all data.
 //
-// Each block loads its part of the row and counts the highest digits of the keys. The blocks of a cluster add up their
-// counts, each those of some digits, and find the digit of the k-th key. Then they count the next digit of the keys
-// that have it, until the k-th key is known, or until only a few more than k elements reach the digits that are known.
-// The elements that reach them are listed in the order of their indices: counts of each warp and each block show where
-// its elements go. Results in the order of indices are written at once. Others are listed in the first block of the
-// cluster, which sorts them, stably, by digits of the difference to the largest key.
+// Each block loads its part of the row. A sample of the row gives a digit (the top 11 to 13 bits of a key) that
+// somewhat more than k elements reach. These elements are marked, and their digits counted; the blocks of a cluster add
+// up their counts and find the digit of the k-th key. Then they count the next digit of the marked elements that have
+// this one, until the k-th key is known, or, for results in the order of keys, until not many more than k elements
+// reach the digits that are known. The elements that reach them are listed in the order of their indices: counts show
+// where those of each warp and block go. Results in the order of indices are written at once. Others are sorted,
+// stably, by digits of eight bits of their keys' differences to the largest one; the blocks of a cluster share that
+// list.
 //
-// Bytes moved: the input once, k results (value and index).
+// If fewer than k elements reach the guess, all elements are marked.
+//
+// Bytes moved: the input once, k results (value and index). Columns are read one by one.
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
-#include "topk/cuda/digits_team.cuh"
+#include "topk/cuda/digits_block.cuh"
 
 namespace jaxgpuops::topk {
 namespace {

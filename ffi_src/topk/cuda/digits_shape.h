@@ -12,8 +12,8 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxDigitsK = 32768;
-constexpr int kMaxDigitsBlocks = 16;  // the most blocks of a cluster
-constexpr int kDigitsBins = 8;        // bins for each thread of a block
+constexpr int kMaxDigitsBlocks = 16;     // the most blocks of a cluster
+constexpr int kDigitsBins = 8;           // bins for each thread of a block
 constexpr size_t kDigitsControl = 2048;  // bytes of counters
 constexpr int digits_bin_bits(int threads, int key_bits) {
   const int bits = threads == 1024 ? 13 : threads == 512 ? 12 : 11;
