@@ -30,20 +30,20 @@ enum class Algorithm {
   kSieve,    // k from 257 to 4096, or from 65 with a block a row: keeps what reaches a threshold, and ranks it by bins
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
+  kDigits,   // k of hundreds to thousands: a block or a cluster holds a row, selects by digits, and sorts by digits
   kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h
-  kDigits,   // k of hundreds to thousands: a block or a cluster holds a row, selects by digits, and sorts by digits
 };
 
 // The names, in the order of the enumeration.
 constexpr const char* kNames[] = {"empty",   "argmax", "rows",  "few",   "sort",  "compare",
                                   "held",    "stream", "grid",  "wave",  "sieve", "columns",
-                                  "buckets", "radix",  "short", "block", "sweep", "digits"};
-static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kDigits) + 1);
+                                  "buckets", "digits", "radix", "short", "block", "sweep"};
+static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
 constexpr const char* name(Algorithm algorithm) {
-  return algorithm <= Algorithm::kDigits ? kNames[static_cast<size_t>(algorithm)] : "?";
+  return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";
 }
 
 struct Plan {
@@ -57,9 +57,9 @@ struct Plan {
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
   CompareShape compare;         // used by kCompare
+  DigitsShape digits;           // used by kDigits
   sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
-  DigitsShape digits;           // used by kDigits
 };
 
 // The caller has a workspace of `workspace_bytes`, and the plan needs no more. (A sharded call is planned for the whole

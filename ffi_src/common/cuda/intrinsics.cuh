@@ -125,16 +125,4 @@ __device__ __forceinline__ void store_in_cluster(T* to, unsigned rank, T value) 
 #endif
 }
 
-// Loads a word from the address `from` in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* from, unsigned rank) {
-  uint32_t word = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{.reg.u32 address; mapa.shared::cluster.u32 address, %1, %2; ld.shared::cluster.u32 %0, [address];}"
-               : "=r"(word)
-               : "r"(shared_address(from)), "r"(rank)
-               : "memory");
-#endif
-  return word;
-}
-
 }  // namespace jaxgpuops

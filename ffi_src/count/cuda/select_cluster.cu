@@ -8,6 +8,7 @@
 // Bytes moved: the row is read once.
 #include <cuda_runtime.h>
 
+#include "common/cuda/cluster.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
 #include "count/cuda/select_held.cuh"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/cuda/cluster.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "sort/cuda/digits.cuh"
 #include "topk/cuda/composite.cuh"
