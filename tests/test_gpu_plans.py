@@ -121,7 +121,13 @@ KERNELS = {
     }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
     | {"buckets": "buckets_kernel", "radix": "histogram_kernel", "sort": "sort_kernel", "compare": "compare_kernel"}
-    | {"few": "few_kernel", "short": "short_columns_kernel", "block": "block_kernel", "sweep": "pass_kernel"},
+    | {
+        "few": "few_kernel",
+        "digits": "digits_kernel",
+        "short": "short_columns_kernel",
+        "block": "block_kernel",
+        "sweep": "pass_kernel",
+    },
     "sort": {
         "short": "short_(tiles|columns)_kernel",
         "team": "sort_kernel",

@@ -129,6 +129,7 @@ def test_every_kernel_has_a_regime():
     assert found == {"argmax", "rows", "few", "sort", "compare", "held", "stream", "grid", "wave", "sieve"} | {
         "columns",
         "buckets",
+        "digits",
         "radix",
         "short",
         "block",

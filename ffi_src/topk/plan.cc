@@ -145,16 +145,23 @@ bool takes_few(Rows rows, int64_t k) {
 
 // Whether the few kernel takes less time than those that sort or select. The limits are where it took about as long on
 // an H200.
-bool prefers_few(Rows rows, int64_t k, int key_bytes) {
-  const int64_t length = rows.length;
-  // The columns kernel fills its lanes only if many columns lie side by side.
+bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
+  // The columns kernel fills its lanes only if many columns lie side by side, and it does not take keys of 64 bits.
   const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
-  if (rows.inner > 1) return length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
-  if (key_bytes < 8)
-    return k <= 4 && length <= (key_bytes > 1 && rows.count() > 16 * kFewRows ? 32 : 16) && rows.count() > kFewRows;
-  const bool many = rows.count() >= 512 * k;
-  if (k > 4) return length > 16 && length <= (many ? 512 : 192);
-  return length <= (many ? kMaxFewLength : 2048 / k);
+  return rows.length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
+}
+bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
+  const int64_t count = rows.count();
+  if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows
+    const int64_t longest = key_bytes > 1 && count > 16 * kFewRows ? 32 : 16;
+    return k <= 4 && count > kFewRows && rows.length <= longest;
+  }
+  const bool many = count >= 512 * k;
+  if (k <= 4) return rows.length <= (many ? kMaxFewLength : 2048 / k);
+  return rows.length > 16 && rows.length <= (many ? 512 : 192);
+}
+bool prefers_few(Rows rows, int64_t k, int key_bytes) {
+  return rows.inner > 1 ? prefers_few_for_columns(rows, k, key_bytes) : prefers_few_for_rows(rows, k, key_bytes);
 }
 
 Plan plan_few(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
@@ -357,6 +364,20 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
   return plan;
 }
 
+Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  Plan plan;
+  if (k > kMaxDigitsK || key_bytes == 8 || rows.length > 1 << 22) return plan;
+  plan.digits = digits_shape(rows.count(), rows.length, k, key_bytes, sorted, gpu.shared_bytes, gpu.multiprocessors);
+  if (plan.digits.blocks == 0 || gpu.max_cluster < kMaxDigitsBlocks) return plan;
+  plan.algorithm = Algorithm::kDigits;
+  plan.threads = plan.digits.threads;
+  plan.slices = plan.digits.blocks;
+  plan.blocks = rows.count() * plan.slices;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = static_cast<int64_t>(plan.digits.shared_bytes);
+  return plan;
+}
+
 Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
   plan.algorithm = Algorithm::kRadix;
@@ -466,6 +487,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
+  if (forced == static_cast<int>(Algorithm::kDigits)) return plan_digits(rows, k, key_bytes, sorted, gpu);
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
       rows.length * key_bytes >= kMinWaveBytes) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
@@ -475,7 +497,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       rows.inner >= sort::kLeastShortColumns) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
-  // Of k > 4 elements, comparing is faster where it is taken.
+  // Where both the few and the compare kernel may be taken, few is faster for k up to 4, and compare for larger k.
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) && (forced >= 0 || prefers_few(rows, k, key_bytes));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
   if (may(Algorithm::kCompare) &&

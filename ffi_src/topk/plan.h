@@ -11,6 +11,7 @@
 #include "common/rows.h"
 #include "sort/plan.h"
 #include "topk/cuda/compare_shape.h"
+#include "topk/cuda/digits_shape.h"
 #include "topk/cuda/sort_shape.h"
 
 namespace jaxgpuops::topk {
@@ -29,6 +30,7 @@ enum class Algorithm {
   kSieve,    // k from 257 to 4096, or from 65 with a block a row: keeps what reaches a threshold, and ranks it by bins
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
+  kDigits,   // k of hundreds to thousands: a block or a cluster holds a row, selects by digits, and sorts by digits
   kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
@@ -38,7 +40,7 @@ enum class Algorithm {
 // The names, in the order of the enumeration.
 constexpr const char* kNames[] = {"empty",   "argmax", "rows",  "few",   "sort",  "compare",
                                   "held",    "stream", "grid",  "wave",  "sieve", "columns",
-                                  "buckets", "radix",  "short", "block", "sweep"};
+                                  "buckets", "digits", "radix", "short", "block", "sweep"};
 static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
 constexpr const char* name(Algorithm algorithm) {
   return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";
@@ -55,6 +57,7 @@ struct Plan {
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort
   CompareShape compare;         // used by kCompare
+  DigitsShape digits;           // used by kDigits
   sort::Plan whole;             // used by kShort, kBlock and kSweep
   int64_t shared_bytes = 0;     // dynamic shared memory of the plan's largest kernel
 };

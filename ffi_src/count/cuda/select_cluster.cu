@@ -8,6 +8,7 @@
 // Bytes moved: the row is read once.
 #include <cuda_runtime.h>
 
+#include "common/cuda/cluster.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
 #include "count/cuda/select_held.cuh"
@@ -25,16 +26,6 @@ constexpr int kMostGroups = kMostClusterThreads / kBins;
 // A list has kFew elements at most, whose indices and keys fit in the memory of a table.
 template <class T>
 constexpr int kFew = sizeof(T) == 8 ? 128 : 256;
-
-// Loads a word from the address `from` in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ uint32_t load_in_cluster(const uint32_t* from, unsigned rank) {
-  uint32_t word;
-  asm volatile("{.reg.u32 address; mapa.shared::cluster.u32 address, %1, %2; ld.shared::cluster.u32 %0, [address];}"
-               : "=r"(word)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(rank)
-               : "memory");
-  return word;
-}
 
 // Adds 1 to the word at the address `to` in the shared memory of block `rank` of the cluster, and returns what it was.
 __device__ __forceinline__ uint32_t count_in_cluster(uint32_t* to, unsigned rank) {

@@ -43,6 +43,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
       if (status != cudaErrorCooperativeLaunchTooLarge) return status;
       return launch_radix(stream, plan, problem, buffers);
     }
+    case Algorithm::kDigits: return launch_digits(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
     case Algorithm::kShort:
     case Algorithm::kBlock:

@@ -1,0 +1,376 @@
+"""The plan of top-k, argmax and the gate: see test_plan.py."""
+
+import itertools
+import pathlib
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plans import BITS, CAPABILITIES, KS, LENGTHS, OUTER, SHARED_LIMIT, plan_argmax, plan_topk
+
+import jaxgpuops
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))  # last: the installed jaxgpuops comes first
+from benchmarks import topk as benchmark
+
+ALGORITHMS = {
+    "empty",
+    "argmax",
+    "rows",
+    "few",
+    "sort",
+    "compare",
+    "held",
+    "stream",
+    "grid",
+    "wave",
+    "sieve",
+    "columns",
+    "buckets",
+    "radix",
+    "digits",
+}
+ALGORITHMS |= {"short", "block", "sweep"}  # kernels of the sort family, which sort whole rows
+INNER = (1, 5, 256)
+
+
+def calls():
+    """A grid over everything that the plan depends on, except for the compute capability."""
+    for outer, length, inner, k, bits, sorted in itertools.product(OUTER, LENGTHS, INNER, KS, BITS, (True, False)):
+        if outer * length * inner < 1 << 40:
+            yield outer, length, inner, min(k, length), bits, sorted
+
+
+def rows(shape, axis):
+    return int(np.prod(shape[:axis])), shape[axis], int(np.prod(shape[axis + 1 :]))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("point", benchmark.GPU, ids=lambda point: benchmark.name_of(*point[:4]))
+def test_every_benchmark_has_a_fitting_kernel(point, capability):
+    shape, axis, dtype, k, *_ = point
+    outer, length, inner = rows(shape, axis)
+    bits = 8 * jnp.dtype(dtype).itemsize
+    plan = plan_topk(outer, length, inner, k, bits, True, capability)
+    if k == 1:
+        expected = {"argmax"}
+    elif inner > 1:
+        expected = {"columns"}
+    elif k <= 256 and outer <= 4 and length * bits >= 1 << 20:
+        expected = {"wave"}
+    elif k <= 64 and length <= 16384:
+        expected = {"rows"}
+    elif k <= 64 and length <= 131072 and capability in (90, 100):
+        expected = {"held"}
+    elif k > 256 and SHARED_LIMIT[capability] == 227:
+        expected = {"sieve"}
+    else:
+        expected = {"stream", "grid", "buckets"}
+    if (
+        k > 1 and SHARED_LIMIT[capability] < 163
+    ):  # if the best kernel does not fit, the next best one may take its place
+        expected |= {"stream", "grid", "buckets", "radix", "block", "sweep"}
+    assert plan["algorithm"] in expected
+    if length <= 4096:
+        assert plan["slices"] == 1
+    # Scratch memory that would show in a memory profile, or in the time, is a bug.
+    if plan["algorithm"] not in ("buckets", "radix", "sweep"):
+        assert outer * plan["workspace_bytes"] <= max(8 << 20, outer * length * inner * bits // 8 // 20)
+
+
+def test_every_algorithm_is_reached():
+    others = [(0, 5, 1, 2, 32, True), (3, 9000, 1, 9000, 32, True)]
+    found = {plan_topk(*call, 90)["algorithm"] for call in [*calls(), *others]}
+    assert found == ALGORITHMS
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_forms(capability):
+    for call in calls():
+        _, length, inner, _, bits, _ = call
+        plan = plan_topk(*call, capability)
+        assert set(plan) == {"algorithm", "lanes", "threads", "slices", "blocks", "workspace_bytes", "shared_bytes"}, (
+            call
+        )
+        assert plan["algorithm"] in ALGORITHMS - {"empty"}, call
+        assert 1 <= plan["lanes"] <= 1024 and 32 <= plan["threads"] <= 1024 and plan["threads"] % 32 == 0, (call, plan)
+        assert plan["slices"] >= 1, call
+        assert plan["slices"] <= length, (call, plan)
+        # Clusters need compute capability 9.0; blocks that share a row in the held, stream and digits kernels are one.
+        if plan["algorithm"] in ("held", "stream", "digits") and plan["slices"] > 1:
+            assert capability >= 90, call
+            assert plan["slices"] in (2, 4, 8, 16), (call, plan)
+        if plan["algorithm"] == "sieve":
+            assert plan["workspace_bytes"] % 16 == 0, (call, plan)  # the workspace of the next row follows it
+        # The workspace has at most two composites of value and index for each element, and some room for counters. Rows
+        # that are sorted whole have two of both, counters of 256 digits for each tile, and columns turned into rows.
+        key, composite = bits // 8, 16 if bits == 64 else 8
+        most = 2 * composite * length + length // 256
+        if plan["algorithm"] in ("block", "sweep"):
+            most = (2 * (key + 4) + 1024 * key / 3072 + (2 * key + 4) * (inner > 1)) * length
+        assert 0 <= plan["workspace_bytes"] <= (most + 65536) * inner, (call, plan)
+
+
+def test_only_clusters_are_missing_on_older_gpus():
+    """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit elements."""
+    for call in calls():
+        _, _, _, k, bits, sorted = call
+        new, old = plan_topk(*call, 90), plan_topk(*call, 80)
+        if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
+            continue
+        if new["algorithm"] in ("held", "sieve"):
+            assert old["algorithm"] in (
+                ("stream", "grid", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
+            ), call
+        elif new["algorithm"] == "compare":
+            assert not sorted and 1 < new["slices"] <= 8, call
+        elif new["algorithm"] == "argmax":
+            assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
+        elif bits == 64:
+            assert new["algorithm"] in ("stream", "grid", "buckets"), call
+            assert old["algorithm"] in ("stream", "grid", "buckets", "radix"), call
+        else:
+            assert new["algorithm"] == "stream", call  # a block has fewer threads where two share a multiprocessor
+            assert old["algorithm"] in (("grid", "buckets") if new["slices"] > 1 else ("stream",)), call
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_shared_memory_is_there(capability):
+    for call in calls():
+        plan = plan_topk(*call, capability)
+        assert 0 <= plan["shared_bytes"] <= SHARED_LIMIT[capability] * 1024 - 1024, (call, plan)  # static shared memory
+
+
+def test_nothing_to_do():
+    for outer, length, inner, k in [(0, 5, 1, 2), (3, 5, 0, 2), (3, 5, 1, 0), (3, 0, 1, 0)]:
+        plan = plan_topk(outer, length, inner, k, 32, True, 90)
+        assert plan["algorithm"] == "empty" and plan["workspace_bytes"] == 0
+
+
+def test_pure():
+    """The same call gets the same plan, whatever was planned before: a program may be compiled more than once."""
+    some = list(calls())[::7]
+    forward = [plan_topk(*call, 90) for call in some]
+    backward = [plan_topk(*call, 90) for call in reversed(some)]
+    assert forward == backward[::-1]
+
+
+def test_argmax():
+    for outer, length, inner, bits in itertools.product(OUTER, LENGTHS, INNER, BITS):
+        plan = plan_argmax(outer, length, inner, bits, 90)
+        assert plan["algorithm"] == "argmax" and plan["slices"] >= 1
+        assert 0 <= plan["workspace_bytes"] <= inner * (length * bits // 8 // 16 + 16)
+        assert plan == plan_topk(outer, length, inner, 1, bits, True, 90)  # k = 1 takes the kernels of argmax
+    assert plan_argmax(0, 5, 1, 32, 90)["algorithm"] == "empty"
+
+
+def test_argmax_keeps_the_device_busy():
+    # Blocks that have the columns of an outer index: the more there are, the fewer threads they have.
+    for outer, length, inner, bits, threads in (
+        (220, 426, 32, 64, 256),
+        (1717, 426, 32, 32, 64),
+        (6822, 426, 16, 16, 32),
+        (3321, 2000, 7, 16, 64),  # 63, since a warp would have four lanes too few
+        (600, 20_000, 2, 8, 96),
+    ):
+        assert plan_argmax(outer, length, inner, bits, 90)["threads"] == threads, (outer, length, inner, bits)
+    # Clusters that share some tens of rows need no workspace.
+    for outer, length, bits, slices in (
+        (35, 131_072, 8, 2),
+        (50, 65_536, 32, 4),
+        (66, 65_536, 8, 2),
+        (67, 65_536, 8, 1),
+    ):
+        plan = plan_argmax(outer, length, 1, bits, 90)
+        assert (plan["slices"], plan["workspace_bytes"]) == (slices, 0), (outer, length, bits)
+
+
+# Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take
+# them, by 15 to 300 %.
+FASTEST = [
+    ((43, 3042, 2), 5, "bfloat16", "stream"),
+    ((6, 6272, 5), 8, "bfloat16", "stream"),
+    ((16, 7046, 30), 3, "bfloat16", "stream"),
+    ((28, 3159, 4), 28, "float32", "stream"),
+    ((23, 2433, 36), 10, "bfloat16", "columns"),
+    ((459, 1141, 12), 39, "bfloat16", "columns"),
+    ((8, 3080, 38), 3, "float32", "columns"),
+    ((2769, 18, 22), 4, "bfloat16", "few"),
+    ((2769, 18, 22), 4, "float32", "few"),
+    ((356, 195, 7), 6, "bfloat16", "columns"),
+    ((4165, 351, 5), 51, "float32", "columns"),
+    ((12116, 459, 3), 18, "bfloat16", "sort"),
+    ((1423, 393, 4), 5, "bfloat16", "sort"),
+    ((340, 2570, 1), 7, "bfloat16", "held"),
+    ((1187, 14977, 1), 16, "bfloat16", "held"),
+    ((30, 854, 1), 24, "bfloat16", "held"),
+    ((1676, 1631, 1), 3, "bfloat16", "rows"),
+    ((338, 1984, 1), 9, "bfloat16", "rows"),
+    ((2, 4, 1), 4, "float32", "rows"),
+    ((2, 4, 1), 4, "bfloat16", "rows"),
+    ((1783, 32, 1), 32, "float32", "rows"),
+    ((34044, 17, 1), 17, "float32", "sort"),
+    ((10972, 48, 1), 48, "bfloat16", "sort"),
+    ((602, 2617, 1), 2, "float64", "stream"),
+    ((106, 3853, 1), 13, "float64", "stream"),
+    ((502, 3161, 1), 123, "float64", "sort"),
+    ((518, 378, 1), 4, "float64", "few"),
+    ((1, 512, 1), 170, "float32", "compare"),
+    ((64, 512, 1), 170, "float32", "compare"),
+    ((256, 512, 1), 170, "float32", "sort"),
+    ((8, 2048, 1), 682, "float32", "compare"),
+    ((1, 8192, 1), 1024, "float64", "compare"),
+    ((16, 512, 1), 32, "bfloat16", "compare"),
+    ((16, 512, 1), 2, "bfloat16", "rows"),
+    ((1, 2048, 1), 32, "float32", "rows"),
+    ((5, 49, 651), 32, "bfloat16", "compare"),
+    ((4, 128, 256), 2, "float32", "few"),
+    ((21_396, 11, 22), 2, "float16", "few"),
+    ((80_953, 61, 1), 2, "float64", "few"),
+    ((872, 512, 1), 8, "float64", "sort"),
+    ((52_595, 16, 1), 2, "float32", "few"),
+    ((60_000, 32, 1), 4, "float16", "rows"),
+    ((125_000, 24, 1), 4, "float32", "few"),
+    ((1071, 400, 7), 4, "float32", "few"),
+    ((125, 400, 60), 2, "float32", "columns"),
+    ((117, 16, 16), 6, "bfloat16", "compare"),
+    ((34, 131_072, 1), 6532, "float16", "buckets"),
+    ((34, 131_072, 1), 13_107, "bfloat16", "sweep"),
+    ((34, 131_072, 1), 9000, "uint8", "sweep"),
+    ((1, 1 << 20, 1), 52_428, "float16", "sweep"),
+    ((132, 4096, 1), 200, "bfloat16", "block"),
+    ((2000, 4096, 1), 200, "bfloat16", "sort"),
+    ((2000, 3000, 1), 900, "float32", "block"),
+    ((528, 4096, 1), 66, "float32", "stream"),
+    ((1056, 2048, 1), 100, "float32", "sort"),
+    ((100_000, 97, 1), 12, "float16", "sort"),
+    ((100_000, 96, 1), 10, "float16", "rows"),
+    ((132, 20_000, 1), 600, "float32", "sieve"),
+    ((600, 16_384, 1), 1000, "bfloat16", "sieve"),
+    ((60, 10_876, 1), 1059, "bfloat16", "block"),  # no sieve, since k is large
+    ((102, 14_656, 1), 315, "uint8", "block"),
+    ((102, 14_656, 1), 127, "uint8", "stream"),
+    ((600, 14_656, 1), 256, "uint8", "stream"),
+    ((600, 9000, 1), 300, "bfloat16", "buckets"),
+    ((600, 9000, 1), 1200, "bfloat16", "block"),
+    ((58, 22_091, 1), 73, "float32", "sieve"),  # one block for each row
+    ((58, 70_000, 1), 73, "float32", "stream"),
+    ((600, 32_768, 1), 66, "bfloat16", "sieve"),
+    ((600, 16_384, 1), 66, "bfloat16", "stream"),
+    ((7, 1 << 20, 1), 60, "float32", "grid"),
+    ((7, 1 << 20, 1), 100, "float32", "buckets"),
+    ((30, 11_590, 1), 790, "float32", "buckets"),
+    ((600, 11_590, 1), 790, "float32", "stream"),
+    ((600, 8192, 1), 250, "float32", "sort"),
+    ((600, 5000, 1), 250, "float32", "stream"),
+    ((100, 8192, 1), 250, "float32", "stream"),
+    ((3000, 64, 1), 33, "bfloat16", "compare"),
+    ((7000, 64, 1), 33, "bfloat16", "sort"),
+    ((90, 128, 17), 62, "int32", "compare"),
+    ((3, 88_939, 4), 8432, "bfloat16", "sweep"),
+    ((3, 88_939, 4), 2432, "bfloat16", "buckets"),
+    ((50, 568_943, 1), 70_994, "int32", "buckets"),
+    ((50, 568_943, 1), 170_994, "int32", "sweep"),
+    ((3, 1284, 1), 25, "int16", "rows"),
+    ((13, 846, 1), 15, "bfloat16", "held"),
+    ((1, 16_384, 64), 20, "float32", "stream"),
+    ((2, 16_384, 64), 20, "float32", "buckets"),
+    ((1, 131_072, 2), 4, "float32", "stream"),
+    ((40, 32_768, 4), 20, "int64", "stream"),
+    ((1, 78_375, 9), 192, "float64", "buckets"),
+    ((1, 65_536, 8), 9, "float64", "stream"),
+    ((200, 1100, 1), 8, "float64", "stream"),
+    ((600, 1100, 1), 8, "float64", "sort"),
+]
+
+
+@pytest.mark.parametrize("sorted", [True, False])
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(
+    "rows,k", [((1, 1 << 19, 16), 5), ((1, 453_507, 7), 9), ((3, 1 << 20, 3), 2), ((1, 65536, 128), 60)]
+)
+def test_long_columns_are_read_together(rows, k, bits, sorted):
+    assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"
+    assert plan_topk(rows[0], rows[1], 129, k, bits, sorted, 90)["algorithm"] != "buckets"
+    assert plan_topk(rows[0], 8192, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
+
+
+@pytest.mark.parametrize(
+    "rows,length,k,bits,sorted,warp",
+    [
+        *[(4000, 700, 100, 32, True, True), (4000, 700, 300, 32, True, False), (4000, 700, 300, 32, False, True)],
+        *[(4000, 700, 100, 64, True, True), (4000, 700, 100, 64, False, False), (4000, 700, 100, 8, True, False)],
+        *[(4000, 700, 100, 16, True, True), (400, 700, 100, 16, True, False), (4000, 1025, 100, 32, True, False)],
+    ],
+)
+def test_a_warp_selects_from_rows_that_fit(rows, length, k, bits, sorted, warp):
+    plan = plan_topk(rows, length, 1, k, bits, sorted, 90)
+    assert plan["algorithm"] == "sort"
+    assert (plan["threads"] == 256 and plan["blocks"] == rows // 8) == warp
+
+
+def test_bytes_of_many_rows_are_counted():
+    """Buckets of candidates would be few and large."""
+    assert plan_topk(915, 48_229, 1, 12_845, 8, False, 90)["algorithm"] == "radix"
+    assert plan_topk(215, 48_229, 1, 12_845, 8, False, 90)["algorithm"] == "buckets"
+
+
+@pytest.mark.parametrize("rows,k,dtype,algorithm", FASTEST)
+def test_the_fastest_of_the_kernels(rows, k, dtype, algorithm):
+    assert plan_topk(*rows, k, 8 * jnp.dtype(dtype).itemsize, True, 90)["algorithm"] == algorithm
+
+
+def test_topk_softmax():
+    def plan_of(rows, k, groups=1, biased=False, sums_rows=False):
+        return jaxgpuops._native.modules["cpu"].plan_topk_softmax(*rows, k, groups, biased, sums_rows)
+
+    for length in (1, 8, 64, 65, 128, 129, 256, 257, 512, 513, 1024):
+        for k in {min(k, length) for k in (1, 8, 16, 17, 32, 33, 64)}:
+            many, few = (10**6, length, 1), (1, length, 3)
+            plan = plan_of(many, k)
+            assert plan["algorithm"] == "rows" and plan["workspace_bytes"] == 0
+            assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
+            # Rows have the same bits in every batch. Where these depend on the lanes of a row, the plan does not depend on
+            # the number of rows.
+            assert plan == plan_of(many, k, biased=True) == plan_of(few, k, sums_rows=True)
+            for biased in (False, True):
+                fits = length <= 256 and k <= 16
+                faster = biased or 64 < length <= 128 or length <= 64 and k > 8
+                plan = plan_of(few, k, biased=biased)
+                assert plan["algorithm"] == ("few" if fits and faster else "rows")
+                assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
+            for groups in (2, 8, 64):
+                plan = plan_of(many, k, groups)
+                assert plan["elements"] == 32 and 32 * plan["lanes"] >= length and 2 * plan["lanes"] >= k
+    # A lane has no logits of two groups.
+    for length, groups, algorithm in [(128, 8, "few"), (128, 64, "rows"), (160, 5, "few"), (160, 8, "rows")]:
+        assert plan_of((32, length, 1), 6, groups)["algorithm"] == algorithm
+    for rows, k in [((0, 5, 1), 2), ((3, 5, 0), 2), ((3, 5, 1), 0)]:
+        assert plan_of(rows, k)["algorithm"] == "empty"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_topk_plans_can_be_launched(capability):
+    """Random problems, whole and in parts: shared memory, grids, clusters and workspaces are within limits."""
+    rng = np.random.default_rng(capability)
+    for _ in range(3000):
+        outer, length, inner = np.exp2(rng.uniform(0, 37) * rng.dirichlet((1, 1, 1))).astype(int).tolist()
+        length = min(max(2, length if rng.integers(2) else 1 << length.bit_length() - 1), (1 << 31) - 1)
+        inner = inner if rng.integers(2) else 1
+        k = int(length ** rng.uniform(0, 1)) if rng.integers(3) else max(1, length - length // int(rng.integers(2, 9)))
+        bits, sorted, part = int(rng.choice(BITS)), bool(rng.integers(2)), int(rng.integers(1, outer + 1))
+        if outer * inner * (length * bits // 8 + k * (bits // 8 + 4)) > 1 << 38:  # no device has as much memory
+            continue
+        whole = plan_topk(outer, length, inner, k, bits, sorted, capability)
+        some = plan_topk(part, length, inner, k, bits, sorted, capability, whole["workspace_bytes"])
+        for plan in (whole, some):
+            call = (outer, length, inner, k, bits, sorted, part)
+            assert 0 <= plan["shared_bytes"] <= SHARED_LIMIT[capability] * 1024 - 1024, (call, plan)
+            assert plan["algorithm"] == "argmax" or 0 < plan["blocks"] < 1 << 31, (call, plan)
+            assert 32 <= plan["threads"] <= 1024, (call, plan)
+            if plan["algorithm"] in ("held", "stream"):  # blocks that share a row are a cluster
+                assert plan["slices"] <= (8 if capability in (90, 100) else 1), (call, plan)
+            if plan["algorithm"] == "digits":
+                assert plan["slices"] <= 16 and capability in (90, 100), (call, plan)
+            assert 0 <= plan["workspace_bytes"] <= whole["workspace_bytes"], (call, plan)
