@@ -385,6 +385,24 @@ def test_columns():
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
 
+def test_clusters_of_flat_columns():
+    """Up to eight blocks that share a flat row are a cluster if there are few of them; else they leave their statistics
+    for another kernel. A row has the same parts either way, and any batch has the same workspace."""
+    for op, dtype, length, inner in (
+        ("softmax", "bfloat16", 8192, 12),
+        ("log_softmax_jvp", "float32", 2500, 13),
+        ("logsumexp", "float32", 2048, 13),
+    ):
+        plans = {
+            (outer, capability): plan_softmax(op, outer, length, inner, dtype, 1.0, False, False, False, capability)
+            for outer, capability in itertools.product((1, 40, 132, 2000), (80, 90))
+        }
+        for plan in plans.values():
+            assert plan["algorithm"] == "columns_flat" and 3 <= plan["blocks"] <= 8, (op, plan)
+            assert plan["blocks"] == plans[1, 90]["blocks"], (op, plan)
+            assert plan["workspace_bytes"] == plans[1, 90]["workspace_bytes"] > 0, (op, plan)
+
+
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_narrow_columns(dtype):
     """Few columns side by side, along a long enough axis, are read as flat rows, however large the batch is."""

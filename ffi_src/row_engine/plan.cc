@@ -25,7 +25,14 @@ constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blo
 // there are two arrays), since lanes of column kernels have parts of the axis, and would read pieces of 16 bytes.
 // Columns that are 32 bytes side by side are read as flat rows if an outer index has more than kNarrowBytes.
 constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
-constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
+// The blocks that share a flat row are a cluster, and there is only one kernel, if they are at most kFlatCluster, have
+// at most kFlatClusterColumns columns, and a multiprocessor has at most kFlatClusterBlocks blocks in all (without
+// results: kFlatClusterStatistics). (Clusters of 16, blocks of 512 threads, and smaller parts took up to twice as
+// long.)
+constexpr int64_t kFlatCluster = 8, kFlatClusterColumns = 32, kFlatClusterBlocks = 6, kFlatClusterStatistics = 3;
+constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that they fit into a cluster
+constexpr int64_t kLongFlat = 2;       // flat rows are long if the least parts would be so many times the most
+constexpr int64_t kLateColumns = 2;    // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
 constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
@@ -428,7 +435,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 }
 
 // A block takes a flat row, or several blocks share it if their parts are not too short.
-void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   plan.algorithm = RowAlgorithm::kColumnsFlat;
   const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
   plan.period = static_cast<int>(rows.inner / shared);
@@ -439,13 +446,22 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
     plan.deep = static_cast<int>(std::max<int64_t>(1, threads / plan.across));
     plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
   };
-  set_threads(kFlatThreads);
-  // Positions of a block at a time.
-  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
+  int64_t batch, least;  // positions of a block at a time, and the least of a part
   // With results, parts must be longer to be worth it: blocks that share flat rows read them from memory twice, while a
   // block that has a whole one finds it in the cache the second time.
-  const int64_t least = plan.traits.output ? 2 * batch : batch;
-  const int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
+  const auto set_parts = [&](int64_t threads) {
+    set_threads(threads);
+    batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
+    least = plan.traits.output ? 2 * batch : batch;
+  };
+  set_parts(kFlatThreads);
+  const int64_t most_parts = kMostFlatParts / plan.slices;
+  // There are no more parts of the longest rows, so their blocks have more threads.
+  if (plan.slices == 1 && plan.traits.fast && rows.length >= kLongFlat * most_parts * least)
+    set_parts(2 * kFlatThreads);
+  int64_t parts = std::min<int64_t>(most_parts, rows.length / least);
+  const bool few = plan.slices == 1 && rows.inner <= kFlatClusterColumns;  // columns
+  if (few && parts > kFlatCluster && parts <= kFewFlatParts) parts = kFlatCluster;
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
   if (whole && parts < kFlatParts) {
     set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
@@ -455,6 +471,11 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.part_length = ceil_div(ceil_div(rows.length, std::max<int64_t>(1, parts)), plan.turns) * plan.turns;
   plan.blocks = ceil_div(rows.length, plan.part_length);
   plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
+  plan_split(plan, rows);  // for clusters, too, since a batch of another size may need the workspace
+  if (few && plan.blocks > 1 && plan.blocks <= std::min<int64_t>(kFlatCluster, gpu.max_cluster) && !tuning.split &&
+      rows.outer * plan.blocks <=
+          (plan.traits.output ? kFlatClusterBlocks : kFlatClusterStatistics) * gpu.multiprocessors)
+    return;
   plan.split = true;
   // The bits of results do not depend on the length of these parts, so there are blocks for all multiprocessors, if
   // there are enough positions.
@@ -462,7 +483,6 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.result_length = batch * std::max<int64_t>(1, ceil_div(rows.length, most * batch));
   if (plan.slices == 1) plan.ahead = kFlatAhead;
   plan.late = plan.traits.output && plan.units <= kMaxFlatSpans && rows.inner <= kLateColumns * plan.block_warps;
-  plan_split(plan, rows);
 }
 
 // Persistent blocks, if there are enough tiles for them. A tile is what one block of kColumns holds in registers.
@@ -482,11 +502,11 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
-  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu);
+  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu, tuning);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
-    if (!traits.label) return plan_flat(plan, rows, gpu);
+    if (!traits.label) return plan_flat(plan, rows, gpu, tuning);
   }
   // Lanes that the columns of an outer index keep busy.
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;
@@ -517,7 +537,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   }
   if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more blocks than the largest cluster of any GPU has
     plan.blocks = 1;
-    return plan_flat(plan, rows, gpu);
+    return plan_flat(plan, rows, gpu, tuning);
   }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
@@ -557,7 +577,7 @@ RowPlan held_in_registers(RowPlan plan) {
 }
 
 RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
-  if (plan.algorithm == RowAlgorithm::kColumnsFlat && !plan.split && plan.slices == 1 &&
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split && plan.slices == 1 &&
       rows.length * rows.inner <= kSmallFlat && rows.outer <= (plan.traits.output ? 2 : 1) * kSmallFlatRows) {
     RowPlan small = plan;
     small.algorithm = RowAlgorithm::kSmall;
