@@ -401,6 +401,9 @@ def test_clusters_of_flat_columns():
             assert plan["algorithm"] == "columns_flat" and 3 <= plan["blocks"] <= 8, (op, plan)
             assert plan["blocks"] == plans[1, 90]["blocks"], (op, plan)
             assert plan["workspace_bytes"] == plans[1, 90]["workspace_bytes"] > 0, (op, plan)
+    # The least parts would be 13, which are too many for a cluster, and are made longer.
+    assert plan_reduce("sum", 1, 4096, 13, "float32", False, 90)["blocks"] == 8
+    assert plan_reduce("sum", 1, 6000, 13, "float32", False, 90)["blocks"] > 16
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))

@@ -338,6 +338,7 @@ def test_gradients_make_the_result_again(cuda_build):
         for shape in ((1, 1 << 16, 2), (5000, 1 << 14, 8)):
             assert from_x(functools.partial(fn, axis=1), shaped(*shape))
             assert not from_x(functools.partial(fn, axis=1), shaped(shape[0], shape[1] - 1, shape[2]))
+            assert not from_x(functools.partial(fn, axis=1), shaped(*shape, dtype="float16"))
         for n in (100, 1 << 20):
             with jax.enable_x64(True):
                 assert not from_x(fn, shaped(7, n, dtype="float64"))

@@ -19,7 +19,8 @@ constexpr int64_t kHeldWarps = 4;         // the least warps per multiprocessor 
 constexpr int64_t kFlatThreads = 256;     // threads of a block, where several blocks share a flat row
 constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with fewer, more kernels are not worth it
 constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
-constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
+constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches, in arrays of at most kMostAhead bytes
+constexpr int64_t kMostAhead = 8 << 20;   // (Larger arrays took up to a tenth longer with it.)
 constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
 // Columns that are 16 bytes side by side are read as flat rows if they have at least kNarrow positions (kNarrowPair: if
 // there are two arrays), since lanes of column kernels have parts of the axis, and would read pieces of 16 bytes.
@@ -31,7 +32,6 @@ constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 // long.)
 constexpr int64_t kFlatCluster = 8, kFlatClusterColumns = 32, kFlatClusterBlocks = 6, kFlatClusterStatistics = 3;
 constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that they fit into a cluster
-constexpr int64_t kLongFlat = 2;       // flat rows are long if the least parts would be so many times the most
 constexpr int64_t kLateColumns = 2;    // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
@@ -446,20 +446,13 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
     plan.deep = static_cast<int>(std::max<int64_t>(1, threads / plan.across));
     plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.across} * plan.deep, 32));
   };
-  int64_t batch, least;  // positions of a block at a time, and the least of a part
+  set_threads(kFlatThreads);
+  // Positions of a block at a time.
+  const int64_t batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
   // With results, parts must be longer to be worth it: blocks that share flat rows read them from memory twice, while a
   // block that has a whole one finds it in the cache the second time.
-  const auto set_parts = [&](int64_t threads) {
-    set_threads(threads);
-    batch = int64_t{flat_vectors(plan.traits.operands)} * plan.deep * plan.turns;
-    least = plan.traits.output ? 2 * batch : batch;
-  };
-  set_parts(kFlatThreads);
-  const int64_t most_parts = kMostFlatParts / plan.slices;
-  // There are no more parts of the longest rows, so their blocks have more threads.
-  if (plan.slices == 1 && plan.traits.fast && rows.length >= kLongFlat * most_parts * least)
-    set_parts(2 * kFlatThreads);
-  int64_t parts = std::min<int64_t>(most_parts, rows.length / least);
+  const int64_t least = plan.traits.output ? 2 * batch : batch;
+  int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
   const bool few = plan.slices == 1 && rows.inner <= kFlatClusterColumns;  // columns
   if (few && parts > kFlatCluster && parts <= kFewFlatParts) parts = kFlatCluster;
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
@@ -481,7 +474,7 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // there are enough positions.
   const int64_t most = std::max<int64_t>(1, kFlatResults * gpu.multiprocessors / (rows.outer * plan.slices));
   plan.result_length = batch * std::max<int64_t>(1, ceil_div(rows.length, most * batch));
-  if (plan.slices == 1) plan.ahead = kFlatAhead;
+  if (plan.slices == 1 && rows.elements() * plan.traits.item_bytes <= kMostAhead) plan.ahead = kFlatAhead;
   plan.late = plan.traits.output && plan.units <= kMaxFlatSpans && rows.inner <= kLateColumns * plan.block_warps;
 }
 

@@ -148,7 +148,9 @@ bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
   if (!derivative || problem.general || problem.factor != 1 || problem.dtype == DType::kFloat64) return false;
   const int64_t inner = problem.rows.inner;
-  if (inner != 1) return inner <= kGradientColumns && row_bytes(problem) * inner >= kLeastFlatGradient;
+  if (inner != 1)
+    return problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
+           row_bytes(problem) * inner >= kLeastFlatGradient;
   const int64_t bytes = row_bytes(problem);
   return bytes <= kMostWideBytes || bytes > kMostClusterBytes;
 }

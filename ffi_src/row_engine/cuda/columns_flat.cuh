@@ -32,7 +32,7 @@ struct FlatParameters {
   int period, turns;
   int across, deep;  // a block takes `across` packs of each of `deep` periods at a time
   int slices;        // blocks that share a period
-  int64_t ahead;     // how far ahead of what it reads a block prefetches, in bytes of its part; 0: it does not
+  int64_t ahead;     // bytes of its part that a block prefetches while it waits for its first loads
   bool late;         // flat_results_kernel: each block merges statistics of parts for itself
 };
 
@@ -234,18 +234,13 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
       from[o] = static_cast<const Bits*>(p.operands[o]) + place.outer * p.length * p.inner + at;
-    // One thread prefetches what the block reads next: at first `ahead` bytes, then as much as the block has read.
-    const bool prefetches = f.ahead > 0 && threadIdx.x == 0;
-    const auto prefetch = [&](int64_t skipped, int64_t bytes) {
+    if (f.ahead > 0 && threadIdx.x == 0) {
 #pragma unroll
-      for (int o = 0; o < P::kOperands; ++o)
-        prefetch_part(from[o] + kCount * apart + skipped, from[o] + whole * apart + loose, bytes);
-    };
-    if (prefetches) prefetch(0, f.ahead);
+      for (int o = 0; o < P::kOperands; ++o) prefetch_part(from[o] + kCount * apart, from[o] - at + place.end, f.ahead);
+    }
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll 1
       for (; whole > 0 || (whole == 0 && loose > 0); whole -= kCount) {
-        if (prefetches) prefetch(f.ahead / sizeof(Bits), kCount * apart * sizeof(Bits));
         Lane lane;
 #pragma unroll
         for (int o = 0; o < P::kOperands; ++o) {
