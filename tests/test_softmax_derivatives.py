@@ -335,7 +335,7 @@ def test_gradients_make_the_result_again(cuda_build):
             assert not from_x(fn, shaped(10_000, 2048 // size + 1, dtype=dtype))  # too large to be kept
         assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
         assert from_x(fn, shaped(1 << 12, 1 << 19))  # long rows have the same bits in any batch
-        for shape in ((1, 1 << 16, 2), (5000, 1 << 14, 8)):
+        for shape in ((1, 1 << 14, 2), (5000, 1 << 12, 8)):
             assert from_x(functools.partial(fn, axis=1), shaped(*shape))
             assert not from_x(functools.partial(fn, axis=1), shaped(shape[0], shape[1] - 1, shape[2]))
             assert not from_x(functools.partial(fn, axis=1), shaped(*shape, dtype="float16"))

@@ -17,7 +17,7 @@ constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors
 // Gradients of rows that no cluster holds, and of columns in flat rows of at least kLeastFlatGradient bytes. A row has
 // at most kMostUnits units. A block that writes results takes as many units as leave kResultBlocks blocks per
 // multiprocessor, from one to kMostMerged.
-constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 512 << 10;
+constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 128 << 10;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
 // multiprocessor.
 constexpr int64_t kFewWarps = 16;

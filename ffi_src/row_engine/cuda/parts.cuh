@@ -81,6 +81,7 @@ struct Held {
   Unit raw[P::kOperands][kCount];
   Acc z[P::kDecoded ? kCount : 1][P::kDecoded ? kWidth : 1];
   uint32_t masks[P::kMasked ? (kElements + 31) / 32 : 1];
+  bool second = true;  // whether there are elements in the second half of the units
 
   __device__ Bits bits(int operand, int j, int i) const {
     if constexpr (kPacks) {
@@ -242,6 +243,7 @@ struct Held {
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
+      if (j > 0 && j == kCount / 2 && !second) break;
       // Sums begin with -0 where they may: x + -0 is x for every x, so the compiler drops the first addition.
       Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);
 #pragma unroll
