@@ -57,6 +57,7 @@ REGIMES = {
     "columns, streamed": ((3, 500, 6144), 1),
     "split flat columns": ((16, 8093, 130), 1),
     "slices of flat columns": ((3, 1101, 2051), 1),
+    "flat columns of a cluster": ((5, 9001, 3), 1),
     "long split flat columns": ((1, 200_003, 7), 1),
     "split vectors of columns": ((1, 40_000, 64), 1),
 }

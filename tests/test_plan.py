@@ -55,6 +55,27 @@ def test_columns():
         assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
 
 
+def test_clusters_of_flat_columns():
+    """Up to eight blocks that share a flat row are a cluster if there are few of them; else they leave their statistics
+    for another kernel. A row has the same parts either way, and any batch has the same workspace."""
+    for op, dtype, length, inner in (
+        ("softmax", "bfloat16", 8192, 12),
+        ("log_softmax_jvp", "float32", 2500, 13),
+        ("logsumexp", "float32", 2048, 13),
+    ):
+        plans = {
+            (outer, capability): plan_softmax(op, outer, length, inner, dtype, 1.0, False, False, False, capability)
+            for outer, capability in itertools.product((1, 40, 132, 2000), (80, 90))
+        }
+        for plan in plans.values():
+            assert plan["algorithm"] == "columns_flat" and 3 <= plan["blocks"] <= 8, (op, plan)
+            assert plan["blocks"] == plans[1, 90]["blocks"], (op, plan)
+            assert plan["workspace_bytes"] == plans[1, 90]["workspace_bytes"] > 0, (op, plan)
+    # The least parts would be 13, which are too many for a cluster, and are made longer.
+    assert plan_reduce("sum", 1, 4096, 13, "float32", False, 90)["blocks"] == 8
+    assert plan_reduce("sum", 1, 6000, 13, "float32", False, 90)["blocks"] > 16
+
+
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
 def test_narrow_columns(dtype):
     """Few columns side by side, along a long enough axis, are read as flat rows, however large the batch is."""
@@ -115,7 +136,11 @@ def test_columns_of_short_axes(dtype):
             plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
             assert (plan["algorithm"] == "columns_walk") == (length in walked), (op, length, inner, plan)
     for op, walked, flat in (
-        ("sum", [(128, 3), (500, 19), (1000, 123)], [(129, 3), (513, 19), (1025, 123)]),
+        (
+            "sum",
+            [(128, 3), (256, 19), (500, 33 if half else 19), (1000, 123)],
+            [(129, 3), (513, 19), (1025, 123), *([(257, 31)] if half else [])],
+        ),
         *(
             [
                 ("softmax", [(64, 3), (500, 65), (1000, 257)], [(65, 7), (500, 63), (1000, 123)]),

@@ -311,8 +311,8 @@ def test_forward_mode_is_refused_with_a_reason():
 
 
 def test_gradients_make_the_result_again(cuda_build):
-    """On a GPU small gradients, and those of rows that no cluster holds, are made from x, so that XLA drops the forward
-    kernel if nothing else needs its result."""
+    """On a GPU small gradients, and those of rows that no cluster holds and of few long columns, are made from x, so that
+    XLA drops the forward kernel if nothing else needs its result."""
     shaped = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
 
     def from_x(fn, x):
@@ -335,10 +335,14 @@ def test_gradients_make_the_result_again(cuda_build):
             assert not from_x(fn, shaped(10_000, 2048 // size + 1, dtype=dtype))  # too large to be kept
         assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
         assert from_x(fn, shaped(1 << 12, 1 << 19))  # long rows have the same bits in any batch
+        for shape in ((1, 1 << 14, 2), (5000, 1 << 12, 8)):
+            assert from_x(functools.partial(fn, axis=1), shaped(*shape))
+            assert not from_x(functools.partial(fn, axis=1), shaped(shape[0], shape[1] - 1, shape[2]))
+            assert not from_x(functools.partial(fn, axis=1), shaped(*shape, dtype="float16"))
         for n in (100, 1 << 20):
             with jax.enable_x64(True):
                 assert not from_x(fn, shaped(7, n, dtype="float64"))
-            assert not from_x(functools.partial(fn, axis=0), shaped(n, 7))
+            assert not from_x(functools.partial(fn, axis=0), shaped(n, 9))
             for options in ({"scale": 2.0}, {"bias": jnp.zeros(n)}, {"where": jnp.ones(n, bool)}, {"causal": True}):
                 assert not from_x(functools.partial(fn, **options), shaped(7, n))
             assert not from_x(getattr(jaxgpuops.lax, name), shaped(7, n))

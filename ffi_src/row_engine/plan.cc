@@ -14,18 +14,26 @@ namespace {
 // columns, are read as flat rows.
 constexpr int64_t kWalkedAlone = kHeldWalk, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
-constexpr int64_t kStripWarps = 8;        // the least warps per multiprocessor for which strips are walked
-constexpr int64_t kHeldWarps = 4;         // the least warps per multiprocessor for walks that hold packs in registers
-constexpr int64_t kFlatThreads = 256;     // threads of a block, where several blocks share a flat row
-constexpr int64_t kFlatParts = 3;         // the least parts of a flat row; with fewer, more kernels are not worth it
-constexpr int64_t kFlatResults = 4;       // blocks per multiprocessor, at most, in the kernel that writes results
-constexpr int64_t kFlatAhead = 64 << 10;  // bytes that a block prefetches
-constexpr int64_t kFlatVectors = 4;       // vectors in a lane where several blocks share a short flat row
+constexpr int64_t kStripWarps = 8;     // the least warps per multiprocessor for which strips are walked
+constexpr int64_t kHeldWarps = 4;      // the least warps per multiprocessor for walks that hold packs in registers
+constexpr int64_t kFlatThreads = 256;  // threads of a block, where several blocks share a flat row
+constexpr int64_t kFlatParts = 3;      // the least parts of a flat row; with fewer, more kernels are not worth it
+constexpr int64_t kFlatResults = 4;    // blocks per multiprocessor, at most, in the kernel that writes results
+// A block prefetches kFlatAhead bytes of its part, if that is small, or the array is. (Else it took up to a tenth
+// longer.)
+constexpr int64_t kFlatAhead = 64 << 10, kMostAhead = 4 << 20, kMostAheadOfPart = 24 << 10;
+constexpr int64_t kFlatVectors = 4;  // vectors in a lane where several blocks share a short flat row
 // Columns that are 16 bytes side by side are read as flat rows if they have at least kNarrow positions (kNarrowPair: if
 // there are two arrays), since lanes of column kernels have parts of the axis, and would read pieces of 16 bytes.
 // Columns that are 32 bytes side by side are read as flat rows if an outer index has more than kNarrowBytes.
 constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
-constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
+// The blocks that share a flat row are a cluster, and there is only one kernel, if they are at most kFlatCluster and
+// have at most kFlatClusterColumns columns. Without results, a multiprocessor has at most kFlatClusterBlocks blocks in
+// all; with results of float64, kFlatClusterWide. (Clusters of 16, blocks of 512 threads, and smaller parts took up to
+// twice as long.)
+constexpr int64_t kFlatCluster = 8, kFlatClusterColumns = 32, kFlatClusterBlocks = 3, kFlatClusterWide = 6;
+constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that they fit into a cluster
+constexpr int64_t kLateColumns = 2;    // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
 constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
@@ -54,6 +62,9 @@ constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up t
 constexpr int64_t kFullResident = 60;    // or so many if all of them have one
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
+// The most spans of aligned rows, and of others, and the most rows per multiprocessor, whose statistics are made by
+// large clusters instead of persistent blocks.
+constexpr int kMaxHeldSpans = kMaxCluster * kPreferredWarps, kMaxShiftedSpans = 40, kMaxHeldRows = 15;
 constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
 
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Distances from 1 to 5 MiB were
@@ -256,7 +267,7 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   }
   if (traits.swept) return plan_sweep(plan, rows, gpu);
   const int64_t most = gpu.max_cluster;
-  const bool stream = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
+  const bool streamable = is_streamable(plan, gpu) && rows.outer * kMaxCluster > gpu.multiprocessors && !tuned;
   // If rows are few, clusters of small blocks are best: a multiprocessor has several blocks, and one loads while
   // another computes. If rows are many, each has a block that holds it. Persistent blocks (kRowsStream) are better than
   // that for gradients of rows with labels, for rows that are not aligned, and for rows of two arrays or without
@@ -267,6 +278,14 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   const bool few = rows.outer <= (two && longest ? 1 : 8) * gpu.multiprocessors;
   const bool many = plan.spans > kPreferredWarps * traits.operands && traits.fast && aligned &&
                     (!traits.label || traits.lean) && !longest;
+  // Persistent blocks are slower where each has a few rows, since some have one more than others. So statistics of up
+  // to kMaxHeldRows rows per multiprocessor are made by clusters that hold them, if these are not too large. (Most took
+  // 5 to 30 % less time; sums of 16 bits of rows that are not aligned did not.)
+  const bool held = !few && rows.outer <= kMaxHeldRows * gpu.multiprocessors && !traits.output && !traits.label &&
+                    !two &&
+                    (aligned ? plan.spans <= kMaxHeldSpans
+                             : plan.spans <= kMaxShiftedSpans && (traits.item_bytes == 4 || traits.stat_bytes == 8));
+  const bool stream = streamable && !held;
   const bool small = few ? aligned || !two || !stream : many;
   const auto hold = [&] {
     plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
@@ -353,9 +372,12 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 // Whether a walking kernel takes the columns; otherwise they are read as flat rows. If there are results, long axes are
 // walked twice, which is slow.
 bool walks(const RowTraits& traits, const Rows& rows) {
-  if (!traits.output)
-    return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= 16) ||
+  if (!traits.output) {
+    // Lanes that walk read pieces of 64 bytes of 16-bit columns.
+    const int64_t least = traits.item_bytes == 2 && rows.length > kWalkPositions * kSmallWarps ? 32 : 16;
+    return rows.length <= 128 || (rows.length <= kMostWalked / 2 && rows.inner >= least) ||
            (rows.length <= kMostWalked && (rows.inner >= 120 || traits.label));
+  }
   const bool full = traits.fast && traits.item_bytes == 4;  // float32
   const int64_t longest = full && traits.operands == 1 && !traits.label ? kMostWalked / 2 : kMostWalked;
   return rows.length <= (traits.operands == 1 ? 4
@@ -428,7 +450,7 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 }
 
 // A block takes a flat row, or several blocks share it if their parts are not too short.
-void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   plan.algorithm = RowAlgorithm::kColumnsFlat;
   const int64_t width = 16 / plan.traits.item_bytes, shared = std::gcd(rows.inner, width);
   plan.period = static_cast<int>(rows.inner / shared);
@@ -445,7 +467,9 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   // With results, parts must be longer to be worth it: blocks that share flat rows read them from memory twice, while a
   // block that has a whole one finds it in the cache the second time.
   const int64_t least = plan.traits.output ? 2 * batch : batch;
-  const int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
+  int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
+  const bool few = plan.slices == 1 && rows.inner <= kFlatClusterColumns;  // columns
+  if (few && parts > kFlatCluster && parts <= kFewFlatParts) parts = kFlatCluster;
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
   if (whole && parts < kFlatParts) {
     set_threads(std::clamp<int64_t>(ceil_div(rows.length * rows.inner, width * kFlatVectors), 32, 32 * kFlatWarps));
@@ -455,14 +479,20 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   plan.part_length = ceil_div(ceil_div(rows.length, std::max<int64_t>(1, parts)), plan.turns) * plan.turns;
   plan.blocks = ceil_div(rows.length, plan.part_length);
   plan.units = plan.blocks * (plan.slices > 1 ? plan.turns : 1);
+  plan_split(plan, rows);  // for clusters, too, since a batch of another size may need the workspace
+  if (few && plan.blocks > 1 && plan.blocks <= std::min<int64_t>(kFlatCluster, gpu.max_cluster) && !tuning.split &&
+      ((plan.traits.output && plan.traits.fast) ||
+       rows.outer * plan.blocks <= (plan.traits.output ? kFlatClusterWide : kFlatClusterBlocks) * gpu.multiprocessors))
+    return;
   plan.split = true;
   // The bits of results do not depend on the length of these parts, so there are blocks for all multiprocessors, if
   // there are enough positions.
   const int64_t most = std::max<int64_t>(1, kFlatResults * gpu.multiprocessors / (rows.outer * plan.slices));
   plan.result_length = batch * std::max<int64_t>(1, ceil_div(rows.length, most * batch));
-  if (plan.slices == 1) plan.ahead = kFlatAhead;
+  const bool small = rows.elements() * plan.traits.item_bytes <= kMostAhead ||
+                     plan.part_length * rows.inner * plan.traits.item_bytes <= kMostAheadOfPart;
+  if (plan.slices == 1 && small) plan.ahead = kFlatAhead;
   plan.late = plan.traits.output && plan.units <= kMaxFlatSpans && rows.inner <= kLateColumns * plan.block_warps;
-  plan_split(plan, rows);
 }
 
 // Persistent blocks, if there are enough tiles for them. A tile is what one block of kColumns holds in registers.
@@ -482,11 +512,11 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
-  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu);
+  if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu, tuning);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
-    if (!traits.label) return plan_flat(plan, rows, gpu);
+    if (!traits.label) return plan_flat(plan, rows, gpu, tuning);
   }
   // Lanes that the columns of an outer index keep busy.
   const int64_t across = plan.vector ? rows.inner * traits.item_bytes / 16 : rows.inner;
@@ -517,7 +547,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   }
   if (plan.vector && plan.blocks > kMaxColumnWarps) {  // more blocks than the largest cluster of any GPU has
     plan.blocks = 1;
-    return plan_flat(plan, rows, gpu);
+    return plan_flat(plan, rows, gpu, tuning);
   }
   plan.algorithm = RowAlgorithm::kColumnsSplit;
   plan.units = plan.blocks;
@@ -557,7 +587,7 @@ RowPlan held_in_registers(RowPlan plan) {
 }
 
 RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
-  if (plan.algorithm == RowAlgorithm::kColumnsFlat && !plan.split && plan.slices == 1 &&
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split && plan.slices == 1 &&
       rows.length * rows.inner <= kSmallFlat && rows.outer <= (plan.traits.output ? 2 : 1) * kSmallFlatRows) {
     RowPlan small = plan;
     small.algorithm = RowAlgorithm::kSmall;

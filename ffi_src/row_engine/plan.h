@@ -126,7 +126,7 @@ struct RowPlan {
   // kColumnsFlat: a period is the smallest number of vectors that holds a whole number of positions; that number of
   // positions is `turns`. A block takes `across` vectors of each of `deep` periods at a time.
   int period = 1, turns = 1, across = 1, deep = 1, slices = 1;
-  int64_t part_length = 0;    // positions of a block
+  int64_t part_length = 0;    // positions of a block, also of one of a cluster
   int64_t result_length = 0;  // split: positions of a block of the kernel that writes results
   bool flat = false;          // kSmall: in the order of kColumnsFlat
   bool split = false;         // statistics of parts go through the workspace

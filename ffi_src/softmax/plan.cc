@@ -14,9 +14,10 @@ namespace {
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
-// Gradients of rows that no cluster holds. A row has at most kMostUnits units. A block that writes results takes as
-// many units as leave kResultBlocks blocks per multiprocessor, from one to kMostMerged.
-constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4;
+// Gradients of rows that no cluster holds, and of columns in flat rows of at least kLeastFlatGradient bytes. A row has
+// at most kMostUnits units. A block that writes results takes as many units as leave kResultBlocks blocks per
+// multiprocessor, from one to kMostMerged.
+constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 128 << 10;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
 // multiprocessor.
 constexpr int64_t kFewWarps = 16;
@@ -116,20 +117,21 @@ int64_t most_of_small(const RowPlan& plan, const Rows& rows) {
   return plan.algorithm == RowAlgorithm::kColumns ? kSmallLongVectors : kSmallElements;
 }
 
-// The division into units depends on the length and the dtype alone, since sums do.
+// The division into units depends on the length, inner and the dtype alone, since sums do.
 RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
   plan.traits = traits_of(problem);
   plan.traits.stat_bytes = 5 * 4;
   if (problem.rows.outer == 0) return plan;
-  plan.algorithm = RowAlgorithm::kRowsSplit;
+  const int64_t inner = problem.rows.inner, length = problem.rows.length * inner;
+  plan.algorithm = inner == 1 ? RowAlgorithm::kRowsSplit : RowAlgorithm::kColumnsFlat;
   plan.block_warps = kPartWarps;
-  const int64_t turn = 32 * kPartWarps * kGradientEach;
-  plan.part_length = ceil_div(ceil_div(problem.rows.length, turn), kMostUnits) * turn;
-  plan.units = plan.blocks = ceil_div(problem.rows.length, plan.part_length);
+  const int64_t turn = 32 / inner * inner * kPartWarps * kGradientEach;
+  plan.part_length = ceil_div(ceil_div(length, turn), kMostUnits) * turn;
+  plan.units = plan.blocks = ceil_div(length, plan.part_length);
   const int64_t merged = ceil_div(problem.rows.outer * plan.units, kResultBlocks * gpu.multiprocessors);
   plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;
-  plan.workspace_bytes = plan.units * plan.traits.stat_bytes;
+  plan.workspace_bytes = plan.units * inner * plan.traits.stat_bytes;
   plan.overlap = gpu.dependent_launch;
   return plan;
 }
@@ -144,14 +146,17 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
 
 bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
-  if (!derivative || problem.general || problem.factor != 1 || problem.dtype == DType::kFloat64 ||
-      problem.rows.inner != 1)
-    return false;
+  if (!derivative || problem.general || problem.factor != 1 || problem.dtype == DType::kFloat64) return false;
+  const int64_t inner = problem.rows.inner;
+  if (inner != 1)
+    return problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
+           row_bytes(problem) * inner >= kLeastFlatGradient;
   const int64_t bytes = row_bytes(problem);
   return bytes <= kMostWideBytes || bytes > kMostClusterBytes;
 }
 
 bool prefers_logits(const Problem& problem, const Gpu& gpu) {
+  if (problem.rows.inner != 1) return true;
   const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
   const int64_t blocks = ceil_div(problem.rows.outer, gpu.multiprocessors);
@@ -160,7 +165,7 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu) {
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
   if (problem.of_logits) {
-    if (row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
+    if (problem.rows.inner != 1 || row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
     if (row_bytes(problem) > kMostTeamBytes) return plan_wide_gradient(problem);
   }
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);

@@ -276,10 +276,11 @@ class _Derivative(Kernel):
         return (0, 1, 2) if partitioned and not _partition.missing else (0, 2)
 
     def _takes_x(self, choice, aval, partitioned):
-        # A row too long to be held is read once before its maximum and sum are known, so that its bits are not those of a
-        # gradient made from y. The choice must then not depend on the batch: it holds for arrays of any size, split over
-        # devices or not. Other rows take x only in small arrays, because x stays in memory until the backward pass.
-        if choice.plan["algorithm"] == "rows_split":
+        # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits are
+        # not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of any
+        # size, split over devices or not. Other rows take x only in small arrays, because x stays in memory until the
+        # backward pass.
+        if choice.plan["algorithm"] in ("rows_split", "columns_flat"):
             return True
         size = math.prod(aval.shape) * aval.dtype.itemsize
         return not (partitioned or jax.export.is_symbolic_dim(size) or size > self._MOST_BYTES)

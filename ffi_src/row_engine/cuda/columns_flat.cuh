@@ -3,11 +3,11 @@
 // same columns again; so a thread that goes on by whole periods keeps statistics of the columns of one pack, whatever
 // inner is. The threads' statistics of a column are merged at the end.
 //
-// If a block has a whole flat row, it reads the row again for the results (from the L1 or L2 cache). Else it has a part
-// of the axis. Then statistics of parts go to the workspace, a second kernel merges them, and a third goes over the
-// array backwards and writes the results. If columns are few, each block of the third merges what it needs, and the
-// second is left out. The array is read and written once, and read once more if it is larger than the L2 cache. If a
-// period has more packs than a block has threads, each block has a slice of the periods. Works on any GPU.
+// A block has a whole flat row, and reads it again for the results (from the L1 or L2 cache); or blocks have parts of
+// it and exchange statistics: in a cluster, or else by the workspace. Then a second kernel merges statistics, and a
+// third goes over the array backwards and writes the results. If columns are few, each block of the third merges what
+// it needs, and the second is left out. The array is read and written once, and read once more if it is larger than the
+// L2 cache. If a period has more packs than a block has threads, each block has a slice of it. Works on any GPU.
 //
 // A flat row may begin anywhere. For statistics, the first pack begins with the row; packs that are not aligned are put
 // together from two aligned ones, so the bits do not depend on where the row begins. Results are written in aligned
@@ -185,6 +185,28 @@ __device__ __forceinline__ void fold_flat(Stat<P>* stats, int rows, int columns)
   }
 }
 
+// Merges the statistics of the blocks of a cluster, for `columns` columns. stats[c] is what this block has of column c.
+// `of_blocks` has room for (p.blocks + 1) * columns. Calls f(column, statistics) with one thread of the block for each
+// column. All blocks must have arrived at the cluster barrier. The order is that of merge_kernel.
+template <class P, class F>
+__device__ __forceinline__ void merge_cluster(const Parameters<P>& p, int block, const Stat<P>* stats,
+                                              Stat<P>* of_blocks, int columns, F f) {
+  const int places = p.blocks + 1;  // one is left over, so that columns are in different banks
+  wait_at_cluster_barrier();
+  for (int t = threadIdx.x; t < columns * p.blocks; t += blockDim.x) {
+    const int c = t / p.blocks;
+    store_in_cluster(&of_blocks[c * places + block], t - c * p.blocks, stats[c]);
+  }
+  arrive_at_cluster_barrier();
+  wait_at_cluster_barrier();
+  const int half = threadIdx.x / 16, halves = blockDim.x / 16;
+  for (int first = 0; first < columns; first += halves) {
+    const int c = min(first + half, columns - 1);
+    const auto all = merge_by_half_warp<P>([&](int u) { return of_blocks[c * places + u]; }, p.blocks);
+    if (first + half < columns && threadIdx.x % 16 == 0) f(c, all);
+  }
+}
+
 template <class P>
 __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     flat_kernel(const __grid_constant__ FlatParameters<P> f) {
@@ -194,6 +216,8 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
   constexpr int kCount = flat_vectors(P::kOperands);
   using Lane = Held<P, kCount, true>;
   constexpr int kWidth = Lane::kWidth;
+  const bool cluster = p.cluster && p.phase == Phase::kWhole;
+  if (cluster) arrive_at_cluster_start();
   const FlatPlace place(f, blockIdx.x);
 
   Stat<P> stat[kWidth];
@@ -260,19 +284,28 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
   if (p.phase == Phase::kPartial) let_dependents_start();
   auto* const finals =
       reinterpret_cast<typename P::Final*>(dynamic_shared_memory() + (all * sizeof(Stat<P>) + 15) / 16 * 16);
-  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-    const int of_period = place.slice * f.across * kWidth + c;
-    const int turn = f.slices == 1 ? 0 : of_period / static_cast<int>(p.inner);
-    const int i = of_period - turn * static_cast<int>(p.inner);
-    if (turn >= f.turns) continue;
-    if (p.phase == Phase::kPartial) {
-      *stat_at(p, place.outer, f.slices == 1 ? place.part : place.part * f.turns + turn, i) = stats[c];
-    } else {
-      const auto row = P::row(p.args, place.outer, i, p.length, p.inner);
-      const auto final = P::finish(p.args, row, stats[c]);
-      P::write_row(p.args, place.outer * p.inner + i, row, final);
-      if constexpr (P::kOutput)
-        if (p.out != nullptr) finals[c] = final;  // without results there is no room for finals
+  const auto finish = [&](int i, const Stat<P>& of_column) {
+    const auto row = P::row(p.args, place.outer, i, p.length, p.inner);
+    const auto final = P::finish(p.args, row, of_column);
+    if (!cluster || place.part == 0) P::write_row(p.args, place.outer * p.inner + i, row, final);
+    if constexpr (P::kOutput)
+      if (p.out != nullptr) finals[i] = final;  // without results there is no room for finals
+  };
+  if (cluster) {
+    const int64_t room = P::kOutput && p.out != nullptr ? columns * sizeof(typename P::Final) : 0;
+    auto* const of_blocks = reinterpret_cast<unsigned char*>(finals) + (room + 15) / 16 * 16;
+    merge_cluster<P>(p, place.part, stats, reinterpret_cast<Stat<P>*>(of_blocks), columns, finish);
+  } else {
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+      const int of_period = place.slice * f.across * kWidth + c;
+      const int turn = f.slices == 1 ? 0 : of_period / static_cast<int>(p.inner);
+      const int i = of_period - turn * static_cast<int>(p.inner);
+      if (turn >= f.turns) continue;
+      if (p.phase == Phase::kPartial) {
+        *stat_at(p, place.outer, f.slices == 1 ? place.part : place.part * f.turns + turn, i) = stats[c];
+      } else {
+        finish(c, stats[c]);
+      }
     }
   }
   if constexpr (P::kOutput) {

@@ -152,7 +152,7 @@ struct Call {
       p.phase = phase;
       const bool finish = phase == Phase::kFinish;
       p.part_length = finish ? plan.result_length : plan.part_length;
-      p.blocks = static_cast<int>((shape.length + p.part_length - 1) / p.part_length);
+      if (!p.cluster) p.blocks = static_cast<int>((shape.length + p.part_length - 1) / p.part_length);
       const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead, plan.late};
       const int64_t blocks = shape.outer * p.blocks * plan.slices;
       if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -170,6 +170,14 @@ struct Call {
           int64_t{plan.across} * plan.deep * (16 / sizeof(typename P::Element::Bits)) * sizeof(Stat<P>);
       launched.shared_bytes = (stats + 15) / 16 * 16;
       if (phase == Phase::kWhole && p.out) launched.shared_bytes += shape.inner * sizeof(typename P::Final);
+      if (phase == Phase::kWhole && p.cluster) {
+        launched.shared_bytes =
+            (launched.shared_bytes + 15) / 16 * 16 + (plan.blocks + 1) * shape.inner * sizeof(Stat<P>);
+        launched.cluster = static_cast<int>(plan.blocks);
+        launched.packed = true;
+        const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(flat_kernel<P>), launched.cluster);
+        if (status != cudaSuccess) return status;
+      }
       return launch(stream, launched, flat_kernel<P>, f);
     } else {
       return cudaErrorInvalidValue;

@@ -76,11 +76,12 @@ struct Held {
   using Acc = typename Element::Acc;
   using Unit = std::conditional_t<kPacks, Pack, Bits>;
   static constexpr int kUnits = kCount, kWidth = kPacks ? 16 / sizeof(Bits) : 1;
-  static constexpr int kElements = kCount * kWidth;
+  static constexpr int kElements = kCount * kWidth, kOfWord = 4 / sizeof(Bits);  // kOfWord: elements of a word
 
   Unit raw[P::kOperands][kCount];
   Acc z[P::kDecoded ? kCount : 1][P::kDecoded ? kWidth : 1];
   uint32_t masks[P::kMasked ? (kElements + 31) / 32 : 1];
+  bool second = true;  // whether there are elements in the second half of the units
 
   __device__ Bits bits(int operand, int j, int i) const {
     if constexpr (kPacks) {
@@ -139,6 +140,29 @@ struct Held {
     }
   }
 
+  // The same for element j * kWidth + i of a variable number. Whole words are compared, and not elements.
+  __device__ __forceinline__ void leave_out_one(const typename P::Args& args, int element) {
+    if constexpr (kPacks && !P::kDecoded && sizeof(Bits) < 4 && kCount > 1) {
+      const int bits = 8 * sizeof(Bits), shift = element % kOfWord * bits;
+      const uint32_t mask = ((1u << bits) - 1) << shift;
+#pragma unroll
+      for (int o = 0; o < P::kOperands; ++o) {
+        const uint32_t pad = static_cast<uint32_t>(P::pad(args, o)) << shift;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j)
+#pragma unroll
+          for (int w = 0; w < 4; ++w)
+            if (j * 4 + w == element / kOfWord) raw[o][j].word[w] = (raw[o][j].word[w] & ~mask) | pad;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j)
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+          if (j * kWidth + i == element) leave_out(args, j, i);
+    }
+  }
+
   // Makes the compiler recompute what it derived from the packs: keeping it would take too many registers.
   __device__ void forget() {
     if constexpr (kPacks && !P::kDecoded) {
@@ -152,7 +176,6 @@ struct Held {
   }
 
   // One element of a word that P::ordered_pair() or P::larger_pair() has made.
-  static constexpr int kOfWord = 4 / sizeof(Bits);
   static __device__ Acc ordered(const typename P::Args& args, uint32_t word, int i) {
     return P::ordered_value(args, Element::load(static_cast<Bits>(word >> 8 * sizeof(Bits) * i)));
   }
@@ -220,6 +243,7 @@ struct Held {
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
+      if (j > 0 && j == kCount / 2 && !second) break;
       // Sums begin with -0 where they may: x + -0 is x for every x, so the compiler drops the first addition.
       Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);
 #pragma unroll

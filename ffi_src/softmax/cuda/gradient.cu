@@ -5,7 +5,7 @@
 // added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
 //
 // Small problems, and the shortest rows: gradient_spread.cuh. Few longer rows: gradient_wide.cuh. Rows that no cluster
-// holds: gradient_split.cuh.
+// holds, and few long columns of float32: gradient_split.cuh.
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
 #include "softmax/cuda/gradient_split.cuh"
@@ -115,7 +115,15 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
 template <class E>
 cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                       void* workspace) {
-  if (plan.algorithm == RowAlgorithm::kRowsSplit) return launch_split<E>(stream, plan, problem, buffers, workspace);
+  if (plan.algorithm == RowAlgorithm::kRowsSplit)
+    return launch_split<E, false>(stream, plan, problem, buffers, workspace);
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
+    if constexpr (std::is_same_v<E, Float32>) {
+      return launch_split<E, true>(stream, plan, problem, buffers, workspace);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  }
   using P = Softmax<E, false>;
   if (problem.op == Op::kSoftmaxJvp)
     return launch_kernel<P, SoftmaxTangent<E>, Op::kSoftmax>(stream, plan, problem, buffers);

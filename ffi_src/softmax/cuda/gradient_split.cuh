@@ -1,10 +1,13 @@
-// Gradients of softmax and log_softmax from x and the cotangent, for rows that no cluster holds: x and the cotangent
-// are read twice, the second time backwards, from L2 where they are still there. (From the forward result, which takes
-// three times the memory traffic of x to make, they would be read twice, too.)
+// Gradients of softmax and log_softmax from x and the cotangent, for rows that no cluster holds, and for few long
+// columns that lie side by side: x and the cotangent are read twice, the second time backwards, from L2 where they are
+// still there. (From the forward result, which takes three times the memory traffic of x to make, they would be read
+// twice, too.)
 //
-// A row is cut into units, a block has one. It finds the largest logit of its unit, the peak, and the sums that both
-// gradients are made from, relative to it. The blocks of the second kernel each merge all units of their row, always in
-// the same order, and write results. Elements are loaded one by one, so rows may begin anywhere.
+// An outer index is a flat row of length * inner elements. It is cut into units, a block has one. It finds the largest
+// logit of each column of its unit, the peak, and the sums that both gradients are made from, relative to it. The
+// blocks of the second kernel each merge all units of their row, always in the same order, and write results. Elements
+// are loaded one by one, so rows may begin anywhere. A warp goes on by a multiple of inner, so that each of its lanes
+// has elements of one column.
 //
 // The elements at the peak are not in the sum of the others. So if one element has almost all of the probability, what
 // it lacks to 1 is not lost.
@@ -19,9 +22,33 @@ struct SplitParameters {
   const void *x, *cotangent;
   void* out;
   void* workspace;
-  int64_t length, unit_length, result_length;
-  int units;
+  int64_t length, unit_length, result_length;  // elements of a flat row
+  int inner, units;
   bool logs;  // log_softmax
+};
+
+// The lanes of a warp that have one column. (Lanes that are left over belong to no group.)
+template <bool kColumns>
+struct Group {
+  int inner, groups, lanes, column, group;  // lanes: how many lanes of a warp have elements
+
+  __device__ explicit Group(const SplitParameters& p) : inner(kColumns ? p.inner : 1), groups(32 / inner) {
+    const int lane = threadIdx.x % 32;
+    lanes = groups * inner;
+    group = lane / inner;
+    column = lane - group * inner;
+  }
+
+  // All lanes get what the lanes of their column have together.
+  template <class T, class F>
+  __device__ T fold(T value, F f) const {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      const T other = shuffle_from(value, (threadIdx.x + step * inner) % 32);
+      if (group + step < groups) value = f(value, other);
+    }
+    return shuffle_from(value, column);
+  }
 };
 
 struct Share {
@@ -61,18 +88,25 @@ struct Share {
     others += share.others;
     weighted += share.weighted;
   }
-  __device__ void merge_lanes(bool logs) {
-    raise(fold_lanes(peak, [](float a, float b) { return larger_number(a, b); }), logs);
-    for (float* each : {&count, &own, &others, &weighted}) *each = row_engine::merged_sum(*each, 0, 5);
+  template <bool kColumns>
+  __device__ void merge_lanes(const Group<kColumns>& of, bool logs) {
+    const auto larger = [](float a, float b) { return larger_number(a, b); };
+    raise(kColumns ? of.fold(peak, larger) : fold_lanes(peak, larger), logs);
+    for (float* each : {&count, &own, &others, &weighted})
+      *each = kColumns ? of.fold(*each, [](float a, float b) { return a + b; }) : row_engine::merged_sum(*each, 0, 5);
   }
-  // All threads get the share of the block.
-  __device__ void merge_block(bool logs) {
-    __shared__ Share of_warps[kPartWarps];
-    merge_lanes(logs);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = *this;
+  // All threads get the share of their column in the block.
+  template <bool kColumns>
+  __device__ void merge_block(const Group<kColumns>& of, bool logs) {
+    __shared__ Share of_warps[kPartWarps * (kColumns ? kGradientColumns : 1)];
+    const int lane = threadIdx.x % 32;
+    merge_lanes(of, logs);
+    if (lane < of.inner) of_warps[threadIdx.x / 32 * of.inner + lane] = *this;
     __syncthreads();
-    *this = threadIdx.x % 32 < kPartWarps ? of_warps[threadIdx.x % 32] : none();
-    merge_lanes(logs);
+    *this = none();
+    if (of.group < of.groups)
+      for (int w = lane; w < kPartWarps * of.inner; w += of.lanes) add(of_warps[w], logs);
+    merge_lanes(of, logs);
   }
 };
 
@@ -100,39 +134,42 @@ struct Gradient {
   }
 };
 
-// The elements that a lane takes at a time: every 32nd of its warp's.
-template <class E>
+// The elements that a lane takes at a time: every 32nd of its warp's (of columns, fewer than 32 apart).
+template <class E, bool kColumns>
 struct Turn {
   using Bits = typename E::Bits;
-  static constexpr int kEach = kGradientEach, kOfWarp = 32 * kEach, kOfBlock = kPartWarps * kOfWarp;
+  static constexpr int kEach = kGradientEach;
   Bits x[kEach], cotangent[kEach];
 
   // Loads what is below `end`, from the warp's first element on; the rest is -inf, and 0.
-  __device__ void load(const SplitParameters& p, int64_t row, int64_t first, int64_t end) {
+  __device__ void load(const SplitParameters& p, const Group<kColumns>& of, int64_t row, int64_t first, int64_t end) {
     const int64_t at = row * p.length + first;
     const auto* const from = static_cast<const Bits*>(p.x) + at;
     const auto* const cotangents = static_cast<const Bits*>(p.cotangent) + at;
     const Bits lowest = E::store(-infinity<typename E::Acc>());
-    const int left = static_cast<int>(min(end - first, int64_t{kOfWarp}));
     const int lane = threadIdx.x % 32;
+    const int left = of.group < of.groups ? static_cast<int>(min(end - first, int64_t{kEach * of.lanes})) : 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) x[i] = i * 32 + lane < left ? from[i * 32 + lane] : lowest;
+    for (int i = 0; i < kEach; ++i) x[i] = i * of.lanes + lane < left ? from[i * of.lanes + lane] : lowest;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) cotangent[i] = i * 32 + lane < left ? cotangents[i * 32 + lane] : Bits{};
+    for (int i = 0; i < kEach; ++i)
+      cotangent[i] = i * of.lanes + lane < left ? cotangents[i * of.lanes + lane] : Bits{};
   }
 };
 
-template <class E>
+template <class E, bool kColumns>
 __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid_constant__ SplitParameters p) {
   using Acc = typename E::Acc;
-  using Turn = Turn<E>;
+  using Turn = Turn<E, kColumns>;
+  const Group<kColumns> of(p);
   const int64_t row = blockIdx.x / static_cast<unsigned>(p.units), unit = blockIdx.x % static_cast<unsigned>(p.units);
   const int64_t begin = unit * p.unit_length, end = min(p.length, begin + p.unit_length);
+  const int of_warp = of.lanes * Turn::kEach;
   auto mine = Share::none();
 #pragma unroll 1
-  for (int64_t first = begin + threadIdx.x / 32 * Turn::kOfWarp; first < end; first += Turn::kOfBlock) {
+  for (int64_t first = begin + threadIdx.x / 32 * of_warp; first < end; first += kPartWarps * of_warp) {
     Turn turn;
-    turn.load(p, row, first, end);
+    turn.load(p, of, row, first, end);
     Acc peak = mine.peak;
 #pragma unroll
     for (int i = 0; i < Turn::kEach; ++i) peak = larger_number(peak, E::load(turn.x[i]));
@@ -141,58 +178,64 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid
     for (int i = 0; i < Turn::kEach; ++i) mine.add(E::load(turn.x[i]), E::load(turn.cotangent[i]), p.logs);
   }
   let_dependents_start();
-  mine.merge_block(p.logs);
-  if (threadIdx.x == 0) static_cast<Share*>(p.workspace)[blockIdx.x] = mine;
+  mine.merge_block(of, p.logs);
+  if (threadIdx.x < of.inner) static_cast<Share*>(p.workspace)[int64_t{blockIdx.x} * of.inner + threadIdx.x] = mine;
 }
 
-template <class E>
+template <class E, bool kColumns>
 __global__ void __launch_bounds__(32 * kPartWarps, 4) results_kernel(const __grid_constant__ SplitParameters p) {
   using Acc = typename E::Acc;
-  using Turn = Turn<E>;
+  using Turn = Turn<E, kColumns>;
+  const Group<kColumns> of(p);
   const auto parts = static_cast<unsigned>((p.length + p.result_length - 1) / p.result_length);
   const unsigned block = gridDim.x - 1 - blockIdx.x;
   const int64_t row = block / parts, begin = block % parts * p.result_length;
   const int64_t end = min(p.length, begin + p.result_length);
-  int64_t first = begin + threadIdx.x / 32 * Turn::kOfWarp;
-  first += (end - 1 - begin) / Turn::kOfBlock * Turn::kOfBlock;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int of_warp = of.lanes * Turn::kEach, of_block = kPartWarps * of_warp;
+  int64_t first = begin + warp * of_warp;
+  first += (end - 1 - begin) / of_block * of_block;
   auto* const out = static_cast<typename E::Bits*>(p.out) + row * p.length;
   Gradient<E> gradient;
   bool merged = false;
 #pragma unroll 1
-  for (; first >= begin; first -= Turn::kOfBlock) {
+  for (; first >= begin; first -= of_block) {
     Turn turn;
-    turn.load(p, row, first, end);
+    turn.load(p, of, row, first, end);
     if (!merged) {  // the first elements are on their way meanwhile
       wait_for_predecessor();
-      const auto* const shares = static_cast<const Share*>(p.workspace) + row * p.units;
+      const auto* const shares = static_cast<const Share*>(p.workspace) + row * p.units * of.inner + of.column;
       auto all = Share::none();
+      if (of.group < of.groups)
 #pragma unroll 1
-      for (int u = threadIdx.x; u < p.units; u += blockDim.x) all.add(shares[u], p.logs);
-      all.merge_block(p.logs);
+        for (int u = warp * of.groups + of.group; u < p.units; u += kPartWarps * of.groups)
+          all.add(shares[u * of.inner], p.logs);
+      all.merge_block(of, p.logs);
       gradient = Gradient<E>(all, p.logs);
       merged = true;
     }
+    const int64_t until = of.group < of.groups ? end : 0;
 #pragma unroll
     for (int i = 0; i < Turn::kEach; ++i) {
-      const int64_t at = first + i * 32 + threadIdx.x % 32;
+      const int64_t at = first + i * of.lanes + lane;
       const Acc value = gradient(E::load(turn.x[i]), E::load(turn.cotangent[i]), p.logs);
-      if (at < end) out[at] = E::store(value);
+      if (at < until) out[at] = E::store(value);
     }
   }
 }
 
-template <class E>
+template <class E, bool kColumns>
 cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                          void* workspace) {
-  if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share)) || plan.part_length % Turn<E>::kOfBlock != 0)
-    return cudaErrorInvalidValue;
+  if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share))) return cudaErrorInvalidValue;
   const SplitParameters p = {buffers.y,
                              buffers.x,
                              buffers.out,
                              workspace,
-                             problem.rows.length,
+                             problem.rows.length * problem.rows.inner,
                              plan.part_length,
                              plan.result_length,
+                             static_cast<int>(problem.rows.inner),
                              static_cast<int>(plan.units),
                              problem.op == Op::kLogSoftmaxJvp};
   const int64_t blocks = problem.rows.outer * plan.units;
@@ -200,12 +243,12 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
   Launch launched;
   launched.block = dim3(plan.threads());
   launched.grid = dim3(static_cast<unsigned>(blocks));
-  const cudaError_t status = launch(stream, launched, shares_kernel<E>, p);
+  const cudaError_t status = launch(stream, launched, shares_kernel<E, kColumns>, p);
   if (status != cudaSuccess) return status;
   const int64_t parts = (p.length + p.result_length - 1) / p.result_length;
   launched.grid = dim3(static_cast<unsigned>(problem.rows.outer * parts));
   launched.overlap = plan.overlap;
-  return launch(stream, launched, results_kernel<E>, p);
+  return launch(stream, launched, results_kernel<E, kColumns>, p);
 }
 
 }  // namespace jaxgpuops::softmax
