@@ -114,10 +114,12 @@ bool is_direct(const Problem& problem) {
 }
 
 // Whether the kernels for few elements take the problem.
-bool is_small(const Problem& problem) {
+bool is_small(const Problem& problem, int forced) {
+  if (forced >= 0 && forced != static_cast<int>(Algorithm::kSmall)) return false;
   const auto [outer, length, inner] = problem.rows;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
   if (!simple || problem.op == Op::kLogSumExp) return false;
+  if (forced >= 0) return problem.rows.elements() <= 1 << 20 && (length <= kShortAxis || (is_exact(problem) && length <= kMostSmallLength));
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
   if (length <= kShortAxis)
@@ -145,7 +147,7 @@ Plan plan_small(const Problem& problem, Plan plan) {
 // Plans kPieces for few elements along an axis that is not short. Whoever else took the problem would fold it in the
 // order of `plan`, and so does kPieces, unless the order does not matter. Returns `plan` where there are too many
 // elements.
-Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
+Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int forced) {
   const auto [outer, length, inner] = problem.rows;
   const bool linear = problem.kind == Kind::kLinear && is_float(problem.dtype) && problem.a.inner.groups <= 1 &&
                       problem.a.outer.groups <= 1;
@@ -154,7 +156,9 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const int bytes = std::max(4, bytes_of(problem.dtype)), operands = operands_of(problem.kind);
   const bool across = plan.layout == Layout::kAcross;
   const bool exact = is_exact(problem);
-  if (plan.layout == Layout::kAlong || (!exact && plan.tiles > kGroup)) return plan;
+  const bool along = plan.layout == Layout::kAlong;
+  if (along && (forced != static_cast<int>(Algorithm::kPieces) || plan.axis_warps > 1)) return plan;
+  if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
   const int64_t most_pairs = length > kPiecePair                     ? kPieceFewPairs
@@ -169,8 +173,10 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
     pieces.per_lane = static_cast<int>(8 * std::max<int64_t>(1, length / (4 * kPieceThreads)) + 1);
     pieces.runs = static_cast<int>(std::min<int64_t>(32, ceil_div(length, pieces.per_lane)));
     pieces.axis_warps = kPieceThreads / 32;
-  } else if (across) {
-    pieces.per_lane = run_shape(plan.layout, operands, bytes_of(problem.dtype)).run;
+  } else if (across || along) {
+    const RunShape shape = run_shape(plan.layout, operands, bytes_of(problem.dtype));
+    pieces.per_lane = shape.run * shape.per_lane;
+    if (along) pieces.runs = 1 << plan.run_bits;
   }
   const int64_t groups = ceil_div(length, pieces.runs * pieces.per_lane), slots = 32 / pieces.runs;  // slots of a warp
   // Nothing below changes results. Shared memory of a column: its elements, which launch_pieces() spreads over the
@@ -195,18 +201,20 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
 
 // Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
 // line of memory, a block first loads whole outer indices into shared memory.
-Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
+Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
   plan.algorithm = Algorithm::kShort;
   plan.per_lane = plan.tile = static_cast<int>(length);
   plan.tiles = 1;
   const int64_t columns = outer * inner;
-  if (is_small(problem)) return plan_small(problem, plan);
-  if (in_packs(problem)) {
+  if (is_small(problem, forced)) return plan_small(problem, plan);
+  if (in_packs(problem) && forced != static_cast<int>(Algorithm::kShort)) {
     plan.algorithm = Algorithm::kPacks;
     plan.axis_warps = kWarps;
-    plan.block_columns = kThreads * 16 / (length * bytes);
+    // A block has whole rows in whole packs.
+    const int64_t row_bytes = length * bytes, period = std::max<int64_t>(row_bytes / std::min<int64_t>(row_bytes & -row_bytes, 16), 1);
+    plan.block_columns = kWarps * (32 - row_lanes_before(row_bytes)) / period * period * 16 / row_bytes;
     plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
   }
@@ -279,11 +287,15 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
-  plan.layout = rare || twice || length <= kShortAxis ? Layout::kSpans
+  // Rows of one tile have kernels that take any operator.
+  const RunShape of_row = run_shape(Layout::kAlong, operands, bytes);
+  const bool rows = is_any_operator(problem) && inner == 1 && length <= kThreads * of_row.run * of_row.per_lane &&
+                    forced != static_cast<int>(Algorithm::kSpans);
+  plan.layout = (rare && !rows) || twice || length <= kShortAxis ? Layout::kSpans
                 : inner == 1                          ? Layout::kAlong
                 : across                              ? Layout::kAcross
                                                       : Layout::kSpans;
-  if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan);
+  if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan, forced);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
   const int64_t runs = ceil_div(length, shape.run);
   if (plan.layout == Layout::kAcross) {
@@ -327,9 +339,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
-  if (is_small(problem)) return plan_small(problem, plan);
+  if (is_small(problem, forced)) return plan_small(problem, plan);
   if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
-    const Plan pieces = plan_pieces(problem, gpu, plan);
+    const Plan pieces = plan_pieces(problem, gpu, plan, forced);
     if (pieces.algorithm == Algorithm::kPieces) return pieces;
   }
 

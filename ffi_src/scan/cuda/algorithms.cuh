@@ -147,6 +147,13 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
 }
 
+// Launches the kernels for rows that are in one block.
+template <class Policy>
+cudaError_t launch_whole_rows(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  if (plan.algorithm == Algorithm::kRows) return launch_rows<Policy>(stream, plan, p);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads())}, scan_packs<Policy>, p);
+}
+
 template <class Policy>
 cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);

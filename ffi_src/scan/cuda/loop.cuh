@@ -23,7 +23,7 @@ template <class Policy>
 constexpr int kWholeRowBlocks =
     sizeof(typename Policy::State) > 8           ? kLoopBlocks<Policy>
     : kByParts<Policy> || Policy::kOperands == 2 ? (sizeof(typename Policy::Element::Bits) == 2 ? 3 : 4)
-    : Policy::kOperands == 1                     ? 5
+    : Policy::kOperands == 1                     ? (kAnyOperator<Policy> && sizeof(typename Policy::State) == 4 ? 4 : 5)
                                                  : 4;
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory

@@ -6,6 +6,7 @@
 
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
+#include "scan/cuda/odd_rows.cuh"
 #include "scan/cuda/runs.h"
 
 namespace jaxgpuops::scan {
@@ -81,8 +82,7 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
         if (!Policy::kBroadcast || o != 1 || dense_a())
-          fetch_each(o, static_cast<const Bits*>(p.operands[o]) + first * p.length,
-                     [&](int row) { return row * length; });
+          fetch_parts<kPacks>(place(o, 0), static_cast<const Bits*>(p.operands[o]) + row() * p.length, parts());
     }
     if constexpr (Policy::kBroadcast)
       if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
@@ -183,7 +183,7 @@ class Rows : public BetweenWarps<Policy> {
 
   // Whether the second pass reads operands from shared memory again. (Otherwise the compiler converts 16-bit elements
   // once, and keeps the floats: twice as many registers, more than there are.)
-  static constexpr bool kTwice = sizeof(Bits) == 2 && !kByParts<Policy>;
+  static constexpr bool kTwice = sizeof(Bits) <= 2 && !kByParts<Policy>;
 
   __device__ void take(Tile& tile) const {
 #pragma unroll
@@ -196,7 +196,7 @@ class Rows : public BetweenWarps<Policy> {
   // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
   // 8 neighbouring packs, nor one pack of each of 8 runs, share a bank.
   __device__ Pack* place(int operand, int pack) const {
-    return packs + operand * (32 * kPacks) + (pack ^ (pack / 8 & (kPacks - 1)));
+    return packs + operand * (32 * kPacks) + permuted<kPacks>(pack);
   }
   // The j-th of the kPacks packs of the lane's run.
   __device__ Pack* run_order(int operand, int j) const {
@@ -204,30 +204,22 @@ class Rows : public BetweenWarps<Policy> {
   }
   // The u-th of the kPacks packs that the lane copies, which are neighbours of other lanes' packs in memory.
   __device__ Pack* memory_order(int operand, int u) const { return place(operand, u * 32 + lane); }
-  // The i-th of the elements that the lane copies one by one: every 32nd element.
-  __device__ Bits* element(int operand, int i) const {
-    return reinterpret_cast<Bits*>(place(operand, i * (32 / kInPack) + lane / kInPack)) + lane % kInPack;
-  }
-
   // Where an element of the warp's part is, in the order of memory: its row, its place in the row, and whether it
-  // exists. The row is that of element e - lane % 32, too.
+  // exists.
   struct Where {
     int row, at;
     bool there;
   };
-  __device__ Where where(int e, int in_row) const {
-    const int row = in_row / kRun >> p.run_bits;
+  __device__ Where where(int e) const {
+    const int row = e / kRun >> p.run_bits;
     const int at = origin + e - (row * kRun << p.run_bits);
     return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
-  __device__ Where where(int e) const { return where(e, e); }
-  // The i-th of the elements that the lane copies one by one. A row has more than 32, so its row is that of other
-  // lanes. kOneRow: the warp has only one row.
-  template <bool kOneRow>
-  __device__ Where where_element(int i) const {
-    if (!kOneRow) return where(i * 32 + lane, i * 32);
-    const int at = origin + i * 32 + lane;
-    return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+
+  // What the warp has of its rows.
+  __device__ Parts parts() const {
+    const int begin = max(origin, 0), end = min(origin + (kRun << p.run_bits), length);
+    return {max(0, min(rows, 32 >> p.run_bits)), p.run_bits, length, origin, begin, end};
   }
 
   // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
@@ -270,49 +262,7 @@ class Rows : public BetweenWarps<Policy> {
         copy_async_or_clear(memory_order(operand, u), pack, from.there);
       }
     } else {
-      fetch_each(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
-    }
-  }
-
-  // `row_at(row)` is where a row begins in `data`.
-  template <class RowAt>
-  __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
-    if (p.run_bits == 5) {
-      fetch_elements<true>(operand, data + row_at(0), row_at);
-    } else {
-      fetch_elements<false>(operand, data, row_at);
-    }
-  }
-  template <bool kOneRow, class RowAt>
-  __device__ void fetch_elements(int operand, const Bits* data, RowAt row_at) const {
-    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
-#pragma unroll
-    for (int begin = 0; begin < kRun; begin += kAtOnce) {
-      Bits values[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const Where from = where_element<kOneRow>(begin + i);
-        const Bits* const row = kOneRow ? data : data + row_at(from.row);
-        values[i] = from.there ? row[from.at] : Bits{};
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) *element(operand, begin + i) = values[i];
-    }
-  }
-
-  template <bool kOneRow>
-  __device__ void store_elements(int result, Bits* data) const {
-    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
-#pragma unroll
-    for (int begin = 0; begin < kRun; begin += kAtOnce) {
-      Bits values[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) values[i] = *element(result, begin + i);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const Where to = where_element<kOneRow>(begin + i);
-        if (to.there) data[to.row * length + to.at] = values[i];
-      }
+      fetch_parts<kPacks>(place(operand, 0), data + at, parts());
     }
   }
 
@@ -324,10 +274,8 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
-    } else if (p.run_bits == 5) {
-      store_elements<true>(result, data);
     } else {
-      store_elements<false>(result, data);
+      store_parts<kPacks>(place(result, 0), data, parts());
     }
   }
 
