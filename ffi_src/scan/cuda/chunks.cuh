@@ -86,22 +86,17 @@ class Chunks : public BetweenWarps<Policy> {
   // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
   // it.
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
-    fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
-    if constexpr (Policy::kBroadcast) {
-      const auto* const a = static_cast<const Bits*>(p.operands[1]) + place.a;
-      if (p.a.axis_stride == 0) {
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      if (is_one(o)) {
         Pack pack = {};
 #pragma unroll
-        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *a);
+        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *axis(o, place));
 #pragma unroll
-        for (int u = 0; u < kPacks; ++u) memory_order(stage, 1)[u * 32] = pack;
+        for (int u = 0; u < kPacks; ++u) memory_order(stage, o)[u * 32] = pack;
       } else {
-        fetch_operand(stage, 1, a, span);
+        fetch_operand(stage, o, axis(o, place), span);
       }
-    } else {
-#pragma unroll
-      for (int o = 1; o < Policy::kOperands; ++o)
-        fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
     }
     if constexpr (Policy::kNeighbour) {
       const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
@@ -119,9 +114,8 @@ class Chunks : public BetweenWarps<Policy> {
     if (!span.whole) return;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
-      const bool a = Policy::kBroadcast && o == 1;
-      if (a && p.a.axis_stride == 0) continue;
-      const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
+      if (is_one(o)) continue;
+      const auto* const from = axis(o, place) + span.memory;
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from) & ~size_t{15}),
                    "n"(kTile * static_cast<int>(sizeof(Bits)))
                    : "memory");
@@ -135,6 +129,17 @@ class Chunks : public BetweenWarps<Policy> {
 
   // Called by all lanes of a warp, after their copies have ended.
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
+    __syncwarp();
+    if (kOddRows && !p.aligned) {
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!is_one(o))
+          align_odd_part<kPacks>(of_warp(stage, o), beyond(stage, o), axis(o, place) + first_of_part(span), parts(span));
+    }
+    take_again(stage, place, span, tile);
+  }
+
+  __device__ void take_again(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
     if constexpr (Policy::kNeighbour) {
@@ -269,6 +274,26 @@ class Chunks : public BetweenWarps<Policy> {
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
+  // Whether an operand has one element for the whole axis; and where the axis begins.
+  __device__ bool is_one(int operand) const { return Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0; }
+  __device__ const Bits* axis(int operand, const Place& place) const {
+    return static_cast<const Bits*>(p.operands[operand]) + (Policy::kBroadcast && operand == 1 ? place.a : place.at);
+  }
+
+  // Where the warp's part of the tile begins in memory, and what there is of it; the vector beyond it.
+  __device__ int64_t first_of_part(const Span& span) const { return span.memory + part * kOfWarp; }
+  __device__ Parts parts(const Span& span) const {
+    const int64_t first = first_of_part(span), left = p.length - first;
+    return {1, 5, 0, 0, static_cast<int>(max(int64_t{0}, min(-first, int64_t{kOfWarp}))),
+            static_cast<int>(max(int64_t{0}, min(left, int64_t{kOfWarp})))};
+  }
+  // It takes the place of the folds, which are not known yet.
+  __device__ Pack* beyond(int stage, int operand) const {
+    return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes + kFoldsAt +
+                                   thread / 32 * 32 * static_cast<int>(sizeof(State))) +
+           operand;
+  }
+
   // Whether `count` elements of the tile, from `first` in the order of memory, are inside the array.
   __device__ bool inside(const Span& span, int e, int count) const {
     return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
@@ -302,6 +327,8 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
+    } else if constexpr (kOddRows) {
+      copy_odd_part<kPacks>(of_warp(stage, operand), beyond(stage, operand), axis + first_of_part(span), parts(span));
     } else if constexpr (sizeof(Bits) >= 4) {
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
@@ -313,7 +340,7 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
-    } else if constexpr (!kOddRows) {
+    } else {
       Bits values[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
@@ -322,8 +349,6 @@ class Chunks : public BetweenWarps<Policy> {
       }
 #pragma unroll
       for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
-    } else {
-      fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
   }
 
@@ -348,10 +373,9 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
+    } else if constexpr (kOddRows) {
+      store_parts<kPacks>(of_warp(stage, result), axis + first_of_part(span), parts(span));
     } else {
-      if constexpr (sizeof(Bits) == 2 && kOddRows)
-        if (inside(span, part * kOfWarp, kOfWarp))
-          return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;

@@ -1,11 +1,12 @@
-// Copies parts of rows of 16-bit elements that do not begin at a multiple of 16 bytes, between global and shared
-// memory. A lane takes the 16 bytes that it wants from two aligned vectors, its own and that of a neighbouring lane.
-// All lanes of a warp call these functions. The functions are not inlined, so that kernels share their code, and so
-// that aligned rows, for which the kernels are tuned, need no more registers.
+// Copies parts of rows that do not begin at a multiple of 16 bytes, between global and shared memory. A lane takes the
+// 16 bytes that it wants from the two aligned vectors that contain them. All lanes of a warp call these functions. The
+// functions are not inlined, so that kernels share their code, and so that aligned rows, for which the kernels are
+// tuned, need no more registers.
 #pragma once
 
 #include <cstdint>
 
+#include "common/cuda/async_copy.cuh"
 #include "common/cuda/between.cuh"
 
 namespace jaxgpuops::scan {
@@ -17,61 +18,21 @@ __device__ __forceinline__ int permuted(int pack) {
   return pack ^ (pack / 8 & (kPacks - 1));
 }
 
-// How many elements an address is past a multiple of 16 bytes.
-__device__ __forceinline__ int elements_past(const uint16_t* at) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(at) / 2 % 8);
-}
-
-// Loads a part, which begins at element `first` of a row. The first vector may begin before the row, but it contains
-// the row's first element.
-template <int kPacks>
-__device__ __noinline__ void fetch_odd_part(Pack* part, const uint16_t* row, int64_t first, int64_t length) {
-  constexpr int kPart = 32 * kPacks * 8;
-  const int lane = threadIdx.x % 32, past = elements_past(row + first);
-  if (first < 0 || first - past + kPart + 8 > length) {  // one by one, where the row ends
-#pragma unroll 8
-    for (int e = lane; e < kPart; e += 32) {
-      const int64_t i = first + e;
-      reinterpret_cast<uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8] = i >= 0 && i < length ? row[i] : uint16_t{0};
-    }
-    return;
-  }
-  const Pack* const from = reinterpret_cast<const Pack*>(row + first - past);
-  Pack packs[kPacks + 1];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) packs[u] = from[u * 32 + lane];
-  if (lane == 0) packs[kPacks] = from[kPacks * 32];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const Pack next = shuffle_from(lane == 0 ? packs[u + 1] : packs[u], (lane + 1) % 32);
-    part[permuted<kPacks>(u * 32 + lane)] = between<2, 15>(packs[u], next, 2 * past);
-  }
-}
-
-// Stores a part, all of which is inside a row.
-template <int kPacks>
-__device__ __noinline__ void store_odd_part(const Pack* part, uint16_t* to) {
-  constexpr int kPart = 32 * kPacks * 8;
-  const int lane = threadIdx.x % 32, past = elements_past(to), head = (8 - past) % 8;
-  const auto element = [&](int e) { return reinterpret_cast<const uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8]; };
-  Pack last = {};
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const Pack own = part[permuted<kPacks>(u * 32 + lane)];
-    const Pack before = shuffle_from(lane == 31 ? last : own, (lane + 31) % 32);
-    last = own;
-    if (u > 0 || lane > 0 || past == 0)
-      reinterpret_cast<Pack*>(to - past)[u * 32 + lane] = between<2, 16>(before, own, 16 - 2 * past);
-  }
-  if (lane < head) to[lane] = element(lane);
-  if (lane < past) to[kPart - past + lane] = element(kPart - past + lane);
-}
-
 // What a warp has of some rows: of each row the elements from `begin` to `end`. Its packs begin at element `origin`,
 // which is before the row if the scan runs backward. A row has 2^run_bits runs of kPacks packs.
 struct Parts {
   int rows, run_bits, length, origin, begin, end;
 };
+
+// Clears the elements of a pack that are not in a part; the pack begins at element `at` of the row.
+template <class Item>
+__device__ __forceinline__ void clear_outside(Pack& pack, int at, const Parts& parts) {
+  constexpr int n = 16 / sizeof(Item);
+  if (at >= parts.begin && at + n <= parts.end) return;
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (at + i < parts.begin || at + i >= parts.end) set<Item>(pack, i, Item{});
+}
 
 // Loads the parts; other elements of their packs become 0. Each lane passes the row to which its run belongs. A pack
 // is taken from the two aligned vectors that contain it; a vector is read only if it has an element of the part.
@@ -97,11 +58,7 @@ __device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, co
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     Pack pack = between<sizeof(Item), 15>(low[u], high[u], past[u] * static_cast<int>(sizeof(Item)));
-    if (at[u] < parts.begin || at[u] + n > parts.end) {
-#pragma unroll
-      for (int i = 0; i < n; ++i)
-        if (at[u] + i < parts.begin || at[u] + i >= parts.end) set<Item>(pack, i, Item{});
-    }
+    clear_outside<Item>(pack, at[u], parts);
     packs[permuted<kPacks>(u * 32 + lane)] = pack;
   }
 }
@@ -134,6 +91,40 @@ __device__ __noinline__ void store_parts(const Pack* packs, Item* rows, const Pa
     const int in_part = at - parts.origin, pack = (row << (parts.run_bits + kBits)) + in_part / n;
     to[at] = reinterpret_cast<const Item*>(packs + permuted<kPacks>(pack))[in_part % n];
   }
+}
+
+// Starts to copy the aligned vectors that contain a part of one row, whose first pack would begin at `first`. There is
+// one vector more than the part has packs.
+template <int kPacks, class Item>
+__device__ __noinline__ void copy_odd_part(Pack* packs, Pack* beyond, const Item* first, const Parts parts) {
+  constexpr int n = 16 / sizeof(Item);
+  const int lane = threadIdx.x % 32, past = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(Item) % n);
+  const auto copy = [&](Pack* to, int pack) {
+    const int e = pack * n - past;
+    copy_async_or_clear(to, first + e, e + n > parts.begin && e < parts.end);
+  };
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) copy(packs + permuted<kPacks>(u * 32 + lane), u * 32 + lane);
+  if (lane == 0) copy(beyond, kPacks * 32);
+}
+
+// Replaces the vectors by the packs of the part. Elements that are not in it become 0.
+template <int kPacks, class Item>
+__device__ __noinline__ void align_odd_part(Pack* packs, const Pack* beyond, const Item* first, const Parts parts) {
+  constexpr int n = 16 / sizeof(Item);
+  const int lane = threadIdx.x % 32, past = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(Item) % n);
+  Pack aligned[kPacks];
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const int pack = u * 32 + lane;
+    const Pack* const next = pack + 1 < 32 * kPacks ? packs + permuted<kPacks>(pack + 1) : beyond;
+    aligned[u] = between<sizeof(Item), 15>(packs[permuted<kPacks>(pack)], *next, past * static_cast<int>(sizeof(Item)));
+    clear_outside<Item>(aligned[u], pack * n, parts);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) packs[permuted<kPacks>(u * 32 + lane)] = aligned[u];
+  __syncwarp();
 }
 
 }  // namespace jaxgpuops::scan

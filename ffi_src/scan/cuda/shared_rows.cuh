@@ -289,7 +289,7 @@ class RowLookAhead {
       const auto place = work.place(at.row);
       const auto span = work.span(at.tile);
       Tile tile;
-      work.take(turn.stage, place, span, tile);
+      work.take_again(turn.stage, place, span, tile);
       typename Work::Folds folds;
       work.take_folds(turn.stage, folds);
       State base[1];
