@@ -30,7 +30,11 @@ SCAN_POINTS = [
     ((1, 100_000, 35), "bfloat16", "span_twice"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
-    ((1 << 20, 3, 1), "float32", "short"),
+    ((1 << 20, 3, 1), "float32", "packs"),
+    ((1 << 20, 13, 1), "int8", "packs"),
+    ((80_000, 256, 1), "int8", "rows"),
+    ((8, 500_000, 1), "uint8", "resident"),
+    ((1000, 20_000, 1), "int16", "walk"),
     ((1 << 17, 8, 1), "float32", "packs"),
     ((1, 1000, 5), "int32", "small"),
     ((1, 3000, 5), "int32", "pieces"),
@@ -108,7 +112,8 @@ def test_scans_in_pieces():
     for op, dtype, rows, most in (
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
-        ("cummax", "int16", (9000, 1), 1 << 20),
+        ("cummax", "int16", (3000, 3), 1 << 20),
+        ("cummax", "bool", (9000, 1), 1 << 20),
         ("cummax", "float32", (2000, 3), 1 << 19),
         ("cumsum", "bfloat16", (200, 100), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
@@ -127,7 +132,7 @@ def test_scans_in_pieces():
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
-    plans = [plan_scan("cumprod", 5, 16_384, 1, "int32", False, 1, capability) for capability in (75, 80)]
+    plans = [plan_scan("cummax", 5, 16_384, 1, "bool", False, 1, capability) for capability in (75, 80)]
     assert [plan["algorithm"] for plan in plans] == ["span_twice", "pieces"]
 
 
@@ -146,7 +151,7 @@ def test_scans_of_few_columns():
     for call, dtype, rows, tiles in (
         ("cummax", "float16", (12_165, 3), (17, 5, 3)),
         ("cumprod", "int32", (8192, 20), (114, 32, 32)),
-        ("cumsum", "int8", (338_129, 1), (147, 21, 21)),
+        ("cummax", "bool", (338_129, 1), (147, 21, 21)),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert tuple(plan["tiles"] for plan in plans) == tiles
@@ -157,7 +162,7 @@ def test_scans_of_few_columns():
         ((5000, 1), 96, 5088),
         ((1000, 3), 64, 1020),
     ):
-        plan = plan_scan("cumprod", 2000, *rows, "int8", False, 1, 90)
+        plan = plan_scan("cummax", 2000, *rows, "bool", False, 1, 90)
         assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
     # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
     for outer, length, inner, algorithm in (
@@ -219,9 +224,8 @@ def test_scan_tiles_do_not_depend_on_the_batch():
 def test_rare_scans():
     """Calls that docs/scan.md names as rare take one layout whatever their rows are; others take that of their rows."""
     rare = {
-        ("cumsum", "int8", False),
+        ("cumsum", "float8_e5m2", False),
         ("cumsum", "complex128", False),
-        ("cumprod", "int32", False),
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
         ("cumsum", "float16", True),
@@ -247,6 +251,9 @@ def test_rare_scans():
     for op, dtype, segmented in rare | others:
         layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
         assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
+    for op, dtype in (("cumsum", "int8"), ("cummin", "uint16"), ("cumprod", "int32")):  # rows have kernels
+        layouts = [plan_scan(op, 9, 5000, inner, dtype, False, 1, 90)["layout"] for inner in (1, 256)]
+        assert layouts == ["along", "spans"], (op, dtype)
     for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"

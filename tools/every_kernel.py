@@ -392,10 +392,12 @@ def run_rows(rng, shapes=ROWS, streamed=False):
 SCANS = [  # along axis 1
     ((37, 7), "float32"),  # few elements
     *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
-    ((30_001, 9), "float32"),  # short axes, by shared memory
-    ((30_001, 5), "float32"),  # the same without shared memory
+    ((30_001, 31), "float32"),  # short axes, by shared memory
+    ((30_001, 5, 3), "float32"),  # the same without shared memory
     ((60_001, 2), "float32"),  # as packs
     ((60_001, 8), "float32"),  # as packs, whose lanes take turns
+    ((30_001, 7), "bfloat16"),  # the same, where rows lie across warps
+    *(((30_001, 17), dtype) for dtype in ("int8", "int16", "int32", "int64")),
     ((3001, 2, 50), "int8"),
     ((3, 457), "int16"),  # rare elements, that are few
     ((37, 61), "float32"),  # a tile holds the row
@@ -412,12 +414,14 @@ SCANS = [  # along axis 1
     ((2, 601, 66), "bfloat16"),
     ((1, 265_001, 3), "float32"),
     *(((5, 5001), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64")),
+    *(((900, length), "int8") for length in (481, 9001)),
     *(((3, 501, 32), dtype) for dtype in ("bfloat16", "float64", "int16", "complex64")),
     *(((3, 501, 5), dtype) for dtype in ("float16", "int64", "complex128")),
     ((3, 5001), "float8_e5m2"),
     ((1, 1_600_001, 3), "float32"),
     *(((2, 3001, 40), dtype) for dtype in ("float16", "float64", "complex64")),  # columns that are read twice
     ((1, 60_001, 128), "float32"),  # columns that look ahead
+    *(((2, length), dtype) for length in (70_001, 3_000_001) for dtype in ("uint8", "int16")),
     ((3, 900_001), "bfloat16"),  # rows of 16 bits: gradients and segments read them twice
 ]
 

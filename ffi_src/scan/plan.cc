@@ -287,10 +287,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
-  // Rows of one tile have kernels that take any operator.
-  const RunShape of_row = run_shape(Layout::kAlong, operands, bytes);
-  const bool rows = is_any_operator(problem) && inner == 1 && length <= kThreads * of_row.run * of_row.per_lane &&
-                    forced != static_cast<int>(Algorithm::kSpans);
+  const bool rows = is_any_operator(problem) && inner == 1 && forced != static_cast<int>(Algorithm::kSpans);
   plan.layout = (rare && !rows) || twice || length <= kShortAxis ? Layout::kSpans
                 : inner == 1                          ? Layout::kAlong
                 : across                              ? Layout::kAcross

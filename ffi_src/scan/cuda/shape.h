@@ -149,9 +149,9 @@ constexpr int kMostStages = 6;
 
 // resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.
 constexpr int kResidentTiles = 528;
-// Kernels that read tiles twice: if columns are this few and tiles at most kGroup (kAcross: if tiles are this few), the
-// blocks that make results also fold the sums of tiles.
-constexpr int kFewColumns = 16, kFewTiles = 6;
+// Kernels that read tiles twice: if columns are this few and tiles at most kFewSums (kAcross: if tiles are this few),
+// the blocks that make results also fold the sums of tiles.
+constexpr int kFewColumns = 16, kFewSums = 256, kFewTiles = 6;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.
 constexpr int kMostCopies = 8;
