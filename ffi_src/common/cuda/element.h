@@ -372,17 +372,17 @@ JAXGPUOPS_FN Pack pack_of(const typename E::Acc* values) {
 template <class Bits>
 JAXGPUOPS_FN Pack reversed(const Pack& pack) {
   Pack to;
+  constexpr int kCount = 16 / sizeof(Bits);
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     if constexpr (sizeof(Bits) == 8) {
       to.word[w] = pack.word[w ^ 2];
     } else {
       to.word[w] = pack.word[3 - w];
-      uint32_t& word = to.word[w];
-      if constexpr (sizeof(Bits) <= 2) word = word >> 16 | word << 16;
-      if constexpr (sizeof(Bits) == 1) word = (word >> 8 & 0xff00ff) | (word << 8 & 0xff00ff00);
+      if constexpr (sizeof(Bits) == 2) to.word[w] = to.word[w] >> 16 | to.word[w] << 16;
     }
   }
+  static_assert(kCount <= 8, "single bytes are not packed");
   return to;
 }
 

@@ -99,7 +99,6 @@ cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, si
   cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
   if (status != cudaSuccess) return status;
   p.folded = Work::kFewColumns ? p.tiles > kFewSums || columns > kFewColumns : p.tiles * Work::kLaneColumns > kFewTiles;
-  if (const char* few = getenv("FEW")) p.folded = Work::kFewColumns ? p.tiles > atoi(few) || columns > kFewColumns : p.tiles * Work::kLaneColumns > kFewTiles;
   if (p.folded) {
     const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
     Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};

@@ -146,3 +146,18 @@ struct AnyOperator {
 };
 
 }  // namespace jaxgpuops::scan
+
+namespace jaxgpuops {
+
+template <>
+JAXGPUOPS_FN Pack reversed<uint8_t>(const Pack& pack) {
+  Pack to;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t word = pack.word[3 - w], halves = word >> 16 | word << 16;
+    to.word[w] = (halves >> 8 & 0xff00ff) | (halves << 8 & 0xff00ff00);
+  }
+  return to;
+}
+
+}  // namespace jaxgpuops

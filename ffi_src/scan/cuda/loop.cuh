@@ -127,11 +127,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
 // For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
-#ifdef WALKODD
-  using Work = Chunks<Policy, true>;
-#else
-  using Work = Chunks<Policy, (Policy::kOperands > 2)>;
-#endif
+  using Work = Chunks<Policy>;
   using State = typename Work::State;
   const Work work(p);
   const auto place = work.place(blockIdx.x);
