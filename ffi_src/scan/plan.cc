@@ -55,6 +55,7 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 // otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
+constexpr int64_t kSmallInner = 512;
 
 // kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
 // order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most bytes
@@ -66,6 +67,8 @@ constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kP
 // Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
 // bytes that lie across only if it has at most kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
+// Rows that are not whole packs take pieces if the array has at most so many elements of 2 bytes, or of more.
+constexpr int64_t kPieceOdd = 1 << 19, kPieceOddWide = 1 << 17;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
@@ -119,17 +122,19 @@ bool is_small(const Problem& problem, int forced) {
   const auto [outer, length, inner] = problem.rows;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
   if (!simple || problem.op == Op::kLogSumExp) return false;
-  if (forced >= 0) return problem.rows.elements() <= 1 << 20 && (length <= kShortAxis || (is_exact(problem) && length <= kMostSmallLength));
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
   if (length <= kShortAxis)
-    return elements <= (in_packs(problem)                            ? kSmallDirect
+    return elements <= (in_packs(problem) ? (length <= kDirectLength ? kSmallDirect : kSmallLong)
                         : exact && !is_direct(problem) && length > 2 ? kSmallExact
                         : length <= kDirectLength                    ? kSmallDirect
                                                                      : kSmallElements);
   if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
-  return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
+  return exact && (inner > 1 || rare) &&
+         elements <= (!rare                                ? kSmallLong
+                      : inner > 1 && length <= kSmallInner ? kSmallDirect
+                                                           : kSmallRare);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
@@ -157,7 +162,9 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   const bool across = plan.layout == Layout::kAcross;
   const bool exact = is_exact(problem);
   const bool along = plan.layout == Layout::kAlong;
-  if (along && (forced != static_cast<int>(Algorithm::kPieces) || plan.axis_warps > 1)) return plan;
+  const bool odd = length * bytes_of(problem.dtype) % 16 != 0 && !is_any_operator(problem) &&
+                   problem.rows.elements() <= (bytes_of(problem.dtype) == 2 ? kPieceOdd : kPieceOddWide);
+  if (along && (plan.axis_warps > 1 || !(odd || forced == static_cast<int>(Algorithm::kPieces)))) return plan;
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
@@ -213,7 +220,8 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
     plan.algorithm = Algorithm::kPacks;
     plan.axis_warps = kWarps;
     // A block has whole rows in whole packs.
-    const int64_t row_bytes = length * bytes, period = std::max<int64_t>(row_bytes / std::min<int64_t>(row_bytes & -row_bytes, 16), 1);
+    const int64_t row_bytes = length * bytes,
+                  period = std::max<int64_t>(row_bytes / std::min<int64_t>(row_bytes & -row_bytes, 16), 1);
     plan.block_columns = kWarps * (32 - row_lanes_before(row_bytes)) / period * period * 16 / row_bytes;
     plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
@@ -289,9 +297,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
   const bool rows = is_any_operator(problem) && inner == 1 && forced != static_cast<int>(Algorithm::kSpans);
   plan.layout = (rare && !rows) || twice || length <= kShortAxis ? Layout::kSpans
-                : inner == 1                          ? Layout::kAlong
-                : across                              ? Layout::kAcross
-                                                      : Layout::kSpans;
+                : inner == 1                                     ? Layout::kAlong
+                : across                                         ? Layout::kAcross
+                                                                 : Layout::kSpans;
   if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan, forced);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
   const int64_t runs = ceil_div(length, shape.run);

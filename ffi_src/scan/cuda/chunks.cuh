@@ -134,7 +134,7 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
         if (!is_one(o))
-          align_odd_part<kPacks>(of_warp(stage, o), beyond(stage, o), axis(o, place) + first_of_part(span), parts(span));
+          align_parts<kPacks>(of_warp(stage, o), beyond(stage, o), axis(o, place) + first_of_part(span), parts(span));
     }
     take_again(stage, place, span, tile);
   }
@@ -284,7 +284,11 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ int64_t first_of_part(const Span& span) const { return span.memory + part * kOfWarp; }
   __device__ Parts parts(const Span& span) const {
     const int64_t first = first_of_part(span), left = p.length - first;
-    return {1, 5, 0, 0, static_cast<int>(max(int64_t{0}, min(-first, int64_t{kOfWarp}))),
+    return {1,
+            5,
+            0,
+            0,
+            static_cast<int>(max(int64_t{0}, min(-first, int64_t{kOfWarp}))),
             static_cast<int>(max(int64_t{0}, min(left, int64_t{kOfWarp})))};
   }
   // It takes the place of the folds, which are not known yet.
@@ -328,7 +332,7 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else if constexpr (kOddRows) {
-      copy_odd_part<kPacks>(of_warp(stage, operand), beyond(stage, operand), axis + first_of_part(span), parts(span));
+      copy_parts<kPacks>(of_warp(stage, operand), beyond(stage, operand), axis + first_of_part(span), parts(span));
     } else if constexpr (sizeof(Bits) >= 4) {
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {

@@ -99,6 +99,8 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
   if (plan.algorithm == Algorithm::kPacks) {
     for (int i = 0; i < 64; ++i) p.row_begins |= static_cast<uint64_t>(i % length == 0) << i;
+    // Of rows of one element, which begin everywhere, the remainder may be 1.
+    p.of_length = UINT32_MAX / static_cast<uint32_t>(length) + (length > 1 ? 1 : 0);
     p.row_lanes = row_lanes(length * bytes_of(problem.dtype));
     p.lanes_before = row_lanes_before(length * bytes_of(problem.dtype));
   }

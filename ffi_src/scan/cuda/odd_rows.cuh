@@ -22,45 +22,14 @@ __device__ __forceinline__ int permuted(int pack) {
 // which is before the row if the scan runs backward. A row has 2^run_bits runs of kPacks packs.
 struct Parts {
   int rows, run_bits, length, origin, begin, end;
+  // From the first part to the last one; if there are several, they are whole rows.
+  __device__ int elements() const { return rows > 0 ? (rows - 1) * length + end - begin : 0; }
 };
 
-// Clears the elements of a pack that are not in a part; the pack begins at element `at` of the row.
+// How many elements an address is past a multiple of 16 bytes.
 template <class Item>
-__device__ __forceinline__ void clear_outside(Pack& pack, int at, const Parts& parts) {
-  constexpr int n = 16 / sizeof(Item);
-  if (at >= parts.begin && at + n <= parts.end) return;
-#pragma unroll
-  for (int i = 0; i < n; ++i)
-    if (at + i < parts.begin || at + i >= parts.end) set<Item>(pack, i, Item{});
-}
-
-// Loads the parts; other elements of their packs become 0. Each lane passes the row to which its run belongs. A pack
-// is taken from the two aligned vectors that contain it; a vector is read only if it has an element of the part.
-template <int kPacks, class Item>
-__device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, const Parts parts) {
-  constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;  // log2 of kPacks, which is 2 or 4
-  const int lane = threadIdx.x % 32;
-  Pack low[kPacks], high[kPacks];
-  int past[kPacks], at[kPacks];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const int pack = u * 32 + lane, row = pack >> (parts.run_bits + kBits);
-    const auto* const data = shuffle_from(row_of_run, row << parts.run_bits);
-    at[u] = parts.origin + (pack - (row << (parts.run_bits + kBits))) * n;
-    if (row >= parts.rows) at[u] = parts.end;
-    past[u] = static_cast<int>(reinterpret_cast<uintptr_t>(data + at[u]) / sizeof(Item) % n);
-    const int first = at[u] - past[u];  // of the first vector
-    const auto* const from = reinterpret_cast<const Pack*>(data + first);
-    low[u] = high[u] = {};
-    if (at[u] < parts.end && first + n > parts.begin) low[u] = from[0];
-    if (past[u] > 0 && first + n < parts.end && first + 2 * n > parts.begin) high[u] = from[1];
-  }
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    Pack pack = between<sizeof(Item), 15>(low[u], high[u], past[u] * static_cast<int>(sizeof(Item)));
-    clear_outside<Item>(pack, at[u], parts);
-    packs[permuted<kPacks>(u * 32 + lane)] = pack;
-  }
+__device__ __forceinline__ int elements_past(const Item* at) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(at) / sizeof(Item) % (16 / sizeof(Item)));
 }
 
 // Stores the parts of rows that follow each other in memory: aligned vectors, and the elements that are in none.
@@ -85,7 +54,8 @@ __device__ __noinline__ void store_parts(const Pack* packs, Item* rows, const Pa
   for (int i = lane; i < parts.rows * 2 * n; i += 32) {
     const int row = i / (2 * n), e = i % n;
     Item* const to = rows + row * parts.length;
-    const int head = min(parts.begin + to_aligned(to + parts.begin), parts.end), tail = parts.end - (parts.end - head) % n;
+    const int head = min(parts.begin + to_aligned(to + parts.begin), parts.end),
+              tail = parts.end - (parts.end - head) % n;
     const int at = i % (2 * n) < n ? parts.begin + e : tail + e;
     if (at >= (i % (2 * n) < n ? head : parts.end)) continue;
     const int in_part = at - parts.origin, pack = (row << (parts.run_bits + kBits)) + in_part / n;
@@ -93,33 +63,43 @@ __device__ __noinline__ void store_parts(const Pack* packs, Item* rows, const Pa
   }
 }
 
-// Starts to copy the aligned vectors that contain a part of one row, whose first pack would begin at `first`. There is
-// one vector more than the part has packs.
+// Starts to copy the aligned vectors that contain the parts; rows follow each other in memory. There may be one vector
+// more than the parts have packs, which goes to `beyond`.
 template <int kPacks, class Item>
-__device__ __noinline__ void copy_odd_part(Pack* packs, Pack* beyond, const Item* first, const Parts parts) {
+__device__ __noinline__ void copy_parts(Pack* packs, Pack* beyond, const Item* rows, const Parts parts) {
   constexpr int n = 16 / sizeof(Item);
-  const int lane = threadIdx.x % 32, past = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(Item) % n);
-  const auto copy = [&](Pack* to, int pack) {
-    const int e = pack * n - past;
-    copy_async_or_clear(to, first + e, e + n > parts.begin && e < parts.end);
-  };
+  const Item* const first = rows + parts.begin;
+  const int lane = threadIdx.x % 32, past = elements_past(first), count = parts.elements();
+  const int vectors = count > 0 ? (past + count + n - 1) / n : 0;
+  const auto copy = [&](Pack* to, int i) { copy_async_or_clear(to, first - past + i * n, i < vectors); };
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) copy(packs + permuted<kPacks>(u * 32 + lane), u * 32 + lane);
   if (lane == 0) copy(beyond, kPacks * 32);
 }
 
-// Replaces the vectors by the packs of the part. Elements that are not in it become 0.
+// When the vectors are there, replaces them by the packs of the parts. Elements that are in no part become 0.
 template <int kPacks, class Item>
-__device__ __noinline__ void align_odd_part(Pack* packs, const Pack* beyond, const Item* first, const Parts parts) {
-  constexpr int n = 16 / sizeof(Item);
-  const int lane = threadIdx.x % 32, past = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(Item) % n);
+__device__ __noinline__ void align_parts(Pack* packs, const Pack* beyond, const Item* rows, const Parts parts) {
+  constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;
+  const int lane = threadIdx.x % 32, past = elements_past(rows + parts.begin);
+  const auto vector = [&](int i) {
+    i = max(i, 0);
+    return *(i < 32 * kPacks ? packs + permuted<kPacks>(i) : beyond);
+  };
   Pack aligned[kPacks];
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
-    const int pack = u * 32 + lane;
-    const Pack* const next = pack + 1 < 32 * kPacks ? packs + permuted<kPacks>(pack + 1) : beyond;
-    aligned[u] = between<sizeof(Item), 15>(packs[permuted<kPacks>(pack)], *next, past * static_cast<int>(sizeof(Item)));
-    clear_outside<Item>(aligned[u], pack * n, parts);
+    const int pack = u * 32 + lane, row = pack >> (parts.run_bits + kBits);
+    const int at = parts.origin + (pack - (row << (parts.run_bits + kBits))) * n;
+    aligned[u] = {};
+    if (row >= parts.rows || at >= parts.end || at + n <= parts.begin) continue;
+    const int from = past + row * parts.length + at - parts.begin, first = from < 0 ? -1 : from / n;
+    aligned[u] = between<sizeof(Item), 15>(vector(first), vector(first + 1),
+                                           (from - first * n) * static_cast<int>(sizeof(Item)));
+    if (at >= parts.begin && at + n <= parts.end) continue;
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      if (at + i < parts.begin || at + i >= parts.end) set<Item>(aligned[u], i, Item{});
   }
   __syncwarp();
 #pragma unroll

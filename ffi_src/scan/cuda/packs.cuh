@@ -26,7 +26,9 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
   const int64_t left = in_block < 0 || in_block >= of_block ? 0 : p.columns * p.length - first;
   const bool writes = in_warp >= 0 && in_warp < own;
   // A bit for each element of the pack, and of the one after it, in the direction of the scan: whether a row begins.
-  uint32_t row_begins = static_cast<uint32_t>(p.row_begins >> (in_block < 0 ? 0 : in_block % length));
+  const int in_row = in_block - static_cast<int>(__umulhi(in_block, p.of_length)) * length;
+  uint32_t row_begins = funnel_right(static_cast<uint32_t>(p.row_begins), static_cast<uint32_t>(p.row_begins >> 32),
+                                     in_block < 0 ? 0 : in_row);
   if (p.backward) row_begins = __brev(row_begins) >> (31 - n);
   const auto begins = [&](int i) { return (row_begins >> i & 1) != 0; };
   const int lane_before = p.backward ? lane + 1 : lane - 1, lane_after = p.backward ? lane - 1 : lane + 1;

@@ -24,7 +24,11 @@ class Rows : public BetweenWarps<Policy> {
   static constexpr int kInPack = 16 / sizeof(Bits);
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun;
-  static constexpr int kBytesOfWarp = Policy::kOperands * 32 * kPacks * 16;
+  // Whether rows that are not aligned are copied by vectors (odd_rows.cuh), for which an operand has one pack more.
+  // Elements of 4 or 8 bytes are copied one by one, which takes no longer and needs less code.
+  static constexpr bool kByVectors = sizeof(Bits) <= 2;
+  static constexpr int kPacksOfWarp = 32 * kPacks + kByVectors;
+  static constexpr int kBytesOfWarp = Policy::kOperands * kPacksOfWarp * 16;
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
@@ -81,8 +85,14 @@ class Rows : public BetweenWarps<Policy> {
     } else {
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
-        if (!Policy::kBroadcast || o != 1 || dense_a())
-          fetch_parts<kPacks>(place(o, 0), static_cast<const Bits*>(p.operands[o]) + row() * p.length, parts());
+        if (!Policy::kBroadcast || o != 1 || dense_a()) {
+          const Bits* const from = static_cast<const Bits*>(p.operands[o]) + first * p.length;
+          if constexpr (kByVectors) {
+            copy_parts<kPacks>(place(o, 0), beyond(o), from, parts());
+          } else {
+            fetch_each(o, from, [&](int row) { return row * length; });
+          }
+        }
     }
     if constexpr (Policy::kBroadcast)
       if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
@@ -90,6 +100,13 @@ class Rows : public BetweenWarps<Policy> {
     tile.starts = starts();
     wait_for_async_copies<0>();
     __syncwarp();
+    if (kByVectors && !p.aligned) {
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!Policy::kBroadcast || o != 1 || dense_a())
+          align_parts<kPacks>(place(o, 0), beyond(o), static_cast<const Bits*>(p.operands[o]) + first * p.length,
+                              parts());
+    }
     if constexpr (Policy::kNeighbour) {
       const int i = length - position();
       if (!p.neighbour_before && i > 0 && i < kRun) {
@@ -196,24 +213,39 @@ class Rows : public BetweenWarps<Policy> {
   // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
   // 8 neighbouring packs, nor one pack of each of 8 runs, share a bank.
   __device__ Pack* place(int operand, int pack) const {
-    return packs + operand * (32 * kPacks) + permuted<kPacks>(pack);
+    return packs + operand * kPacksOfWarp + permuted<kPacks>(pack);
   }
+  __device__ Pack* beyond(int operand) const { return packs + operand * kPacksOfWarp + 32 * kPacks; }
   // The j-th of the kPacks packs of the lane's run.
   __device__ Pack* run_order(int operand, int j) const {
     return place(operand, slot * kPacks + (p.backward ? kPacks - 1 - j : j));
   }
   // The u-th of the kPacks packs that the lane copies, which are neighbours of other lanes' packs in memory.
   __device__ Pack* memory_order(int operand, int u) const { return place(operand, u * 32 + lane); }
+  // The i-th of the elements that the lane copies one by one: every 32nd element.
+  __device__ Bits* element(int operand, int i) const {
+    return reinterpret_cast<Bits*>(place(operand, i * (32 / kInPack) + lane / kInPack)) + lane % kInPack;
+  }
+
   // Where an element of the warp's part is, in the order of memory: its row, its place in the row, and whether it
-  // exists.
+  // exists. The row is that of element e - lane % 32, too.
   struct Where {
     int row, at;
     bool there;
   };
-  __device__ Where where(int e) const {
-    const int row = e / kRun >> p.run_bits;
+  __device__ Where where(int e, int in_row) const {
+    const int row = in_row / kRun >> p.run_bits;
     const int at = origin + e - (row * kRun << p.run_bits);
     return {row, at, row < rows && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+  }
+  __device__ Where where(int e) const { return where(e, e); }
+  // The i-th of the elements that the lane copies one by one. A row has more than 32, so its row is that of other
+  // lanes. kOneRow: the warp has only one row.
+  template <bool kOneRow>
+  __device__ Where where_element(int i) const {
+    if (!kOneRow) return where(i * 32 + lane, i * 32);
+    const int at = origin + i * 32 + lane;
+    return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
 
   // What the warp has of its rows.
@@ -262,7 +294,49 @@ class Rows : public BetweenWarps<Policy> {
         copy_async_or_clear(memory_order(operand, u), pack, from.there);
       }
     } else {
-      fetch_parts<kPacks>(place(operand, 0), data + at, parts());
+      fetch_each(operand, data, [&](int row) { return shuffle_from(at, row << p.run_bits); });
+    }
+  }
+
+  // `row_at(row)` is where a row begins in `data`.
+  template <class RowAt>
+  __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
+    if (p.run_bits == 5) {
+      fetch_elements<true>(operand, data + row_at(0), row_at);
+    } else {
+      fetch_elements<false>(operand, data, row_at);
+    }
+  }
+  template <bool kOneRow, class RowAt>
+  __device__ void fetch_elements(int operand, const Bits* data, RowAt row_at) const {
+    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
+#pragma unroll
+    for (int begin = 0; begin < kRun; begin += kAtOnce) {
+      Bits values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Where from = where_element<kOneRow>(begin + i);
+        const Bits* const row = kOneRow ? data : data + row_at(from.row);
+        values[i] = from.there ? row[from.at] : Bits{};
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) *element(operand, begin + i) = values[i];
+    }
+  }
+
+  template <bool kOneRow>
+  __device__ void store_elements(int result, Bits* data) const {
+    constexpr int kAtOnce = kRun < 16 ? kRun : 16;
+#pragma unroll
+    for (int begin = 0; begin < kRun; begin += kAtOnce) {
+      Bits values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) values[i] = *element(result, begin + i);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const Where to = where_element<kOneRow>(begin + i);
+        if (to.there) data[to.row * length + to.at] = values[i];
+      }
     }
   }
 
@@ -274,8 +348,12 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
-    } else {
+    } else if constexpr (kByVectors) {
       store_parts<kPacks>(place(result, 0), data, parts());
+    } else if (p.run_bits == 5) {
+      store_elements<true>(result, data);
+    } else {
+      store_elements<false>(result, data);
     }
   }
 

@@ -98,7 +98,8 @@ inline bool is_any_operator(const Problem& problem) {
          problem.dtype != DType::kBool;
 }
 
-constexpr int kMostRowLanes = 5;  // kPacks: the most lanes of a row
+// kPacks: the most lanes of a row, which take turns. Turns are short where a pack has few elements.
+constexpr int most_row_lanes(int bytes) { return bytes >= 4 ? 9 : 5; }
 constexpr int row_lanes(int64_t row_bytes) {
   const int64_t step = row_bytes & -row_bytes;  // rows begin at multiples of this power of two
   return static_cast<int>((row_bytes + 31 - (step < 16 ? step : 16)) / 16);
@@ -117,7 +118,10 @@ inline bool in_packs(const Problem& problem) {
   const int lanes = row_lanes(bytes);
   // Tangents take too much computing for several lanes. Neighbours must be in the same warp.
   const bool neighbours = problem.kind == Kind::kTangent || problem.kind == Kind::kLinearVjp;
-  if (lanes > (problem.kind == Kind::kTangent ? 1 : kMostRowLanes) || (neighbours && row_lanes_before(bytes) > 0))
+  if (lanes > (problem.kind == Kind::kTangent                             ? 1
+               : is_any_operator(problem) && bytes_of(problem.dtype) == 2 ? 3
+                                                                          : most_row_lanes(bytes_of(problem.dtype))) ||
+      (neighbours && row_lanes_before(bytes) > 0))
     return false;
   if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) && !is_any_operator(problem)) return false;
