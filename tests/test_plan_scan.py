@@ -62,7 +62,7 @@ def scan_calls():
 
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
-    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
+    "along": ({"small", "pieces", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
     "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
 }
@@ -129,11 +129,16 @@ def test_scans_in_pieces():
     for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
+    # Rows that are not whole vectors, of a tile that one warp has.
+    for dtype, length, most in (("bfloat16", 443, 1 << 19), ("float32", 257, 1 << 17)):
+        plans = [plan_scan("cumsum", outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)]
+        assert [plan["algorithm"] for plan in plans] == ["pieces", "rows"]
+        assert plans[0]["tile"] == plans[1]["tile"]
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
     plans = [plan_scan("cummax", 5, 16_384, 1, "bool", False, 1, capability) for capability in (75, 80)]
-    assert [plan["algorithm"] for plan in plans] == ["span_twice", "pieces"]
+    assert [plan["algorithm"] for plan in plans] == ["spans", "pieces"]
 
 
 def test_scans_of_few_columns():
@@ -262,11 +267,11 @@ def test_rare_scans():
 def test_short_rows_of_few_elements():
     """Exact operations along an axis that would go through shared memory take the small kernel for more elements."""
     for call, dtype, length, most in (
-        ("cumprod", "int64", 4, 1 << 18),
-        ("cumprod", "int64", 2, 3 << 15),
-        ("cummax", "int8", 20, 1 << 18),
-        ("cumsum", "int32", 16, 3 << 15),  # packs
-        ("cumprod", "float32", 9, 1 << 17),
+        ("cummax", "bool", 20, 1 << 18),
+        ("cumprod", "int64", 2, 3 << 15),  # packs
+        ("cumsum", "int32", 8, 3 << 15),
+        ("cumprod", "float32", 9, 1 << 16),
+        ("cumprod_jvp", "float32", 9, 1 << 17),
     ):
         plans = [
             plan_scan(call, outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)

@@ -50,12 +50,13 @@ constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 // The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
-// would read it directly from memory with few loads, kSmallExact if they would not and the order of folding does not
-// change states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
-// otherwise kSmallLong.
+// would read it directly from memory with few loads (kSmallLong if lanes of kPacks take more turns), kSmallExact if
+// they would not and the order of folding does not change states, otherwise kSmallElements. On a longer axis:
+// kSmallRare for dtypes that have only the kernels of spans, otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
-constexpr int64_t kSmallInner = 512;
+constexpr int64_t kSmallInner =
+    512;  // shorter columns of rare dtypes, of more than kSmallDirect elements, take kPieces
 
 // kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
 // order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most bytes
@@ -67,8 +68,9 @@ constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kP
 // Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
 // bytes that lie across only if it has at most kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
-// Rows that are not whole packs take pieces if the array has at most so many elements of 2 bytes, or of more.
-constexpr int64_t kPieceOdd = 1 << 19, kPieceOddWide = 1 << 17;
+// Rows that are not whole packs take kPieces if one warp would have them and the array has at most so many elements:
+// kPieceOdd of 2 bytes, of one operand; otherwise kPieceOddWide.
+constexpr int64_t kPieceOdd = 1 << 19, kPieceOddWide = 3 << 15;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
@@ -131,10 +133,11 @@ bool is_small(const Problem& problem, int forced) {
                                                                      : kSmallElements);
   if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
-  return exact && (inner > 1 || rare) &&
-         elements <= (!rare                                ? kSmallLong
-                      : inner > 1 && length <= kSmallInner ? kSmallDirect
-                                                           : kSmallRare);
+  // Rows of integers have kernels of their own, which are faster unless they are not whole packs of small elements.
+  if (inner == 1 && is_any_operator(problem))
+    return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
+  if (!exact || (inner == 1 && !rare)) return false;
+  return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
@@ -163,7 +166,7 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   const bool exact = is_exact(problem);
   const bool along = plan.layout == Layout::kAlong;
   const bool odd = length * bytes_of(problem.dtype) % 16 != 0 && !is_any_operator(problem) &&
-                   problem.rows.elements() <= (bytes_of(problem.dtype) == 2 ? kPieceOdd : kPieceOddWide);
+                   problem.rows.elements() <= (bytes_of(problem.dtype) == 2 && !linear ? kPieceOdd : kPieceOddWide);
   if (along && (plan.axis_warps > 1 || !(odd || forced == static_cast<int>(Algorithm::kPieces)))) return plan;
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
@@ -295,7 +298,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
-  const bool rows = is_any_operator(problem) && inner == 1 && forced != static_cast<int>(Algorithm::kSpans);
+  // Rows of integers have a kernel for any operator if they are one tile.
+  const RunShape of_row = run_shape(Layout::kAlong, operands, bytes);
+  const bool rows = is_any_operator(problem) && inner == 1 && length <= kThreads * of_row.run * of_row.per_lane &&
+                    forced != static_cast<int>(Algorithm::kSpans);
   plan.layout = (rare && !rows) || twice || length <= kShortAxis ? Layout::kSpans
                 : inner == 1                                     ? Layout::kAlong
                 : across                                         ? Layout::kAcross

@@ -98,7 +98,7 @@ cudaError_t launch_twice(cudaStream_t stream, const Plan& plan, Parameters p, si
   shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns);
   cudaError_t status = launch(stream, shape, scan_twice_folds<Policy, Work>, p);
   if (status != cudaSuccess) return status;
-  p.folded = Work::kFewColumns ? p.tiles > kFewSums || columns > kFewColumns : p.tiles * Work::kLaneColumns > kFewTiles;
+  p.folded = Work::kFewColumns ? p.tiles > kGroup || columns > kFewColumns : p.tiles * Work::kLaneColumns > kFewTiles;
   if (p.folded) {
     const int threads = std::min(kSumsThreads, (p.tiles + 31) / 32 * 32);
     Launch sums{dim3(static_cast<unsigned>(p.columns)), dim3(threads)};
@@ -147,31 +147,19 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
 }
 
+// Launches the kernel for the rows of a lane, or of a few.
+template <class Policy>
+cudaError_t launch_packs(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  if constexpr (!Policy::kNeighbour)
+    if (p.lanes_before > 0) return launch(stream, shape, scan_packs<Policy, true>, p);
+  return launch(stream, shape, scan_packs<Policy, false>, p);
+}
+
 template <class Policy>
 cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
   return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
-}
-
-// Launches the kernels of rows.
-template <class Policy>
-cudaError_t launch_along(cudaStream_t stream, const Plan& plan, const Parameters& p) {
-  switch (plan.algorithm) {
-    case Algorithm::kPacks:
-      if constexpr (!Policy::kCut && !kByParts<Policy>)
-        return launch(stream, {dim3(p.strips), dim3(plan.threads())}, scan_packs<Policy>, p);
-      break;
-    case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
-    case Algorithm::kWalk: return launch_walk<Policy>(stream, p);
-    case Algorithm::kResident:
-      if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
-      break;
-    case Algorithm::kRowLookAhead:
-    case Algorithm::kChunkLookAhead:
-    case Algorithm::kChunkTwice: return launch_shared_rows<Policy>(stream, plan, p);
-    default: break;
-  }
-  return cudaErrorInvalidValue;
 }
 
 // A block walks over the tiles of `columns` columns, or each block of a cluster has one of these tiles.
@@ -200,10 +188,18 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
                           void* workspace) {
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   if constexpr (!kRare<Policy>) {
-    if (plan.layout == Layout::kAlong || plan.algorithm == Algorithm::kPacks)
-      return launch_along<Policy>(stream, plan, p);
+    if constexpr (!Policy::kCut && !kByParts<Policy>)
+      if (plan.algorithm == Algorithm::kPacks) return launch_packs<Policy>(stream, plan, p);
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {
+      case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
+      case Algorithm::kWalk: return launch_walk<Policy>(stream, p);
+      case Algorithm::kResident:
+        if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
+        break;
+      case Algorithm::kRowLookAhead:
+      case Algorithm::kChunkLookAhead:
+      case Algorithm::kChunkTwice: return launch_shared_rows<Policy>(stream, plan, p);
       case Algorithm::kColumns: return launch_columns<Policy, Columns<Policy>>(stream, plan, p, columns);
       case Algorithm::kColumnLookAhead:
         if constexpr (kReadsOnce<Policy, Layout::kAcross>)

@@ -11,9 +11,14 @@
 
 namespace jaxgpuops::scan {
 
-// kOddRows: whether odd_rows.cuh loads and stores rows of 16-bit elements that are not a whole number of packs. In some
-// kernels, these calls slow the other rows.
-template <class Policy, bool kOddRows = true>
+// How rows that are not aligned are copied. In some kernels, the code for that slows the other rows.
+enum class OddRows {
+  kElements,  // element by element
+  kVectors,   // those of 16-bit elements by vectors, which registers shift on the way, others element by element
+  kShifted,   // by vectors, which are shifted when they are in shared memory; so earlier tiles do not wait for them
+};
+
+template <class Policy, OddRows kOdd = OddRows::kVectors>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -129,8 +134,8 @@ class Chunks : public BetweenWarps<Policy> {
 
   // Called by all lanes of a warp, after their copies have ended.
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
-    __syncwarp();
-    if (kOddRows && !p.aligned) {
+    if (kOdd == OddRows::kShifted && !p.aligned) {
+      __syncwarp();
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
         if (!is_one(o))
@@ -139,6 +144,7 @@ class Chunks : public BetweenWarps<Policy> {
     take_again(stage, place, span, tile);
   }
 
+  // The same for a tile that has been taken before.
   __device__ void take_again(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
@@ -280,18 +286,14 @@ class Chunks : public BetweenWarps<Policy> {
     return static_cast<const Bits*>(p.operands[operand]) + (Policy::kBroadcast && operand == 1 ? place.a : place.at);
   }
 
-  // Where the warp's part of the tile begins in memory, and what there is of it; the vector beyond it.
+  // Where the warp's part of the tile begins in memory, and what there is of it.
   __device__ int64_t first_of_part(const Span& span) const { return span.memory + part * kOfWarp; }
   __device__ Parts parts(const Span& span) const {
-    const int64_t first = first_of_part(span), left = p.length - first;
-    return {1,
-            5,
-            0,
-            0,
-            static_cast<int>(max(int64_t{0}, min(-first, int64_t{kOfWarp}))),
-            static_cast<int>(max(int64_t{0}, min(left, int64_t{kOfWarp})))};
+    const auto in_part = [](int64_t e) { return static_cast<int>(max(int64_t{0}, min(e, int64_t{kOfWarp}))); };
+    const int64_t first = first_of_part(span);
+    return {1, 5, 0, 0, in_part(-first), in_part(p.length - first)};
   }
-  // It takes the place of the folds, which are not known yet.
+  // The vector beyond the warp's part. It has the place of the folds, which are not known yet.
   __device__ Pack* beyond(int stage, int operand) const {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes + kFoldsAt +
                                    thread / 32 * 32 * static_cast<int>(sizeof(State))) +
@@ -331,7 +333,7 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
-    } else if constexpr (kOddRows) {
+    } else if constexpr (kOdd == OddRows::kShifted) {
       copy_parts<kPacks>(of_warp(stage, operand), beyond(stage, operand), axis + first_of_part(span), parts(span));
     } else if constexpr (sizeof(Bits) >= 4) {
 #pragma unroll 4
@@ -344,7 +346,7 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
-    } else {
+    } else if constexpr (kOdd == OddRows::kElements) {
       Bits values[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
@@ -353,6 +355,8 @@ class Chunks : public BetweenWarps<Policy> {
       }
 #pragma unroll
       for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
+    } else {
+      fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
   }
 
@@ -377,9 +381,12 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
-    } else if constexpr (kOddRows) {
+    } else if constexpr (kOdd == OddRows::kShifted) {
       store_parts<kPacks>(of_warp(stage, result), axis + first_of_part(span), parts(span));
     } else {
+      if constexpr (sizeof(Bits) == 2 && kOdd == OddRows::kVectors)
+        if (inside(span, part * kOfWarp, kOfWarp))
+          return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;

@@ -140,9 +140,6 @@ class Columns : public BetweenWarps<Policy> {
   __device__ void put_extras(int, const Extra (&)[1]) const {}
 
   // Called by all lanes of a warp, after their copies have ended.
-  __device__ void take_again(int stage, const Place& place, const Span& span, Tile& tile) const {
-    take(stage, place, span, tile);
-  }
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;

@@ -8,9 +8,13 @@ cudaError_t launch_general(cudaStream_t stream, const Plan& plan, const Problem&
                            void* workspace) {
   const Dispatch call{stream, plan, problem, buffers, workspace};
   const DType dtype = problem.dtype;
-  if (is_any_operator(problem) && (plan.layout == Layout::kAlong || plan.algorithm == Algorithm::kPacks)) {
+  if (is_any_operator(problem) && (plan.algorithm == Algorithm::kPacks || plan.algorithm == Algorithm::kRows)) {
     const Parameters p = parameters_of(plan, problem, buffers, workspace);
-    return with_integer(dtype, [&](auto e) { return launch_along<AnyOperator<decltype(e)>>(stream, plan, p); });
+    return with_integer(dtype, [&](auto e) {
+      using Policy = AnyOperator<decltype(e)>;
+      return plan.algorithm == Algorithm::kRows ? launch_rows<Policy>(stream, plan, p)
+                                                : launch_packs<Policy>(stream, plan, p);
+    });
   }
   const auto run = [&](auto e) { return call.run<General<decltype(e)>>(); };
   if (dtype == DType::kBool) return run(Boolean{});

@@ -142,7 +142,7 @@ class LookAhead {
   __device__ void finish(int stage, Part at, const typename Work::Place& place) const {
     const auto span = work.span(at.tile);
     Tile tile;
-    work.take_again(stage, place, span, tile);
+    work.take(stage, place, span, tile);
     typename Work::Folds folds;
     work.take_folds(stage, folds);
     State base[Work::kWidth];

@@ -1,7 +1,6 @@
 // Copies parts of rows that do not begin at a multiple of 16 bytes, between global and shared memory. A lane takes the
 // 16 bytes that it wants from the two aligned vectors that contain them. All lanes of a warp call these functions. The
-// functions are not inlined, so that kernels share their code, and so that aligned rows, for which the kernels are
-// tuned, need no more registers.
+// functions are not inlined, so that aligned rows, for which the kernels are tuned, need no more registers.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +17,57 @@ __device__ __forceinline__ int permuted(int pack) {
   return pack ^ (pack / 8 & (kPacks - 1));
 }
 
+// How many elements an address is past a multiple of 16 bytes.
+template <class Item>
+__device__ __forceinline__ int elements_past(const Item* at) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(at) / sizeof(Item) % (16 / sizeof(Item)));
+}
+
+// Loads a part of 16-bit elements, which begins at element `first` of a row. The first vector may begin before the row,
+// but it contains the row's first element.
+template <int kPacks>
+__device__ __noinline__ void fetch_odd_part(Pack* part, const uint16_t* row, int64_t first, int64_t length) {
+  constexpr int kPart = 32 * kPacks * 8;
+  const int lane = threadIdx.x % 32, past = elements_past(row + first);
+  if (first < 0 || first - past + kPart + 8 > length) {  // one by one, where the row ends
+#pragma unroll 8
+    for (int e = lane; e < kPart; e += 32) {
+      const int64_t i = first + e;
+      reinterpret_cast<uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8] = i >= 0 && i < length ? row[i] : uint16_t{0};
+    }
+    return;
+  }
+  const Pack* const from = reinterpret_cast<const Pack*>(row + first - past);
+  Pack packs[kPacks + 1];
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) packs[u] = from[u * 32 + lane];
+  if (lane == 0) packs[kPacks] = from[kPacks * 32];
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const Pack next = shuffle_from(lane == 0 ? packs[u + 1] : packs[u], (lane + 1) % 32);
+    part[permuted<kPacks>(u * 32 + lane)] = between<2, 15>(packs[u], next, 2 * past);
+  }
+}
+
+// Stores a part, all of which is inside a row.
+template <int kPacks>
+__device__ __noinline__ void store_odd_part(const Pack* part, uint16_t* to) {
+  constexpr int kPart = 32 * kPacks * 8;
+  const int lane = threadIdx.x % 32, past = elements_past(to), head = (8 - past) % 8;
+  const auto element = [&](int e) { return reinterpret_cast<const uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8]; };
+  Pack last = {};
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const Pack own = part[permuted<kPacks>(u * 32 + lane)];
+    const Pack before = shuffle_from(lane == 31 ? last : own, (lane + 31) % 32);
+    last = own;
+    if (u > 0 || lane > 0 || past == 0)
+      reinterpret_cast<Pack*>(to - past)[u * 32 + lane] = between<2, 16>(before, own, 16 - 2 * past);
+  }
+  if (lane < head) to[lane] = element(lane);
+  if (lane < past) to[kPart - past + lane] = element(kPart - past + lane);
+}
+
 // What a warp has of some rows: of each row the elements from `begin` to `end`. Its packs begin at element `origin`,
 // which is before the row if the scan runs backward. A row has 2^run_bits runs of kPacks packs.
 struct Parts {
@@ -26,10 +76,43 @@ struct Parts {
   __device__ int elements() const { return rows > 0 ? (rows - 1) * length + end - begin : 0; }
 };
 
-// How many elements an address is past a multiple of 16 bytes.
+// Clears the elements of a pack that are not in a part; the pack begins at element `at` of the row.
 template <class Item>
-__device__ __forceinline__ int elements_past(const Item* at) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(at) / sizeof(Item) % (16 / sizeof(Item)));
+__device__ __forceinline__ void clear_outside(Pack& pack, int at, const Parts& parts) {
+  constexpr int n = 16 / sizeof(Item);
+  if (at >= parts.begin && at + n <= parts.end) return;
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (at + i < parts.begin || at + i >= parts.end) set<Item>(pack, i, Item{});
+}
+
+// Loads the parts; other elements of their packs become 0. Each lane passes the row to which its run belongs. A pack
+// is taken from the two aligned vectors that contain it; a vector is read only if it has an element of the part.
+template <int kPacks, class Item>
+__device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, const Parts parts) {
+  constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;  // log2 of kPacks, which is 2 or 4
+  const int lane = threadIdx.x % 32;
+  Pack low[kPacks], high[kPacks];
+  int past[kPacks], at[kPacks];
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const int pack = u * 32 + lane, row = pack >> (parts.run_bits + kBits);
+    const auto* const data = shuffle_from(row_of_run, row << parts.run_bits);
+    at[u] = parts.origin + (pack - (row << (parts.run_bits + kBits))) * n;
+    if (row >= parts.rows) at[u] = parts.end;
+    past[u] = static_cast<int>(reinterpret_cast<uintptr_t>(data + at[u]) / sizeof(Item) % n);
+    const int first = at[u] - past[u];  // of the first vector
+    const auto* const from = reinterpret_cast<const Pack*>(data + first);
+    low[u] = high[u] = {};
+    if (at[u] < parts.end && first + n > parts.begin) low[u] = from[0];
+    if (past[u] > 0 && first + n < parts.end && first + 2 * n > parts.begin) high[u] = from[1];
+  }
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    Pack pack = between<sizeof(Item), 15>(low[u], high[u], past[u] * static_cast<int>(sizeof(Item)));
+    clear_outside<Item>(pack, at[u], parts);
+    packs[permuted<kPacks>(u * 32 + lane)] = pack;
+  }
 }
 
 // Stores the parts of rows that follow each other in memory: aligned vectors, and the elements that are in none.
@@ -96,10 +179,7 @@ __device__ __noinline__ void align_parts(Pack* packs, const Pack* beyond, const 
     const int from = past + row * parts.length + at - parts.begin, first = from < 0 ? -1 : from / n;
     aligned[u] = between<sizeof(Item), 15>(vector(first), vector(first + 1),
                                            (from - first * n) * static_cast<int>(sizeof(Item)));
-    if (at >= parts.begin && at + n <= parts.end) continue;
-#pragma unroll
-    for (int i = 0; i < n; ++i)
-      if (at + i < parts.begin || at + i >= parts.end) set<Item>(aligned[u], i, Item{});
+    clear_outside<Item>(aligned[u], at, parts);
   }
   __syncwarp();
 #pragma unroll

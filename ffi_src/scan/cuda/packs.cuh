@@ -12,25 +12,34 @@
 
 namespace jaxgpuops::scan {
 
-template <class Policy>
+// kApart: whether rows lie across warps.
+template <class Policy, bool kApart>
 __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int n = 16 / sizeof(Bits);
-  const int lane = threadIdx.x % 32, own = 32 - p.lanes_before;
-  const int in_warp = p.backward ? lane : lane - p.lanes_before;  // the lane's pack, among those of the warp
-  const int length = static_cast<int>(p.length), of_block = static_cast<int>(p.block_columns) * length;
-  const int in_block = (static_cast<int>(threadIdx.x / 32) * own + in_warp) * n;
-  const int64_t first = int64_t{blockIdx.x} * of_block + in_block;
-  const int64_t left = in_block < 0 || in_block >= of_block ? 0 : p.columns * p.length - first;
-  const bool writes = in_warp >= 0 && in_warp < own;
+  const int lane = threadIdx.x % 32;
+  int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n, left = p.columns * p.length - first;
   // A bit for each element of the pack, and of the one after it, in the direction of the scan: whether a row begins.
-  const int in_row = in_block - static_cast<int>(__umulhi(in_block, p.of_length)) * length;
-  uint32_t row_begins = funnel_right(static_cast<uint32_t>(p.row_begins), static_cast<uint32_t>(p.row_begins >> 32),
-                                     in_block < 0 ? 0 : in_row);
-  if (p.backward) row_begins = __brev(row_begins) >> (31 - n);
-  const auto begins = [&](int i) { return (row_begins >> i & 1) != 0; };
+  uint32_t row_begins = static_cast<uint32_t>(p.row_begins);
+  bool writes = true;
+  if constexpr (kApart) {
+    const int own = 32 - p.lanes_before, in_warp = p.backward ? lane : lane - p.lanes_before;
+    const int length = static_cast<int>(p.length), of_block = static_cast<int>(p.block_columns) * length;
+    const int in_block = (static_cast<int>(threadIdx.x / 32) * own + in_warp) * n;
+    first = int64_t{blockIdx.x} * of_block + in_block;
+    left = in_block < 0 || in_block >= of_block ? 0 : p.columns * p.length - first;
+    writes = in_warp >= 0 && in_warp < own;
+    const int in_row = in_block < 0 ? 0 : in_block - static_cast<int>(__umulhi(in_block, p.of_length)) * length;
+    row_begins = funnel_right(row_begins, static_cast<uint32_t>(p.row_begins >> 32), in_row);
+    if (p.backward) row_begins = __brev(row_begins) >> (31 - n);
+  }
+  const int part = lane & (p.row_lanes - 1);
+  const auto begins = [&](int i) {
+    if (kApart || (i > 0 && i < n)) return (row_begins >> i & 1) != 0;
+    return part == ((i == 0) != p.backward ? 0 : p.row_lanes - 1);
+  };
   const int lane_before = p.backward ? lane + 1 : lane - 1, lane_after = p.backward ? lane - 1 : lane + 1;
   // The last rows of the array, and arrays that are not aligned, pass through shared memory byte by byte.
   __shared__ Pack bytewise[kThreads];

@@ -24,11 +24,7 @@ class Rows : public BetweenWarps<Policy> {
   static constexpr int kInPack = 16 / sizeof(Bits);
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun;
-  // Whether rows that are not aligned are copied by vectors (odd_rows.cuh), for which an operand has one pack more.
-  // Elements of 4 or 8 bytes are copied one by one, which takes no longer and needs less code.
-  static constexpr bool kByVectors = sizeof(Bits) <= 2;
-  static constexpr int kPacksOfWarp = 32 * kPacks + kByVectors;
-  static constexpr int kBytesOfWarp = Policy::kOperands * kPacksOfWarp * 16;
+  static constexpr int kBytesOfWarp = Policy::kOperands * 32 * kPacks * 16;
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
@@ -85,14 +81,9 @@ class Rows : public BetweenWarps<Policy> {
     } else {
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
-        if (!Policy::kBroadcast || o != 1 || dense_a()) {
-          const Bits* const from = static_cast<const Bits*>(p.operands[o]) + first * p.length;
-          if constexpr (kByVectors) {
-            copy_parts<kPacks>(place(o, 0), beyond(o), from, parts());
-          } else {
-            fetch_each(o, from, [&](int row) { return row * length; });
-          }
-        }
+        if (!Policy::kBroadcast || o != 1 || dense_a())
+          fetch_each(o, static_cast<const Bits*>(p.operands[o]) + first * p.length,
+                     [&](int row) { return row * length; });
     }
     if constexpr (Policy::kBroadcast)
       if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
@@ -100,13 +91,6 @@ class Rows : public BetweenWarps<Policy> {
     tile.starts = starts();
     wait_for_async_copies<0>();
     __syncwarp();
-    if (kByVectors && !p.aligned) {
-#pragma unroll
-      for (int o = 0; o < Policy::kOperands; ++o)
-        if (!Policy::kBroadcast || o != 1 || dense_a())
-          align_parts<kPacks>(place(o, 0), beyond(o), static_cast<const Bits*>(p.operands[o]) + first * p.length,
-                              parts());
-    }
     if constexpr (Policy::kNeighbour) {
       const int i = length - position();
       if (!p.neighbour_before && i > 0 && i < kRun) {
@@ -213,9 +197,8 @@ class Rows : public BetweenWarps<Policy> {
   // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
   // 8 neighbouring packs, nor one pack of each of 8 runs, share a bank.
   __device__ Pack* place(int operand, int pack) const {
-    return packs + operand * kPacksOfWarp + permuted<kPacks>(pack);
+    return packs + operand * (32 * kPacks) + permuted<kPacks>(pack);
   }
-  __device__ Pack* beyond(int operand) const { return packs + operand * kPacksOfWarp + 32 * kPacks; }
   // The j-th of the kPacks packs of the lane's run.
   __device__ Pack* run_order(int operand, int j) const {
     return place(operand, slot * kPacks + (p.backward ? kPacks - 1 - j : j));
@@ -247,6 +230,10 @@ class Rows : public BetweenWarps<Policy> {
     const int at = origin + i * 32 + lane;
     return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
+
+  // How rows that are not aligned are copied: by vectors (odd_rows.cuh) if elements have one byte, or have two and a
+  // warp has several rows, otherwise element by element.
+  static constexpr bool kByVectors = sizeof(Bits) <= 2, kElements = sizeof(Bits) > 1;
 
   // What the warp has of its rows.
   __device__ Parts parts() const {
@@ -301,8 +288,10 @@ class Rows : public BetweenWarps<Policy> {
   // `row_at(row)` is where a row begins in `data`.
   template <class RowAt>
   __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
-    if (p.run_bits == 5) {
+    if (kElements && p.run_bits == 5) {
       fetch_elements<true>(operand, data + row_at(0), row_at);
+    } else if constexpr (kByVectors) {
+      fetch_parts<kPacks>(place(operand, 0), data + row_at(lane >> p.run_bits), parts());
     } else {
       fetch_elements<false>(operand, data, row_at);
     }
@@ -348,10 +337,10 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
+    } else if (kElements && p.run_bits == 5) {
+      store_elements<true>(result, data);
     } else if constexpr (kByVectors) {
       store_parts<kPacks>(place(result, 0), data, parts());
-    } else if (p.run_bits == 5) {
-      store_elements<true>(result, data);
     } else {
       store_elements<false>(result, data);
     }

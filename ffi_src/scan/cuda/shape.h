@@ -98,8 +98,7 @@ inline bool is_any_operator(const Problem& problem) {
          problem.dtype != DType::kBool;
 }
 
-// kPacks: the most lanes of a row, which take turns. Turns are short where a pack has few elements.
-constexpr int most_row_lanes(int bytes) { return bytes >= 4 ? 9 : 5; }
+// kPacks: the lanes of a row.
 constexpr int row_lanes(int64_t row_bytes) {
   const int64_t step = row_bytes & -row_bytes;  // rows begin at multiples of this power of two
   return static_cast<int>((row_bytes + 31 - (step < 16 ? step : 16)) / 16);
@@ -110,19 +109,22 @@ constexpr int row_lanes_before(int64_t row_bytes) {
   return row_bytes % 16 == 0 && 32 % lanes == 0 ? 0 : lanes - 1;
 }
 
+// The most lanes of a row: they take turns, which are short where a pack has few elements.
+inline int most_row_lanes(const Problem& problem) {
+  const int bytes = bytes_of(problem.dtype);
+  if (problem.kind == Kind::kTangent) return 1;  // they take too much computing for more
+  if (is_any_operator(problem) && bytes == 2) return 3;
+  return bytes >= 4 ? 6 : 5;
+}
+
 // Whether rows are so short that few lanes have a row, and kPacks takes the problem.
 inline bool in_packs(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const int64_t bytes = length * bytes_of(problem.dtype);
   if (inner != 1 || length > kShortAxis || problem.segmented || problem.initial) return false;
-  const int lanes = row_lanes(bytes);
-  // Tangents take too much computing for several lanes. Neighbours must be in the same warp.
+  // Neighbours must be in the same warp.
   const bool neighbours = problem.kind == Kind::kTangent || problem.kind == Kind::kLinearVjp;
-  if (lanes > (problem.kind == Kind::kTangent                             ? 1
-               : is_any_operator(problem) && bytes_of(problem.dtype) == 2 ? 3
-                                                                          : most_row_lanes(bytes_of(problem.dtype))) ||
-      (neighbours && row_lanes_before(bytes) > 0))
-    return false;
+  if (row_lanes(bytes) > most_row_lanes(problem) || (neighbours && row_lanes_before(bytes) > 0)) return false;
   if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) && !is_any_operator(problem)) return false;
   const auto& a = problem.a;
@@ -153,9 +155,9 @@ constexpr int kMostStages = 6;
 
 // resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.
 constexpr int kResidentTiles = 528;
-// Kernels that read tiles twice: if columns are this few and tiles at most kFewSums (kAcross: if tiles are this few),
-// the blocks that make results also fold the sums of tiles.
-constexpr int kFewColumns = 16, kFewSums = 256, kFewTiles = 6;
+// Kernels that read tiles twice: if columns are this few and tiles at most kGroup (kAcross: if tiles are this few), the
+// blocks that make results also fold the sums of tiles.
+constexpr int kFewColumns = 16, kFewTiles = 6;
 // When all tiles of a row read the same sum, memory serves them one after the other. So rows of many tiles keep copies
 // of each sum, each for some of the tiles. A power of two.
 constexpr int kMostCopies = 8;

@@ -117,30 +117,16 @@ __global__ void __launch_bounds__(kThreads, 3) scan_twice_results(const __grid_c
       carry[v] = Policy::combine(carry[v], sums_of_column<Policy>(p, place.column + v)[t], p.options);
   }
   if constexpr (Work::kFewColumns) {
-    if (!p.folded && t > 0) {  // a warp folds the sums of a column, as scan_twice_sums would
-      const int lane = threadIdx.x % 32, digit = t % kGroup, group = t / kGroup;
+    if (!p.folded && t > 0) {  // a warp folds the sums of at most kGroup tiles of a column
+      const int lane = threadIdx.x % 32;
 #pragma unroll 1
       for (int c = static_cast<int>(threadIdx.x) / 32; c < p.width; c += p.threads / 32) {
         const int64_t column = work.column_of(strip, c);
         if (column >= p.columns) break;
-        const State* const sums = sums_of_column<Policy>(p, column);
-        const auto load = [&](int i) { return i < t ? sums[i] : work.identity(); };
-        State groups = work.identity(), before = groups, next = load(lane);
-#pragma unroll 1
-        for (int g = 0; g <= group; ++g) {
-          const State own = next;
-          next = load((g + 1) * kGroup + lane);
-          const State all =
-              shuffle_from(scan_group<Policy>(p.options, own), g < group ? kGroup - 1 : max(digit - 1, 0));
-          if (g < group) {
-            if (lane == g) groups = all;
-          } else if (digit > 0) {
-            before = Policy::combine(all, before, p.options);
-          }
-        }
-        if (group > 0)
-          before = Policy::combine(shuffle_from(scan_group<Policy>(p.options, groups), group - 1), before, p.options);
-        if (lane == 0) work.carry(0)[c] = before;
+        State sum = work.identity();
+        if (lane < t) sum = sums_of_column<Policy>(p, column)[lane];
+        sum = shuffle_from(scan_group<Policy>(p.options, sum), t - 1);
+        if (lane == 0) work.carry(0)[c] = Policy::combine(sum, work.identity(), p.options);
       }
       __syncthreads();
       if (place.active) carry[0] = Policy::combine(carry[0], work.carry_of_thread(0), p.options);
