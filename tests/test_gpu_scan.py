@@ -268,7 +268,12 @@ def test_rows_of_integers(rows, length, dtype):
     x = np.random.default_rng(0).integers(info.min, info.max, (rows, length), dtype, endpoint=True)
     with jax.enable_x64(True):
         for reverse in (False, True):
-            for name, fn in (("cumsum", np.add), ("cumprod", np.multiply), ("cummax", np.maximum), ("cummin", np.minimum)):
+            for name, fn in (
+                ("cumsum", np.add),
+                ("cumprod", np.multiply),
+                ("cummax", np.maximum),
+                ("cummin", np.minimum),
+            ):
                 from_front = x[:, ::-1] if reverse else x
                 want = fn.accumulate(from_front | 1 if name == "cumprod" else from_front, 1, dtype=dtype)
                 got = getattr(jaxgpuops, name)(x | 1 if name == "cumprod" else x, axis=1, reverse=reverse)

@@ -33,8 +33,7 @@ SCAN_POINTS = [
     ((1 << 20, 3, 1), "float32", "packs"),
     ((1 << 20, 13, 1), "int8", "packs"),
     ((80_000, 256, 1), "int8", "rows"),
-    ((8, 500_000, 1), "uint8", "resident"),
-    ((1000, 20_000, 1), "int16", "walk"),
+    ((1000, 20_000, 1), "int16", "spans"),
     ((1 << 17, 8, 1), "float32", "packs"),
     ((1, 1000, 5), "int32", "small"),
     ((1, 3000, 5), "int32", "pieces"),
@@ -100,6 +99,16 @@ def test_scans_of_rows_in_packs():
     assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
     assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
     assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
+    for op, dtype, lengths in (  # the longest rows that take packs, and some that do not
+        ("linear_scan", "float32", (21, 25)),
+        ("cumsum", "float64", (12, 13)),
+        ("cummax", "bfloat16", (32, None)),
+        ("cumsum", "int8", (32, None)),
+        ("cumsum", "int16", (20, 21)),
+        ("cumprod", "int32", (20, 25)),
+    ):
+        plans = [plan_scan(op, 1 << 17, length, 1, dtype, False, 1, 90) for length in lengths if length]
+        assert [plan["algorithm"] for plan in plans] == ["packs", "short"][: len(plans)], (op, dtype)
     for dtype, length, packs in (("float32", 8, 1), ("float32", 12, 0), ("float16", 32, 1), ("float32", 32, 0)):
         call = 1 << 17, length, 1, dtype, False, 1, 90
         assert plan_scan("linear_scan_vjp", *call)["algorithm"] == ("packs" if packs else "short")
@@ -112,8 +121,7 @@ def test_scans_in_pieces():
     for op, dtype, rows, most in (
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
-        ("cummax", "int16", (3000, 3), 1 << 20),
-        ("cummax", "bool", (9000, 1), 1 << 20),
+        ("cummax", "int16", (9000, 1), 1 << 20),
         ("cummax", "float32", (2000, 3), 1 << 19),
         ("cumsum", "bfloat16", (200, 100), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
@@ -130,15 +138,17 @@ def test_scans_in_pieces():
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
     # Rows that are not whole vectors, of a tile that one warp has.
-    for dtype, length, most in (("bfloat16", 443, 1 << 19), ("float32", 257, 1 << 17)):
-        plans = [plan_scan("cumsum", outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)]
+    for dtype, length, most in (("bfloat16", 443, 1 << 19), ("float32", 257, 3 << 15)):
+        plans = [
+            plan_scan("cumsum", outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)
+        ]
         assert [plan["algorithm"] for plan in plans] == ["pieces", "rows"]
         assert plans[0]["tile"] == plans[1]["tile"]
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
-    plans = [plan_scan("cummax", 5, 16_384, 1, "bool", False, 1, capability) for capability in (75, 80)]
-    assert [plan["algorithm"] for plan in plans] == ["spans", "pieces"]
+    plans = [plan_scan("cumprod", 5, 16_384, 1, "int32", False, 1, capability) for capability in (75, 80)]
+    assert [plan["algorithm"] for plan in plans] == ["span_twice", "pieces"]
 
 
 def test_scans_of_few_columns():
@@ -156,7 +166,7 @@ def test_scans_of_few_columns():
     for call, dtype, rows, tiles in (
         ("cummax", "float16", (12_165, 3), (17, 5, 3)),
         ("cumprod", "int32", (8192, 20), (114, 32, 32)),
-        ("cummax", "bool", (338_129, 1), (147, 21, 21)),
+        ("cumsum", "int8", (338_129, 1), (147, 21, 21)),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert tuple(plan["tiles"] for plan in plans) == tiles
@@ -229,8 +239,9 @@ def test_scan_tiles_do_not_depend_on_the_batch():
 def test_rare_scans():
     """Calls that docs/scan.md names as rare take one layout whatever their rows are; others take that of their rows."""
     rare = {
-        ("cumsum", "float8_e5m2", False),
+        ("cumsum", "int8", False),
         ("cumsum", "complex128", False),
+        ("cumprod", "int64", False),
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
         ("cumsum", "float16", True),
@@ -254,11 +265,11 @@ def test_rare_scans():
         ("linear_scan_vjp", "bfloat16", True),
     }
     for op, dtype, segmented in rare | others:
-        layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
+        layouts = [plan_scan(op, 9, 9000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
         assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
-    for op, dtype in (("cumsum", "int8"), ("cummin", "uint16"), ("cumprod", "int32")):  # rows have kernels
-        layouts = [plan_scan(op, 9, 5000, inner, dtype, False, 1, 90)["layout"] for inner in (1, 256)]
-        assert layouts == ["along", "spans"], (op, dtype)
+    for op, dtype, most in (("cumsum", "int8", 8192), ("cummin", "uint16", 8192), ("cumprod", "int32", 4096)):
+        for shape, layout in (((most, 1), "along"), ((most + 1, 1), "spans"), ((most, 256), "spans")):
+            assert plan_scan(op, 900, *shape, dtype, False, 1, 90)["layout"] == layout, (op, dtype, shape)
     for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"

@@ -414,14 +414,13 @@ SCANS = [  # along axis 1
     ((2, 601, 66), "bfloat16"),
     ((1, 265_001, 3), "float32"),
     *(((5, 5001), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64")),
-    *(((900, length), "int8") for length in (481, 9001)),
+    *(((900, 481), dtype) for dtype in ("int8", "int16", "int64")),
     *(((3, 501, 32), dtype) for dtype in ("bfloat16", "float64", "int16", "complex64")),
     *(((3, 501, 5), dtype) for dtype in ("float16", "int64", "complex128")),
     ((3, 5001), "float8_e5m2"),
     ((1, 1_600_001, 3), "float32"),
     *(((2, 3001, 40), dtype) for dtype in ("float16", "float64", "complex64")),  # columns that are read twice
     ((1, 60_001, 128), "float32"),  # columns that look ahead
-    *(((2, length), dtype) for length in (70_001, 3_000_001) for dtype in ("uint8", "int16")),
     ((3, 900_001), "bfloat16"),  # rows of 16 bits: gradients and segments read them twice
 ]
 
