@@ -55,8 +55,8 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 // kSmallRare for dtypes that have only the kernels of spans, otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
-constexpr int64_t kSmallInner =
-    512;  // shorter columns of rare dtypes, of more than kSmallDirect elements, take kPieces
+// Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
+constexpr int64_t kSmallInner = 512;
 
 // kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
 // order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most bytes
@@ -132,8 +132,8 @@ bool is_small(const Problem& problem, int forced) {
                         : length <= kDirectLength                    ? kSmallDirect
                                                                      : kSmallElements);
   if (length > kMostSmallLength) return false;
-  // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
-  // Rows of integers have kernels of their own, which are faster unless they are not whole packs of small elements.
+  // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans, or rows are not
+  // whole packs of small integers.
   if (inner == 1 && is_any_operator(problem))
     return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
   if (!exact || (inner == 1 && !rare)) return false;
@@ -222,9 +222,8 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
   if (in_packs(problem) && forced != static_cast<int>(Algorithm::kShort)) {
     plan.algorithm = Algorithm::kPacks;
     plan.axis_warps = kWarps;
-    // A block has whole rows in whole packs.
-    const int64_t row_bytes = length * bytes,
-                  period = std::max<int64_t>(row_bytes / std::min<int64_t>(row_bytes & -row_bytes, 16), 1);
+    // A block has whole rows in whole packs: a multiple of `period` packs.
+    const int64_t row_bytes = length * bytes, period = row_bytes / std::min<int64_t>(row_bytes & -row_bytes, 16);
     plan.block_columns = kWarps * (32 - row_lanes_before(row_bytes)) / period * period * 16 / row_bytes;
     plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
