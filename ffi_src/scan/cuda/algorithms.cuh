@@ -147,6 +147,15 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
 }
 
+// Launches the kernel for the rows of a lane, or of a few.
+template <class Policy>
+cudaError_t launch_packs(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  if constexpr (!Policy::kNeighbour)
+    if (p.lanes_before > 0) return launch(stream, shape, scan_packs<Policy, true>, p);
+  return launch(stream, shape, scan_packs<Policy, false>, p);
+}
+
 template <class Policy>
 cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   const size_t bytes = layout_shared<Policy>(p, p.stages, 0, 2, 1);
@@ -180,8 +189,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   if constexpr (!kRare<Policy>) {
     if constexpr (!Policy::kCut && !kByParts<Policy>)
-      if (plan.algorithm == Algorithm::kPacks)
-        return launch(stream, {dim3(p.strips), dim3(plan.threads())}, scan_packs<Policy>, p);
+      if (plan.algorithm == Algorithm::kPacks) return launch_packs<Policy>(stream, plan, p);
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
