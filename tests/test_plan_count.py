@@ -109,7 +109,9 @@ def test_plans_of_selections(capability):
         assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
         assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
         assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
-    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (15_000, 16))):
+    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 64), (15_000, 16))):
+        if length * bits // 8 + 32 + 9 * 2048 + 3072 > SHARED_LIMIT[capability] << 10:
+            continue
         found = plan(3, length, inner, 9, bits)
         assert found["algorithm"] == "block" and found["threads"] == {1025: 256, 4096: 256, 15_000: 512}[length]
         assert plan(10_000, length, inner, 9, bits)["threads"] == {1025: 128, 4096: 128, 15_000: 384}[length]
@@ -122,6 +124,13 @@ def test_plans_of_selections(capability):
         assert (part["algorithm"], part["threads"], part["turns"]) == ("part", max(512, found["threads"]), inner > 1)
         bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
         assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
+    for inner, bits, length in itertools.product((1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 8192)):
+        found, part = plan(3, length, inner, 9, bits), cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
+        assert (found["algorithm"], found["turns"], found["shared_bytes"]) == ("registers", inner > 1, 0)
+        assert 32 * found["threads"] >= length and found["threads"] in (64, 128, 256)
+        assert part["algorithm"] == "part" and part["shared_bytes"] >= length * bits // 8
+        assert bits < 32 or (part["threads"], part["shared_bytes"]) == (found["threads"], 4 * length)
+    assert plan(3, 8193, 1, 9, 32)["algorithm"] == "block"
     for outer, inner, length, count, bits in itertools.product(
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 3, 9), (8, 16, 64)
     ):

@@ -6,7 +6,8 @@
 //
 // warp: longer rows. A warp keeps the keys of a row in shared memory, and goes by the steps of select.cuh, but with one
 // interval for all ranks first, from a sample of 32 elements. Ranks whose part of it has more elements than the warp
-// has lanes take further steps, each for itself.
+// has lanes take further steps, each for itself. The elements of rows of up to kMostCompared are compared with each
+// other instead, which finds all ranks.
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -323,6 +324,34 @@ struct WarpRow {
   }
 };
 
+constexpr uint32_t kMostCompared = 128;
+static_assert(kMostCompared <= kWarpSelectStep);
+
+// Calls `visit` for the first `wanted` lanes, with the index of the element whose rank a lane has: a lane compares kOwn
+// elements of a row with all of them.
+template <int kOwn, class Word, class Visit>
+__device__ __forceinline__ void choose_by_comparing(const Word* keys, uint32_t length, int wanted, uint32_t own_rank,
+                                                    Visit visit) {
+  const uint32_t lane = threadIdx.x & 31;
+  Word own[kOwn];
+  uint32_t before[kOwn] = {};
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = keys[i * 32 + lane];
+#pragma unroll 4
+  for (uint32_t j = 0; j < length; ++j) {
+    const Word its = keys[j];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) before[i] += its < own[i] || (its == own[i] && j < i * 32 + lane);
+  }
+#pragma unroll 1
+  for (int j = 0; j < wanted; ++j) {
+    const uint32_t rank = shuffle_from(own_rank, j);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+      if (before[i] == rank && i * 32 + lane < length) visit(j, i * 32 + lane);
+  }
+}
+
 template <class Word>
 __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_constant__ Args a) {
   __shared__ __align__(16) uint32_t counts[kWarps][kBins];
@@ -351,6 +380,20 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
     if (bits == 16) highest = r.template load<uint16_t>(a.x, x, stride, a.problem.order, sample[0]);
     if (bits == 32) highest = r.template load<uint32_t>(a.x, x, stride, one_flip<uint32_t>(a.problem.order), sample[0]);
   }
+
+  const auto write = [&](int j, uint32_t at) {
+    const int64_t to = place.to + j * a.problem.rows.inner;
+    if constexpr (sizeof(Word) == 8) {
+      copy_element<uint64_t>(a.values, to, a.x, x + at * stride);
+    } else {
+      if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at * stride);
+      if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at * stride);
+      if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at * stride);
+    }
+    a.indices[to] = static_cast<int32_t>(at);
+  };
+  if (r.length <= kMostCompared / 2) return choose_by_comparing<2>(r.keys, r.length, wanted, own_rank, write);
+  if (r.length <= kMostCompared) return choose_by_comparing<4>(r.keys, r.length, wanted, own_rank, write);
 
   uint32_t end = 0;  // index of the element of the last rank: the last one that has the largest key
   if (__any_sync(kEveryLane, has && own_rank == last)) {
@@ -390,17 +433,7 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
                ? r.choose_equal(part)
                : shuffle_from(in_part, __ffs(static_cast<int>(__ballot_sync(kEveryLane, before == part.left))) - 1);
     }
-    if (lane == 0) {
-      const int64_t to = place.to + j * a.problem.rows.inner;
-      if constexpr (sizeof(Word) == 8) {
-        copy_element<uint64_t>(a.values, to, a.x, x + at * stride);
-      } else {
-        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at * stride);
-        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at * stride);
-        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at * stride);
-      }
-      a.indices[to] = static_cast<int32_t>(at);
-    }
+    if (lane == 0) write(j, at);
   }
 }
 
