@@ -140,15 +140,19 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const auto index_of = [&](int i) { return own_start + i / 4 * kThreads * 4 + i % 4; };
 
   uint32_t sampled = 0;
-  if (warp == 0) sampled = word_at(sampled_place(5, length, lane));
+  if (warp == 0) {
+    const uint32_t at = sampled_place(5, length, lane);
+    sampled = is_short ? shorts[at] : x[at];
+  }
   uint32_t own[kElements];
+  const int from_own = static_cast<int>(length - own_start);  // elements from the thread's first one on
   if (is_short) {
     const bool whole = length % 4 == 0 && reinterpret_cast<uintptr_t>(shorts) % 8 == 0;
+    const auto* const from = reinterpret_cast<const uint2*>(shorts) + threadIdx.x;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const uint32_t at = index_of(4 * v);
       uint2 four{};
-      if (whole && at < length) four = __ldg(reinterpret_cast<const uint2*>(shorts + at));
+      if (whole && v * kThreads * 4 < from_own) four = __ldg(from + v * kThreads);
       own[4 * v] = four.x & 0xffff, own[4 * v + 1] = four.x >> 16;
       own[4 * v + 2] = four.y & 0xffff, own[4 * v + 3] = four.y >> 16;
     }
@@ -163,11 +167,11 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       if (index_of(i) >= length) own[i] = pad;
   } else {
     const bool whole = length % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    const auto* const from = reinterpret_cast<const uint4*>(x) + threadIdx.x;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const uint32_t at = index_of(4 * v);
       uint4 four{pad, pad, pad, pad};
-      if (whole && at < length) four = __ldg(reinterpret_cast<const uint4*>(x + at));
+      if (whole && v * kThreads * 4 < from_own) four = __ldg(from + v * kThreads);
       own[4 * v] = four.x, own[4 * v + 1] = four.y, own[4 * v + 2] = four.z, own[4 * v + 3] = four.w;
     }
     if (!whole) {
@@ -187,6 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   if (warp == 0) {
     uint32_t rank;
     const bool has = own_rank(problem, length, part ? nullptr : ranks + ranks_at(problem.ranks, outer, column), rank);
+    if (is_short) sampled = order.word_of_short(sampled);
     const uint32_t with_part = __ballot_sync(kEveryLane, has), key = key_of(sampled);
     const uint32_t low = ~largest_of_warp(~key), high = largest_of_warp(key);
     Cut cut;
