@@ -124,12 +124,13 @@ def test_plans_of_selections(capability):
         assert (part["algorithm"], part["threads"], part["turns"]) == ("part", max(512, found["threads"]), inner > 1)
         bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
         assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
-    for inner, bits, length in itertools.product((1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 8192)):
-        found, part = plan(3, length, inner, 9, bits), cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
-        assert (found["algorithm"], found["turns"], found["shared_bytes"]) == ("registers", inner > 1, 0)
-        assert 32 * found["threads"] >= length and found["threads"] in (64, 128, 256)
-        assert part["algorithm"] == "part" and part["shared_bytes"] >= length * bits // 8
-        assert bits < 32 or (part["threads"], part["shared_bytes"]) == (found["threads"], 4 * length)
+    for inner, bits, length in itertools.product((1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 6144, 8192)):
+        few, many = plan(3, length, inner, 3, bits), plan(3000, length, inner, 9, bits)
+        part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
+        assert (many["algorithm"], many["turns"], many["shared_bytes"]) == ("registers", inner > 1, 0)
+        assert few["algorithm"] == ("registers" if length <= 6144 else "block") and few["threads"] == 256
+        assert many["threads"] == max(64, 1 << (length - 1).bit_length() - 5) and part["algorithm"] == "part"
+        assert bits < 32 or (part["threads"], part["shared_bytes"]) == (256, 4 * length)
     assert plan(3, 8193, 1, 9, 32)["algorithm"] == "block"
     for outer, inner, length, count, bits in itertools.product(
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 3, 9), (8, 16, 64)

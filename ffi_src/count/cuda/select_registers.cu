@@ -3,12 +3,12 @@
 //
 // One table of counts serves all ranks: the block counts the elements in kBins parts of the row. Parts are equally wide
 // as numbers, from a little before the least of 32 sampled elements to a little behind the largest one; the first and
-// the last part also have what lies beyond. If much of the sample falls in few such parts (numbers of very different
-// exponents, or few different ones), or if elements are integers, parts are equally wide as keys. A warp for each rank
-// finds the part that has the wanted element, and marks it. In a second pass over its registers, each thread looks up
-// the marks of its elements, and lists those in marked parts, of which there are some tens as a rule. The entries of a
-// list are compared with each other. If a part has many elements, the block cuts it into parts of keys again, for one
-// rank after the other, until few elements or only equal ones are left.
+// the last part also have what lies beyond. They are equally wide as keys if a part would have much of the sample, as
+// of numbers with very different exponents, and if elements are integers. Threads find the parts in which the ranks
+// fall, and mark them. In a second pass over its registers, each thread looks up the marks of its elements, and lists
+// those in marked parts, of which there are some tens as a rule. The entries of a list are compared with each other. If
+// a part has many elements, the block cuts it into parts of keys again, for one rank after the other, until few
+// elements or only equal ones are left.
 #include <cfloat>
 #include <cuda_runtime.h>
 
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const auto wanted = static_cast<int>(problem.count);
   const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(problem.rows.inner);  // blocks are less than 2^31
   const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
-  const bool part = problem.kth >= 0, is_short = problem.bits == 16;
+  const bool partitions = problem.kth >= 0, is_short = problem.bits == 16;
   const auto* const x = static_cast<const uint32_t*>(x_of_all) + (is_short ? 0 : int64_t{row} * length);
   const auto* const shorts = static_cast<const uint16_t*>(x_of_all) + (is_short ? int64_t{row} * length : 0);
   const WordOrder order(problem);
@@ -131,9 +131,15 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   float zero = 0;
   const auto forget = [&] { asm volatile("" : "+r"(flip), "+r"(of_floats), "+f"(zero), "+r"(own_start)); };
   forget();
-  const auto key_of = [&](uint32_t word) {  // the sum turns -0 into 0, and any NaN into one whose key is the largest
-    const uint32_t sum = __float_as_uint(__fadd_rn(__uint_as_float(word), zero));
-    const uint32_t number = (sum & of_floats) | (word & ~of_floats);
+  // The sum turns -0 into 0, and any NaN into one whose key is the largest.
+  const auto add_zero = [&](uint32_t word) { return __float_as_uint(__fadd_rn(__uint_as_float(word), zero)); };
+  const auto key_of_float = [&](uint32_t word) {
+    const uint32_t number = add_zero(word);
+    return number ^ (sign_mask(number) & 0x7fffffff) ^ flip;
+  };
+  const auto key_of_integer = [&](uint32_t word) { return word ^ flip; };
+  const auto key_of = [&](uint32_t word) {
+    const uint32_t number = (add_zero(word) & of_floats) | (word & ~of_floats);
     return number ^ (sign_mask(number) & (of_floats >> 1)) ^ flip;
   };
   const auto word_at = [&](uint32_t at) { return is_short ? order.word_of_short(shorts[at]) : x[at]; };
@@ -190,7 +196,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   for (int b = threadIdx.x; b < kBins / 4; b += kThreads) reinterpret_cast<uint32_t*>(shared.marks)[b] = 0;
   if (warp == 0) {
     uint32_t rank;
-    const bool has = own_rank(problem, length, part ? nullptr : ranks + ranks_at(problem.ranks, outer, column), rank);
+    const bool has =
+        own_rank(problem, length, partitions ? nullptr : ranks + ranks_at(problem.ranks, outer, column), rank);
     if (is_short) sampled = order.word_of_short(sampled);
     const uint32_t with_part = __ballot_sync(kEveryLane, has), key = key_of(sampled);
     const uint32_t low = ~largest_of_warp(~key), high = largest_of_warp(key);
@@ -230,7 +237,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const auto count_keys = [&](const Parts<uint32_t> parts) {
     const uint32_t counts = shared_address(shared.counts) - 4 * parts.base;
     forget();
-    for_own([&](int i) { increment(counter_of(parts, counts, key_of(own[i]))); });
+    if (is_float)
+      for_own([&](int i) { increment(counter_of(parts, counts, key_of_float(own[i]))); });
+    else
+      for_own([&](int i) { increment(counter_of(parts, counts, key_of_integer(own[i]))); });
   };
   if (by_value) {
     const Cut now = cut;
@@ -242,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   uint32_t highest = 0;
   if (ends) {
     forget();
-    if (is_float && !descending && length % 4 == 0) {
+    if (is_float && !descending) {
       float most = -INFINITY;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -250,7 +260,14 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         float of_four = most;
 #pragma unroll
         for (int i = 4 * v; i < 4 * v + 4; ++i) of_four = largest_or_nan(of_four, __uint_as_float(own[i]));
-        if (index_of(4 * v) < length) most = of_four;
+        const uint32_t at = index_of(4 * v);
+        if (at + 3 < length) {
+          most = of_four;
+        } else {
+#pragma unroll
+          for (int j = 0; j < 3; ++j)
+            if (at + j < length) most = largest_or_nan(most, __uint_as_float(own[4 * v + j]));
+        }
       }
       highest = key_of(__float_as_uint(most));
     } else {
@@ -306,8 +323,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   };
   const uint32_t many = shared.many;
   if ((many | ends) != (1u << wanted) - 1) {
-    uint32_t set =
-        0;  // a bit for each element of the thread that goes to a list: the highest one for the first element
+    uint32_t set = 0;  // a bit for each element that goes to a list
     const auto look_up = [&](auto address_of) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
@@ -328,8 +344,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     forget();
     if (by_value)
       look_up([&](uint32_t word) { return now.part_bits(word) + (marks - kMagicBits); });
+    else if (is_float)
+      look_up([&](uint32_t word) { return now.by_key(key_of_float(word)) + marks; });
     else
-      look_up([&](uint32_t word) { return now.by_key(key_of(word)) + marks; });
+      look_up([&](uint32_t word) { return now.by_key(key_of_integer(word)) + marks; });
     list_all(set, [&](uint32_t word, uint32_t key) {
       return shared.marks[by_value ? now.part_bits(word) - kMagicBits : now.by_key(key)] & 127;
     });
@@ -345,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   __syncthreads();
 
   const auto write = [&](int r, uint32_t at) {
-    if (part) {
+    if (partitions) {
       shared.chosen = at;
       return;
     }
@@ -473,7 +491,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       write(q, index_of(group / kWarps * 4 + __ffs(static_cast<int>(of_lane)) - 1));
     });
   }
-  if (!part) return;
+  if (!partitions) return;
 
   // The partition. Elements before the chosen one are counted in groups of 128 neighbours. All elements go to their
   // places in shared memory, and from there to memory.
@@ -532,7 +550,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     __syncthreads();
     if (length % 4 == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
       for (uint32_t i = threadIdx.x; i < length / 4; i += kThreads)
-        reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(out)[i];
+        __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(out)[i]);
     } else {
       for (uint32_t i = threadIdx.x; i < length; i += kThreads) to[i] = out[i];
     }

@@ -6,8 +6,8 @@
 //
 // warp: longer rows. A warp keeps the keys of a row in shared memory, and goes by the steps of select.cuh, but with one
 // interval for all ranks first, from a sample of 32 elements. Ranks whose part of it has more elements than the warp
-// has lanes take further steps, each for itself. The elements of rows of up to kMostCompared are compared with each
-// other instead, which finds all ranks.
+// has lanes take further steps, each for itself. The elements of rows of up to kMostCompared (kFewCompared for few
+// ranks of up to 32 bits) are compared with each other instead, which finds all ranks.
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -324,14 +324,14 @@ struct WarpRow {
   }
 };
 
-constexpr uint32_t kMostCompared = 128;
-static_assert(kMostCompared <= kWarpSelectStep);
+constexpr uint32_t kMostCompared = 64, kFewCompared = 40;
 
-// Calls `visit` for the first `wanted` lanes, with the index of the element whose rank a lane has: a lane compares kOwn
-// elements of a row with all of them.
-template <int kOwn, class Word, class Visit>
+// Calls `visit` for the first `wanted` lanes, with the index of the element whose rank a lane has: a lane compares its
+// elements of a row of up to kMostCompared with all of them.
+template <class Word, class Visit>
 __device__ __forceinline__ void choose_by_comparing(const Word* keys, uint32_t length, int wanted, uint32_t own_rank,
                                                     Visit visit) {
+  constexpr int kOwn = kMostCompared / 32;
   const uint32_t lane = threadIdx.x & 31;
   Word own[kOwn];
   uint32_t before[kOwn] = {};
@@ -392,8 +392,8 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
     }
     a.indices[to] = static_cast<int32_t>(at);
   };
-  if (r.length <= kMostCompared / 2) return choose_by_comparing<2>(r.keys, r.length, wanted, own_rank, write);
-  if (r.length <= kMostCompared) return choose_by_comparing<4>(r.keys, r.length, wanted, own_rank, write);
+  if (r.length <= (wanted > 3 || sizeof(Word) == 8 ? kMostCompared : kFewCompared))
+    return choose_by_comparing(r.keys, r.length, wanted, own_rank, write);
 
   uint32_t end = 0;  // index of the element of the last rank: the last one that has the largest key
   if (__any_sync(kEveryLane, has && own_rank == last)) {
