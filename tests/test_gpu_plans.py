@@ -157,7 +157,7 @@ KERNELS = {
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
-    | {"thread": "select_thread_kernel", "warp": "select_warp_kernel"}
+    | {"thread": "select_thread_kernel", "warp": "select_(warp|compare)_kernel"}
     | {
         "registers": "select_registers_kernel",
         "block": "select_kernel",

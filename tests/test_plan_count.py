@@ -128,9 +128,12 @@ def test_plans_of_selections(capability):
         few, many = plan(3, length, inner, 3, bits), plan(3000, length, inner, 9, bits)
         part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
         assert (many["algorithm"], many["turns"], many["shared_bytes"]) == ("registers", inner > 1, 0)
-        assert few["algorithm"] == ("registers" if length <= 6144 else "block") and few["threads"] == 256
+        assert (few["algorithm"], few["threads"]) == (("registers", 256) if length <= 6144 else ("block", 512))
         assert many["threads"] == max(64, 1 << (length - 1).bit_length() - 5) and part["algorithm"] == "part"
-        assert bits < 32 or (part["threads"], part["shared_bytes"]) == (256, 4 * length)
+        if bits == 32 and length % 4 == 0 and length <= 6144:
+            assert (part["threads"], part["shared_bytes"]) == (256, 4 * length)
+        else:
+            assert part["threads"] == 512 and part["shared_bytes"] > length * bits // 8
     assert plan(3, 8193, 1, 9, 32)["algorithm"] == "block"
     for outer, inner, length, count, bits in itertools.product(
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 3, 9), (8, 16, 64)

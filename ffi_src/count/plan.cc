@@ -218,11 +218,16 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
 // parts have more elements, unless rows are many.
 bool plan_select_registers(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
   const Rows& rows = problem.rows;
-  const bool parts = problem.kth >= 0, many = rows.count() > 4 * gpu.multiprocessors;
-  if (problem.bits != 32 && (parts || problem.bits != 16)) return false;
+  const bool parts = problem.kth >= 0, is_long = rows.length > kMostRegisterSelect * 3 / 4;
   if (rows.length > kMostRegisterSelect) return false;
-  if (rows.length > kMostRegisterSelect * 3 / 4 && !parts && !(many && (problem.bits == 16 || problem.count > 3)))
-    return false;
+  if (parts) {
+    // Whole vectors of the results are written.
+    if (problem.bits != 32 || rows.length % 4 != 0 || (is_long && 2 * rows.count() < gpu.multiprocessors)) return false;
+  } else {
+    const bool many = rows.count() > 4 * gpu.multiprocessors;
+    if (problem.bits != 32 && problem.bits != 16) return false;
+    if (is_long && !(many && (problem.bits == 16 || problem.count > 3))) return false;
+  }
   plan.algorithm = Selecting::kRegisters;
   plan.threads = rows.length <= 64 * kRegisterSelect ? 64 : rows.length <= 128 * kRegisterSelect ? 128 : 256;
   // If rows are few, the GPU has room for more threads for each.
