@@ -131,7 +131,7 @@ KERNELS = {
     "sort": {
         "short": "short_(tiles|columns)_kernel",
         "team": "sort_kernel",
-        "part": "select_(cluster_)?kernel",
+        "part": "select_(cluster_|registers_)?kernel",
         "block": "block_kernel",
         "merge": "merge_(tiles|runs)_kernel",
         "sweep": "(pass|fill)_kernel",
@@ -163,8 +163,13 @@ KERNELS = {
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel", "scatter": "segment_scatter_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
-    | {"thread": "select_thread_kernel", "warp": "select_warp_kernel"}
-    | {"block": "select_kernel", "cluster": "select_cluster_kernel", "long": "select_long_kernel"}
+    | {"thread": "select_thread_kernel", "warp": "select_(warp|compare)_kernel"}
+    | {
+        "registers": "select_registers_kernel",
+        "block": "select_kernel",
+        "cluster": "select_cluster_kernel",
+        "long": "select_long_kernel",
+    }
     | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel", "cells": "segment_softmax_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
     | {"warp": "route_warp_kernel"},

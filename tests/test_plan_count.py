@@ -109,7 +109,9 @@ def test_plans_of_selections(capability):
         assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
         assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
         assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
-    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 32), (15_000, 16))):
+    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 64), (15_000, 16))):
+        if length * bits // 8 + 32 + 9 * 2048 + 3072 > SHARED_LIMIT[capability] << 10:
+            continue
         found = plan(3, length, inner, 9, bits)
         assert found["algorithm"] == "block" and found["threads"] == {1025: 256, 4096: 256, 15_000: 512}[length]
         assert plan(10_000, length, inner, 9, bits)["threads"] == {1025: 128, 4096: 128, 15_000: 384}[length]
@@ -122,6 +124,17 @@ def test_plans_of_selections(capability):
         assert (part["algorithm"], part["threads"], part["turns"]) == ("part", max(512, found["threads"]), inner > 1)
         bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
         assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
+    for inner, bits, length in itertools.product((1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 6144, 8192)):
+        few, many = plan(3, length, inner, 3, bits), plan(3000, length, inner, 9, bits)
+        part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
+        assert (many["algorithm"], many["turns"], many["shared_bytes"]) == ("registers", inner > 1, 0)
+        assert (few["algorithm"], few["threads"]) == (("registers", 256) if length <= 6144 else ("block", 512))
+        assert many["threads"] == max(64, 1 << (length - 1).bit_length() - 5) and part["algorithm"] == "part"
+        if bits == 32 and length % 4 == 0 and length <= 6144:
+            assert (part["threads"], part["shared_bytes"]) == (256, 4 * length)
+        else:
+            assert part["threads"] == 512 and part["shared_bytes"] > length * bits // 8
+    assert plan(3, 8193, 1, 9, 32)["algorithm"] == "block"
     for outer, inner, length, count, bits in itertools.product(
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 3, 9), (8, 16, 64)
     ):

@@ -608,10 +608,8 @@ def run_counts(rng):
             for row, found in zip(mask, np.asarray(choose(x, size, starts=x is not mask)), strict=True):
                 places = np.flatnonzero(row)[:size]
                 np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
-    for (n, m), dtype in itertools.product(
-        [(6000, 30), (3, 700), (3, 1025), (2, 9001), (2, 17_001), (2, 240_001), (6, (1 << 22) + 1)],
-        ("int8", "bfloat16", "float32", "int64"),
-    ):
+    selections = [(6000, 30), (3, 50), (3, 700), (3, 1025), (3, 4001), (2, 8192), (2, 9001), (2, 17_001), (2, 240_001)]
+    for (n, m), dtype in itertools.product([*selections, (6, (1 << 22) + 1)], ("int8", "bfloat16", "float32", "int64")):
         with jax.enable_x64(dtype == "int64"):
             x = jnp.asarray(rng.integers(-99, 99, (n, m)), dtype).at[0].set(5)  # one row of equal elements
             ranks = np.array([[0, m // 2, m // 2, m - 1]], np.int32)

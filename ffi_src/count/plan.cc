@@ -214,6 +214,29 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
   return true;
 }
 
+// Plans the registers of a block for each row, or returns false where shared memory is faster: of long rows, where
+// parts have more elements, unless rows are many.
+bool plan_select_registers(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
+  const Rows& rows = problem.rows;
+  const bool parts = problem.kth >= 0, is_long = rows.length > kMostRegisterSelect * 3 / 4;
+  if (rows.length > kMostRegisterSelect) return false;
+  if (parts) {
+    // Whole vectors of the results are written.
+    if (problem.bits != 32 || rows.length % 4 != 0 || (is_long && 2 * rows.count() < gpu.multiprocessors)) return false;
+  } else {
+    const bool many = rows.count() > 4 * gpu.multiprocessors;
+    if (problem.bits != 32 && problem.bits != 16) return false;
+    if (is_long && !(many && (problem.bits == 16 || problem.count > 3))) return false;
+  }
+  plan.algorithm = Selecting::kRegisters;
+  plan.threads = rows.length <= 64 * kRegisterSelect ? 64 : rows.length <= 128 * kRegisterSelect ? 128 : 256;
+  // If rows are few, the GPU has room for more threads for each.
+  if (rows.count() <= 2 * gpu.multiprocessors)
+    plan.threads = std::max(plan.threads, rows.count() <= gpu.multiprocessors ? 256 : 128);
+  plan.shared_bytes = parts ? rows.length * problem.bits / 8 : 0;  // of a partition, the results
+  return true;
+}
+
 }  // namespace
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
@@ -240,6 +263,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
     return plan;
   }
+  if (plan_select_registers(problem, gpu, plan)) return plan;
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
   const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
   // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.

@@ -66,6 +66,9 @@ constexpr int kMostClusterThreads = 1024;  // threads of a block of kCluster, or
 // warp select from.
 constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
+// Elements of a row in the registers of a thread, and the longest rows that the registers of a block hold.
+constexpr int kRegisterSelect = 32;
+constexpr int64_t kMostRegisterSelect = 256 * kRegisterSelect;
 // For rows that no block holds: the threads of a block, the most elements that are listed in the end, the bits of a
 // part's number in a table, the most steps from which a warp keeps elements, and the bytes of the head of a row's
 // workspace.
@@ -73,15 +76,16 @@ constexpr int kLongThreads = 512, kLongFew = 2048, kLongBinBits = 9, kMostKeptSt
 constexpr int64_t kLongHeadBytes = 1024;
 
 enum class Selecting {
-  kEmpty,    // nothing to write
-  kThread,   // rows of a few elements, each in the registers of a thread
-  kWarp,     // rows of up to kMostWarpSelect elements, by a warp each
-  kBlock,    // longer rows whose keys fit in the shared memory of a block
-  kCluster,  // rows whose keys fit in the shared memory of a cluster of blocks, or of a block if they are few
-  kLong,     // longer rows, by several blocks each
-  kNone,     // a sort is faster
+  kEmpty,      // nothing to write
+  kThread,     // rows of a few elements, each in the registers of a thread
+  kWarp,       // rows of up to kMostWarpSelect elements, by a warp each
+  kRegisters,  // longer rows of up to kMostRegisterSelect elements, each in the registers of a block
+  kBlock,      // longer rows whose keys fit in the shared memory of a block
+  kCluster,    // rows whose keys fit in the shared memory of a cluster of blocks, or of a block if they are few
+  kLong,       // longer rows, by several blocks each
+  kNone,       // a sort is faster
 };
-constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "block", "cluster", "long", "none"};
+constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "registers", "block", "cluster", "long", "none"};
 
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;

@@ -178,7 +178,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     one.bits = problem.key_bits;
     one.kth = problem.kth;
     const auto select = count::plan_select(one, gpu);
-    if (select.algorithm == count::Selecting::kBlock || select.algorithm == count::Selecting::kCluster) {
+    if (select.algorithm == count::Selecting::kRegisters || select.algorithm == count::Selecting::kBlock ||
+        select.algorithm == count::Selecting::kCluster) {
       plan.algorithm = Algorithm::kPart;
       plan.threads = select.threads;
       plan.blocks = rows.count() * select.blocks;

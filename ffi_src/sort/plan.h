@@ -37,7 +37,7 @@ struct Plan {
   bool tickets = false;    // for kSweep: blocks take tickets, as they may be more than run at the same time
   bool exchanges = false;  // for kSweep: tiles are so few that each may wait for the counts of all of its row
   bool overlap = false;    // for kSweep: whether a pass may start before the one before it ends
-  int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory
+  int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory, unless registers hold the row
   int tile_bits = 0;       // for kMerge: the logarithm of the longest tile
   topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };

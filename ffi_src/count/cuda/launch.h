@@ -43,6 +43,10 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                           const int32_t* ranks, void* values, int32_t* indices, void* workspace);
 
+// The form of launch_select for rows that the registers of a block hold: along the last axis, or turned.
+cudaError_t launch_select_registers(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                                    const int32_t* ranks, void* values, int32_t* indices);
+
 // The form of launch_select for rows that a cluster of blocks holds: along the last axis, or turned.
 cudaError_t launch_select_cluster(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                   const int32_t* ranks, void* values, int32_t* indices);

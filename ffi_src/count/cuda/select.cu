@@ -287,6 +287,8 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
   }
   if (plan.algorithm == Selecting::kThread || plan.algorithm == Selecting::kWarp)
     return launch_select_short(stream, plan, problem, x, ranks, values, indices);
+  if (plan.algorithm == Selecting::kRegisters)
+    return launch_select_registers(stream, plan, problem, x, ranks, values, indices);
   if (plan.algorithm == Selecting::kCluster)
     return launch_select_cluster(stream, plan, problem, x, ranks, values, indices);
   if (plan.algorithm == Selecting::kLong)

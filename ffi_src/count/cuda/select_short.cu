@@ -6,7 +6,8 @@
 //
 // warp: longer rows. A warp keeps the keys of a row in shared memory, and goes by the steps of select.cuh, but with one
 // interval for all ranks first, from a sample of 32 elements. Ranks whose part of it has more elements than the warp
-// has lanes take further steps, each for itself.
+// has lanes take further steps, each for itself. The elements of short rows are compared with each other instead, which
+// finds all ranks.
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -404,6 +405,62 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   }
 }
 
+// For rows of up to kMostCompared elements: a warp for each row. A lane compares its elements with all of the row, so
+// it has the ranks of its elements.
+constexpr int kMostCompared = 64, kFewCompared = 40;
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_constant__ Args a) {
+  constexpr int kOwn = kMostCompared / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, wanted = static_cast<int>(a.problem.count);
+  const uint32_t row = blockIdx.x * kWarps + warp;
+  if (row >= a.problem.rows.count()) return;
+  const Place place(a.problem, row);
+  WarpRow<Word> r;
+  r.length = static_cast<uint32_t>(a.problem.rows.length);
+  r.keys = reinterpret_cast<Word*>(dynamic_shared_memory()) + warp * a.pitch;
+  const uint32_t own_rank = lane < wanted ? rank_at(a, place, lane) : 0;
+  const int bits = a.problem.bits;
+  const uint32_t stride = a.stride;
+  const int64_t x = stride == 1 ? int64_t{row} * r.length : place.x;
+  uint32_t sampled;
+  if constexpr (sizeof(Word) == 8) {
+    r.template load<uint64_t>(a.x, x, stride, a.problem.order, sampled);
+  } else {
+    if (bits == 8) r.template load<uint8_t>(a.x, x, stride, a.problem.order, sampled);
+    if (bits == 16) r.template load<uint16_t>(a.x, x, stride, a.problem.order, sampled);
+    if (bits == 32) r.template load<uint32_t>(a.x, x, stride, one_flip<uint32_t>(a.problem.order), sampled);
+  }
+  Word own[kOwn];
+  uint32_t before[kOwn] = {};
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = r.keys[i * 32 + lane];
+#pragma unroll 4
+  for (uint32_t j = 0; j < r.length; ++j) {
+    const Word its = r.keys[j];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) before[i] += its < own[i] || (its == own[i] && j < i * 32 + lane);
+  }
+#pragma unroll 1
+  for (int j = 0; j < wanted; ++j) {
+    const uint32_t rank = shuffle_from(own_rank, j);
+    const int64_t to = place.to + j * a.problem.rows.inner;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const uint32_t at = i * 32 + lane;
+      if (before[i] != rank || at >= r.length) continue;
+      if constexpr (sizeof(Word) == 8) {
+        copy_element<uint64_t>(a.values, to, a.x, x + at * stride);
+      } else {
+        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at * stride);
+        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at * stride);
+        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at * stride);
+      }
+      a.indices[to] = static_cast<int32_t>(at);
+    }
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
@@ -422,6 +479,10 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
   config.grid = dim3(static_cast<unsigned>((problem.rows.count() + of_block - 1) / of_block));
   config.block = dim3(kThreads);
   config.shared_bytes = plan.shared_bytes;
+  if (plan.algorithm == Selecting::kWarp &&
+      length <= (problem.count > 3 || problem.bits == 64 ? kMostCompared : kFewCompared))
+    return problem.bits == 64 ? launch(stream, config, select_compare_kernel<unsigned long long>, args)
+                              : launch(stream, config, select_compare_kernel<uint32_t>, args);
   if (plan.algorithm == Selecting::kWarp)
     return problem.bits == 64 ? launch(stream, config, select_warp_kernel<unsigned long long>, args)
                               : launch(stream, config, select_warp_kernel<uint32_t>, args);

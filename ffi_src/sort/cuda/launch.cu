@@ -36,7 +36,9 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     select.kth = problem.kth;
     count::SelectPlan one;
     one.blocks = plan.blocks / problem.rows.count();
-    one.algorithm = one.blocks > 1 ? count::Selecting::kCluster : count::Selecting::kBlock;
+    one.algorithm = one.blocks > 1      ? count::Selecting::kCluster
+                    : plan.table_at > 0 ? count::Selecting::kBlock
+                                        : count::Selecting::kRegisters;  // which have no table
     one.threads = plan.threads;
     one.shared_bytes = plan.shared_bytes;
     one.table_at = plan.table_at;
