@@ -22,7 +22,7 @@ namespace jaxgpuops::moe {
 
 constexpr int kGradientRows = 8;     // the most rows of a block
 constexpr int kGradientWarps = 16;   // the most warps of a block that has one row
-constexpr uint32_t kStripUnits = 8;  // the most units that a lane has of a strip
+constexpr uint32_t kStripUnits = 7;  // the most units that a lane has of a strip
 constexpr uint32_t kStripsHeld = 8;  // the most strips of a cotangent that shared memory holds at a time
 
 // Reads and writes units of rows. A unit has as many elements as a vector. If `inner` is a multiple of that, they are
