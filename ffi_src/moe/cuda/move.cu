@@ -30,15 +30,14 @@ constexpr int kCombineThreads = 128;
 // Blocks of combine that a multiprocessor holds, if all choices are loaded together. Without this number, the compiler
 // saves registers by asking for some rows only after it has added others.
 constexpr int kCombineBlocks = 7;
-constexpr int kColumns = 4;               // units of a row that a thread has if units are small
-constexpr int kAhead = 4;                 // rows whose indices, or elements, a thread loads before it uses them
-constexpr int64_t kFewWarps = 1 << 12;    // up to so many warps, those of a block share a row in combine's gradient
-constexpr int64_t kMostStrips = 128;      // of a row that the warps of a block share
-constexpr int64_t kWideRow = 96;          // if a token has so many threads or more, no block has several tokens
-constexpr int64_t kMostLines = 65535;     // of the second dimension of a grid
-constexpr int64_t kManyBytes = 48 << 20;  // from so many bytes of rows on, the copy engine is faster
-constexpr int64_t kManyChoices = 6;       // if a token has so many rows
-constexpr int64_t kStrip = 16 << 10;      // the most bytes that a block of the copy engine's has of a token
+constexpr int kColumns = 4;                // units of a row that a thread has if units are small
+constexpr int kAhead = 4;                  // rows whose indices, or elements, a thread loads before it uses them
+constexpr int64_t kManyThreads = 1 << 17;  // with so many threads, each may do more work
+constexpr int64_t kWideRow = 96;           // if a token has so many threads or more, no block has several tokens
+constexpr int64_t kMostLines = 65535;      // of the second dimension of a grid
+constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the copy engine is faster
+constexpr int64_t kManyChoices = 6;        // if a token has so many rows
+constexpr int64_t kStrip = 16 << 10;       // the most bytes that a block of the copy engine's has of a token
 
 // The line of the grid in which a block is. A line has the parts of a token, or of several narrow ones: see Shares.
 __device__ __forceinline__ uint32_t line_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
@@ -463,30 +462,29 @@ cudaError_t launch_combine_vjp(cudaStream_t stream, const MoveProblem& p, const 
   if (!countable(p)) return cudaErrorInvalidValue;
   const int64_t row_bytes = p.inner * bytes_of(p.dtype);
   const bool whole = alignment(row_bytes, y, dy) == 16 && alignment(row_bytes, ct, ct) == 16;
-  const Strips strips = strips_of(ceil_div(row_bytes, 16));
-  const int64_t rows = p.outer * p.rows, warps = std::min<int64_t>(strips.count, kGradientWarps);
-  const int64_t parts = ceil_div(p.choices, kGradientRows), each = ceil_div(p.choices, parts);
+  // The number of threads of a row depends on sizes alone, since it decides the order of additions. Together they take
+  // the whole row at a time, or equal parts of it.
+  const int64_t units = std::max<int64_t>(ceil_div(row_bytes, 16), 1),
+                times = ceil_div(units, kUnits * kGradientThreads);
+  const int64_t threads = ceil_div(ceil_div(units, kUnits * times), 32) * 32;
+  // If there are few tokens, several blocks share the rows of a token.
+  const int64_t least = ceil_div(p.choices, kGradientRows);
+  const int64_t shared = kManyThreads / std::max<int64_t>(p.outer * p.tokens * threads, 1);
+  const int64_t each = ceil_div(p.choices, std::clamp(shared, least, p.choices)), parts = ceil_div(p.choices, each);
   return with_any_float(p.dtype, [&](auto element) {
-    using Element = decltype(element);
-    using Bits = typename Element::Bits;
-    const auto start = [&](auto kernel, int64_t blocks, int64_t more, int64_t warps, int64_t shared_bytes,
-                           auto... shares) {
-      Launch shape{grid_of(blocks + more), grid_of(32 * warps)};
-      shape.shared_bytes = static_cast<size_t>(shared_bytes);
-      return launch(stream, shape, kernel, p, blocks, shares..., strips, static_cast<const Bits*>(y),
-                    static_cast<const Bits*>(ct), row_of_assignment, assignment_of_row, weights, static_cast<Bits*>(dy),
-                    dw);
+    const auto start = [&](auto whole, auto by_row) {
+      using Element = decltype(element);
+      using Bits = typename Element::Bits;
+      const int64_t blocks = p.outer * (by_row ? p.rows : p.tokens * parts);
+      const int64_t more = by_row ? ceil_div(p.outer * p.assignments(), threads) : fill_blocks(p, threads);
+      return launch(stream, {grid_of(blocks + more), grid_of(threads)}, combine_vjp_kernel<Element, whole, by_row>, p,
+                    blocks, parts, each, static_cast<const Bits*>(y), static_cast<const Bits*>(ct), row_of_assignment,
+                    assignment_of_row, weights, static_cast<Bits*>(dy), dw);
     };
-    const auto by_token = [&](auto kernel) {
-      const int64_t held = std::min(strips.count, kStripsHeld) * strips.width() * 16;
-      return start(kernel, p.outer * p.tokens * parts, fill_blocks(p, 32 * each), each, held, parts, each);
-    };
-    if (!whole) return by_token(combine_vjp_kernel<Element, false>);
-    if constexpr (sizeof(Bits) > 1)  // others load no row early
-      if (strips.count > 1 && rows * warps <= kFewWarps && strips.count <= kMostStrips)
-        return start(combine_vjp_by_row_kernel<Element>, rows, ceil_div(p.outer * p.assignments(), 32 * warps), warps,
-                     strips.count * 32 * sizeof(typename Element::Acc));
-    return by_token(combine_vjp_kernel<Element, true>);
+    if (!whole) return start(std::false_type(), std::false_type());
+    if constexpr (sizeof(typename decltype(element)::Bits) > 1)  // others load no row early
+      if (each == 1 && parts > 1) return start(std::true_type(), std::true_type());
+    return start(std::true_type(), std::false_type());
   });
 }
 
