@@ -123,6 +123,8 @@ def test_only_clusters_are_missing_on_older_gpus():
             assert old["algorithm"] in (
                 ("stream", "grid", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
             ), call
+        elif new["algorithm"] == "digits":
+            assert bits < 64 and k > 64, call
         elif new["algorithm"] == "compare":
             assert not sorted and 1 < new["slices"] <= 8, call
         elif new["algorithm"] == "argmax":
@@ -248,12 +250,14 @@ FASTEST = [
     ((100_000, 96, 1), 10, "float16", "rows"),
     ((132, 20_000, 1), 600, "float32", "sieve"),
     ((600, 16_384, 1), 1000, "bfloat16", "sieve"),
-    ((60, 10_876, 1), 1059, "bfloat16", "block"),  # no sieve, since k is large
+    ((60, 10_876, 1), 1059, "bfloat16", "digits"),
+    ((60, 10_876, 1), 2100, "bfloat16", "block"),  # no sieve, since k is large
     ((102, 14_656, 1), 315, "uint8", "block"),
     ((102, 14_656, 1), 127, "uint8", "stream"),
     ((600, 14_656, 1), 256, "uint8", "stream"),
-    ((600, 9000, 1), 300, "bfloat16", "buckets"),
-    ((600, 9000, 1), 1200, "bfloat16", "block"),
+    ((600, 9000, 1), 300, "bfloat16", "digits"),
+    ((600, 9000, 1), 64, "bfloat16", "rows"),
+    ((600, 9000, 1), 2100, "bfloat16", "block"),
     ((58, 22_091, 1), 73, "float32", "sieve"),  # one block for each row
     ((58, 70_000, 1), 73, "float32", "stream"),
     ((600, 32_768, 1), 66, "bfloat16", "sieve"),
@@ -261,7 +265,15 @@ FASTEST = [
     ((7, 1 << 20, 1), 60, "float32", "grid"),
     ((7, 1 << 20, 1), 100, "float32", "buckets"),
     ((30, 11_590, 1), 790, "float32", "buckets"),
-    ((600, 11_590, 1), 790, "float32", "stream"),
+    ((600, 11_590, 1), 790, "float32", "digits"),
+    ((600, 11_590, 1), 500, "float32", "stream"),
+    ((150, 40_000, 1), 1600, "uint8", "digits"),
+    ((150, 40_000, 1), 1700, "uint8", "buckets"),
+    ((9, 4735, 37), 77, "bfloat16", "digits"),
+    ((9, 4735, 37), 77, "float32", "stream"),
+    ((34, 11_302, 13), 304, "bfloat16", "digits"),
+    ((34, 11_302, 13), 60, "bfloat16", "stream"),
+    ((97, 1503, 37), 470, "int32", "sort"),
     ((600, 8192, 1), 250, "float32", "sort"),
     ((600, 5000, 1), 250, "float32", "stream"),
     ((100, 8192, 1), 250, "float32", "stream"),
@@ -312,8 +324,22 @@ def test_a_warp_selects_from_rows_that_fit(rows, length, k, bits, sorted, warp):
 
 def test_bytes_of_many_rows_are_counted():
     """Buckets of candidates would be few and large."""
-    assert plan_topk(915, 48_229, 1, 12_845, 8, False, 90)["algorithm"] == "radix"
-    assert plan_topk(215, 48_229, 1, 12_845, 8, False, 90)["algorithm"] == "buckets"
+    assert plan_topk(915, 48_229, 1, 17_845, 8, False, 90)["algorithm"] == "radix"
+    assert plan_topk(215, 48_229, 1, 17_845, 8, False, 90)["algorithm"] == "buckets"
+
+
+@pytest.mark.parametrize(
+    "rows,k,bits,takes",
+    [
+        *[((4, 65_536, 1), 1658, 16, True), ((4, 65_536, 1), 128, 16, False), ((4, 65_536, 1), 30_000, 16, False)],
+        *[((34, 131_072, 1), 6532, 16, True), ((34, 131_072, 1), 6532, 32, False), ((4, 300_000, 1), 6532, 16, False)],
+        *[((33, 65_536, 1), 800, 32, True), ((34, 65_536, 1), 800, 32, False), ((138, 16_384, 1), 709, 32, True)],
+        *[((4, 8192, 1), 300, 16, False), ((4, 65_536, 1), 1658, 64, False), ((107, 32_768, 1), 2463, 8, True)],
+    ],
+)
+def test_results_in_the_order_of_indices_are_not_sorted(rows, k, bits, takes):
+    assert (plan_topk(*rows, k, bits, False, 90)["algorithm"] == "digits") == takes
+    assert plan_topk(*rows, k, bits, False, 80)["algorithm"] != "digits"  # no clusters
 
 
 @pytest.mark.parametrize("rows,k,dtype,algorithm", FASTEST)

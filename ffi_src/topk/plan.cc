@@ -7,6 +7,7 @@
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
 #include "topk/cuda/compare_shape.h"
+#include "topk/cuda/digits_shape.h"
 #include "topk/cuda/few_shape.h"
 #include "topk/cuda/held_shape.h"
 #include "topk/cuda/radix_shape.h"
@@ -366,9 +367,10 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
 
 Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
-  if (k > kMaxDigitsK || key_bytes == 8 || rows.length > 1 << 22) return plan;
+  if (k > kMaxDigitsK || key_bytes > 4 || rows.length > kMaxDigitsLength || gpu.max_cluster < kMaxDigitsBlocks)
+    return plan;
   plan.digits = digits_shape(rows.count(), rows.length, k, key_bytes, sorted, gpu.shared_bytes, gpu.multiprocessors);
-  if (plan.digits.blocks == 0 || gpu.max_cluster < kMaxDigitsBlocks) return plan;
+  if (plan.digits.blocks == 0) return plan;
   plan.algorithm = Algorithm::kDigits;
   plan.threads = plan.digits.threads;
   plan.slices = plan.digits.blocks;
@@ -423,6 +425,23 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const bool few = rows.count() <= gpu.multiprocessors;
   if (key_bytes == 1) return k > (few ? 127 : 256);
   return k > 256 && (few || 8 * k >= rows.length);
+}
+
+// Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from a
+// thousand random problems on an H200. Other kernels are faster where they find a good threshold by few elements: for
+// small k, for sorted results of long rows, and for most rows of 32 bits.
+bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  const int64_t length = rows.length;
+  if (key_bytes == 8 || k <= 64) return false;
+  if (rows.inner > 1)
+    return key_bytes == 2 && length >= 1024 && length <= 1 << 16 && (length <= kMaxSortLength || 8 * k <= length);
+  if (length <= kMaxSortLength) return false;
+  if (!sorted && key_bytes == 4)
+    return k > 192 && 3 * k <= length && length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
+  if (!sorted) return k > 128 && 3 * k <= length && length <= 1 << 18;
+  if (key_bytes == 1) return length > 2 * kMaxSortLength && length <= 1 << 16 && 24 * k < length;
+  if (length >= 2 * kMaxSortLength) return false;
+  return key_bytes == 2 ? k <= 2048 : k > 512 && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
 
 // Whether the buckets kernels can take the problem.
@@ -487,7 +506,6 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
-  if (forced == static_cast<int>(Algorithm::kDigits)) return plan_digits(rows, k, key_bytes, sorted, gpu);
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
       rows.length * key_bytes >= kMinWaveBytes) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
@@ -506,6 +524,11 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
   if (few) return plan_few(rows, k, key_bytes, gpu);
+  if (may(Algorithm::kDigits) && (forced >= 0 || prefers_digits(rows, k, key_bytes, sorted, gpu))) {
+    if (const Plan plan = plan_digits(rows, k, key_bytes, sorted, gpu);
+        plan.algorithm == Algorithm::kDigits && fits(plan))
+      return plan;
+  }
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }

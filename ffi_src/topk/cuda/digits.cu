@@ -1,7 +1,7 @@
 // Top-k for k of hundreds to thousands, of rows and columns that the shared memory of a block or of a cluster holds
 // whole: a radix select and a radix sort, which take about as long for all data.
 //
-// Each block loads its part of the row. A sample of the row gives a digit (the top 11 to 13 bits of a key) that
+// Each block loads its part of the row. A sample of the row gives a digit (the top 11 or 12 bits of a key) that
 // somewhat more than k elements reach. These elements are marked, and their digits counted; the blocks of a cluster add
 // up their counts and find the digit of the k-th key. Then they count the next digit of the marked elements that have
 // this one, until the k-th key is known, or, for results in the order of keys, until not many more than k elements
@@ -66,7 +66,6 @@ cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& 
       switch (plan.digits.threads) {
         case 256: return run<Key, 256>(stream, config, a);
         case 512: return run<Key, 512>(stream, config, a);
-        case 1024: return run<Key, 1024>(stream, config, a);
       }
     }
     return cudaErrorInvalidValue;

@@ -25,9 +25,8 @@ template <int kThreads>
 struct DigitsControl {
   alignas(16) uint32_t bins[kThreads * kDigitsBins];
   uint32_t of_digit[sort::kDigits];
-  uint32_t sums[32], reaching[32], tying[32];  // of the warps
-  uint32_t ranges[32];                         // of digits
-  uint32_t lower_above, lower_kept;            // as above and kept, in the blocks before this one
+  uint32_t sums[32], reaching[32], tying[32];                         // of the warps
+  uint32_t of_block[kMaxDigitsBlocks], block_ties[kMaxDigitsBlocks];  // of the blocks
   uint32_t digit, above, kept;  // the digit of the k-th key, elements with a higher one, and with this one
   uint32_t top;                 // the largest key that is listed
 };
@@ -69,7 +68,6 @@ struct DigitsBlock {
   // many; and how many elements the list has.
   uint32_t least = 0, need = a.k, reached = a.k;
   bool exact = false;
-  uint32_t lower_more = 0, lower_ties = 0;  // how many of them lower blocks have
 
   __device__ __forceinline__ explicit DigitsBlock(const Digits& a) : a(a) {}
 
@@ -143,58 +141,50 @@ struct DigitsBlock {
     }
   }
 
-  // Adds up the words at `from` in the first blocks of the cluster: in all `among` of them, and in those before this
-  // one.
-  __device__ __forceinline__ void sum_of_blocks(const uint32_t* from, uint32_t among, uint32_t& all, uint32_t& lower) {
-    all = lower = 0;
-    if (among == 1) all = *from;
-    if (among == 1) return;
-#pragma unroll 4
-    for (uint32_t b = 0; b < among; ++b) {
-      const uint32_t count = load_in_cluster(from, b);
-      all += count;
-      if (b < rank) lower += count;
-    }
-  }
-
-  // Finds the digit of the wanted key from the counts in the bins of `among` blocks (the cluster, or 1): first which of
-  // 32 ranges of digits has it, then the digit. If the bins have fewer elements than `wanted`, s.digit stays ~0. A
-  // cluster has to wait afterwards, before bins change.
+  // Finds the digit of the wanted key from the counts in the bins of `among` blocks (the cluster, or 1), each of which
+  // adds up those of some digits. Lower blocks and threads have higher digits. If the bins have fewer elements than
+  // `wanted`, s.digit stays ~0.
   __device__ __forceinline__ void find(uint32_t wanted, uint32_t digits, uint32_t among) {
-    __syncthreads();
-    const uint32_t range = max(digits / 32, 1u);
-#pragma unroll 1
-    for (uint32_t c = warp; c < 32; c += kWarps) {
-      uint32_t sum = 0;
-#pragma unroll 1
-      for (uint32_t i = lane; i < range; i += 32) sum += c * range + i < digits ? s.bins[c * range + i] : 0;
-      sum = sum_of_warp(sum);
-      if (lane == 0) s.ranges[c] = sum;
-    }
+    const uint32_t adder = among > 1 ? rank : 0;
     among > 1 ? meet_cluster() : __syncthreads();
-    // Lower lanes and threads have higher digits.
-    uint32_t before = 0, count = 0, lower = 0, lower_before = 0, digit = 0;
-    if (warp * 32 < range) {
-      uint32_t all, of_lower;
-      sum_of_blocks(&s.ranges[31 - lane], among, all, of_lower);
-      const uint32_t up_to = sum_up_to_lane(all), reaching = __ballot_sync(kEveryLane, up_to >= wanted);
-      if (reaching) {
-        const int first = __ffs(static_cast<int>(reaching)) - 1;
-        before = shuffle_from(up_to - all, first);
-        lower_before = sum_of_warp(static_cast<int>(lane) < first ? of_lower : 0);
-        digit = (32 - first) * range - 1 - tid;
-        if (tid < range) sum_of_blocks(&s.bins[digit], among, count, lower);
+    const uint32_t share = max(digits / among, 1u), each = (share + kThreads - 1) / kThreads;
+    const bool has = tid * each < share && adder * share < digits;
+    const uint32_t highest = digits - 1 - adder * share - tid * each;
+    uint32_t sum = 0;
+    if (has) {
+#pragma unroll 1
+      for (uint32_t j = 0; j < each; ++j) {
+        uint32_t count = s.bins[highest - j];
+        if (among > 1) {
+          count = 0;
+#pragma unroll 4
+          for (uint32_t b = 0; b < among; ++b) count += load_in_cluster(&s.bins[highest - j], b);
+          s.bins[highest - j] = count;
+        }
+        sum += count;
       }
     }
-    before += sum_before<kThreads>(count, s.sums);
-    if (among > 1) lower_before += sum_before<kThreads>(lower, s.tying);
-    if (count && before < wanted && before + count >= wanted)
-      s.digit = digit, s.above = before, s.kept = count, s.lower_above = lower_before, s.lower_kept = lower;
-    if (among > 1) arrive_at_cluster_barrier();
-    __syncthreads();
-  }
-  __device__ __forceinline__ void wait_for_others() const {
-    if (blocks > 1) wait_at_cluster_barrier();
+    uint32_t before = sum_before<kThreads>(sum, s.sums);
+    if (among > 1) {
+      if (tid == kThreads - 1)
+        for (uint32_t b = 0; b < among; ++b) store_in_cluster(&s.of_block[rank], b, before + sum);
+      meet_cluster();
+      before += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
+    }
+    if (has && before < wanted && before + sum >= wanted) {
+      uint32_t digit = highest, count;
+      while (count = s.bins[digit], before + count < wanted) before += count, --digit;
+      if (among == 1) {
+        s.digit = digit, s.above = before, s.kept = count;
+      } else {
+        for (uint32_t b = 0; b < among; ++b) {
+          store_in_cluster(&s.digit, b, digit);
+          store_in_cluster(&s.above, b, before);
+          store_in_cluster(&s.kept, b, count);
+        }
+      }
+    }
+    among > 1 ? meet_cluster() : __syncthreads();
   }
 
   // Marks the elements whose first digit reaches the floor, and counts their digits. A thread marks eight at a time.
@@ -250,24 +240,16 @@ struct DigitsBlock {
         bits = kBits;
       } else {
         need -= s.above;
-        lower_more += s.lower_above;
         prefix = prefix << digit_bits | s.digit;
         reached = a.k - need + s.kept;
         exact = s.kept != need && (bits == 0 || reached > kRoom * blocks);
         if (!exact || bits == 0) break;
       }
-      __syncthreads();  // all threads have read what was found
-      wait_for_others();
+      meet_cluster();  // all threads have read what was found
       clear();
     }
     least = prefix << bits;
-    if (exact) {
-      reached = a.k;
-      lower_ties = s.lower_kept;
-    } else {
-      lower_more += s.lower_kept;
-    }
-    if (blocks == 1) lower_more = lower_ties = 0;
+    if (exact) reached = a.k;
   }
 
   // Lists the elements that reach the least key, in the order of their indices: writes them, or puts them to the list.
@@ -293,9 +275,18 @@ struct DigitsBlock {
     if (lane == 0) s.reaching[warp] = more, s.tying[warp] = ties;
     __syncthreads();
     const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
-    more = lower_more + sum_of_warp(lane < warp ? warp_more : 0);
-    ties = lower_ties + sum_of_warp(lane < warp ? warp_ties : 0);
-    constexpr int kMany = 6;  // marks of a word
+    more = sum_of_warp(lane < warp ? warp_more : 0);
+    ties = sum_of_warp(lane < warp ? warp_ties : 0);
+    if (blocks > 1) {
+      const uint32_t of_block = sum_of_warp(warp_more), block_ties = sum_of_warp(warp_ties);
+      if (warp == 0 && lane < blocks) {
+        store_in_cluster(&s.of_block[rank], lane, of_block);
+        store_in_cluster(&s.block_ties[rank], lane, block_ties);
+      }
+      meet_cluster();
+      more += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
+      ties += sum_of_warp(lane < rank ? s.block_ties[lane] : 0);
+    }
     uint32_t top = 0;
 #pragma unroll 1
     for (uint32_t start = from; start < to; start += 32) {
@@ -305,35 +296,21 @@ struct DigitsBlock {
       if (exact) for_marks(hits, [&](int j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == least) << j; });
       const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
       const uint32_t all = shuffle_from(up_to, 31);
-      const uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
-      const auto take = [&](uint32_t at, uint32_t place) {
-        const Key key = slots[at];
-        const uint32_t index = begin + at - skipped;
+      uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
+      for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
+        const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
+        const uint32_t place = m + min(t, need);
+        is_tie ? ++t : ++m;
+        if (!wanted) return;
+        const Key key = slots[w * 32 + j];
+        const uint32_t index = begin + w * 32 + j - skipped;
         if constexpr (kItems > 0) {
           put(place, key, index);
           top = max(top, uint32_t{key});
         } else {
           write(place, key, index);
         }
-      };
-      // Element j of a word with these marks, of which m elements and t ties are before the word.
-      const auto take_mark = [&](uint32_t word, uint32_t marked, uint32_t tied, uint32_t m, uint32_t t, uint32_t j) {
-        const uint32_t before = (1u << j) - 1;
-        t += __popc(tied & before);
-        if (!(tied >> j & 1) || t < need) take(word * 32 + j, m + __popc(marked & ~tied & before) + min(t, need));
-      };
-      const uint32_t wanted = ties >= need ? hits & ~equal : hits;
-      if (!__any_sync(kEveryLane, __popc(wanted) > kMany)) {
-        for_marks(wanted, [&](int j) { take_mark(w, hits, equal, m, t, j); });
-      } else {  // a lane for each mark of a word
-        for (uint32_t words = __ballot_sync(kEveryLane, wanted); words; words &= words - 1) {
-          const int from_lane = __ffs(static_cast<int>(words)) - 1;
-          const uint32_t word = shuffle_from(w, from_lane), marked = shuffle_from(hits, from_lane);
-          const uint32_t tied = shuffle_from(equal, from_lane);
-          const uint32_t word_m = shuffle_from(m, from_lane), word_t = shuffle_from(t, from_lane);
-          if (marked >> lane & 1) take_mark(word, marked, tied, word_m, word_t, lane);
-        }
-      }
+      });
       more += all & 0xffff;
       ties += all >> 16;
     }
@@ -341,7 +318,6 @@ struct DigitsBlock {
       top = largest_of_warp(top);
       if (lane == 0) atomicMax(&s.top, top);
     }
-    wait_for_others();
   }
   __device__ __forceinline__ void write(uint32_t place, Key key, uint32_t index) const {
     static_cast<Key*>(a.values)[results + place * inner] = decode(key, a.order);

@@ -11,12 +11,12 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int64_t kMaxDigitsK = 32768;
+constexpr int64_t kMaxDigitsK = 32768, kMaxDigitsLength = 1 << 22;
 constexpr int kMaxDigitsBlocks = 16;     // the most blocks of a cluster
 constexpr int kDigitsBins = 8;           // bins for each thread of a block
 constexpr size_t kDigitsControl = 2048;  // bytes of counters
 constexpr int digits_bin_bits(int threads, int key_bits) {
-  const int bits = threads == 1024 ? 13 : threads == 512 ? 12 : 11;
+  const int bits = threads == 512 ? 12 : 11;
   return bits < key_bits ? bits : key_bits;
 }
 constexpr int kDigitsItems = 4;    // selected elements that a thread sorts
@@ -47,13 +47,12 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
                                 int64_t multiprocessors) {
   DigitsShape shape;
   shape.items = sorted ? kDigitsItems : 0;
-  // Blocks share long rows while two of each multiprocessor have much to read.
+  const int64_t bytes = length * key_bytes;
+  shape.threads = bytes <= 16 << 10 && k <= 256 * kDigitsItems ? 256 : 512;
+  // Blocks share a row while two of each multiprocessor have at least 16 KiB to read.
   int blocks = 1;
-  if (length > 1 << 15)
-    while (blocks < 8 && blocks * rows <= multiprocessors && length / blocks >= 1 << 14) blocks *= 2;
+  while (blocks < 8 && blocks * rows <= multiprocessors && bytes / blocks >= 32 << 10) blocks *= 2;
   for (; blocks <= kMaxDigitsBlocks; blocks *= 2) {
-    const bool alone = blocks * rows <= multiprocessors;  // a block has a multiprocessor for itself
-    shape.threads = alone && length / blocks > 4096 ? 1024 : length * key_bytes <= 16 << 10 && k <= 1024 ? 256 : 512;
     divide_digits(shape, length, key_bytes, blocks);
     if ((!sorted || k <= blocks * shape.threads * shape.items) &&
         static_cast<int64_t>(shape.shared_bytes + kReservedShared) <= shared)
