@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gpu import LARGE, busy_stream, memory, needs_memory, noise, plan, run_in_command_buffers, same_bits
 
@@ -38,9 +39,9 @@ REGIMES = {
     "packs, rows of two": ((70_003, 2), 1),
     "packs, rows of two packs": ((70_003, 8), 1),
     "packs, rows of four packs": ((70_003, 16), 1),
-    "short, rows of three": ((70_003, 3), 1),
-    "short, rows of three by shared memory": ((1_400_003, 3), 1),
-    "short, rows of whole vectors": ((9001, 24), 1),
+    "packs, rows of three": ((70_003, 3), 1),
+    "packs, rows of eleven": ((70_003, 11), 1),
+    "short, rows of whole vectors": ((9001, 28), 1),
     "short, rows": ((9001, 31), 1),
     "short, a few columns": ((5001, 7, 5), 1),
     "short, columns": ((33, 3, 1003), 1),
@@ -235,11 +236,12 @@ def command_buffers():
                 assert all(right.values()), (regime, seed, i, right)
 
 
-@pytest.mark.parametrize("rows, length", ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391)))
-def test_odd_rows_of_16_bits_are_those_of_the_row_alone(rows, length):
+@pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))
+@pytest.mark.parametrize("rows, length", ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391), (999, 333), (9, 67)))
+def test_odd_rows_are_those_of_the_row_alone(rows, length, dtype):
     """In a batch, rows begin at any place between two vectors; a row alone, scanned forward, is aligned."""
     keys = jax.random.split(jax.random.key(0), 2)
-    x, factors = (jax.random.normal(key, (rows, length), jnp.bfloat16) for key in keys)
+    x, factors = (jax.random.normal(key, (rows, length), dtype) for key in keys)
     factors = factors / (1 + abs(factors))
 
     @jax.jit
@@ -252,7 +254,30 @@ def test_odd_rows_of_16_bits_are_those_of_the_row_alone(rows, length):
     for row in {0, 1, rows - 1}:
         alone = scans(factors[row : row + 1], x[row : row + 1])
         for some, one in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-            assert jnp.array_equal(some[row].view(jnp.uint16), one[0].view(jnp.uint16))
+            bits = jnp.uint16 if dtype == jnp.bfloat16 else jnp.uint32
+            assert jnp.array_equal(some[row].view(bits), one[0].view(bits))
+
+
+@pytest.mark.parametrize("dtype", ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))
+@pytest.mark.parametrize(
+    "rows, length", ((40_001, 3), (9001, 31), (1003, 301), (300, 8192), (5, 9001), (700, 20_001), (2, 5_000_001))
+)
+def test_rows_of_integers(rows, length, dtype):
+    """Rows that have a kernel for any operator, whatever their length; NumPy wraps around, too."""
+    info = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(info.min, info.max, (rows, length), dtype, endpoint=True)
+    with jax.enable_x64(True):
+        for reverse in (False, True):
+            for name, fn in (
+                ("cumsum", np.add),
+                ("cumprod", np.multiply),
+                ("cummax", np.maximum),
+                ("cummin", np.minimum),
+            ):
+                from_front = x[:, ::-1] if reverse else x
+                want = fn.accumulate(from_front | 1 if name == "cumprod" else from_front, 1, dtype=dtype)
+                got = getattr(jaxgpuops, name)(x | 1 if name == "cumprod" else x, axis=1, reverse=reverse)
+                assert np.array_equal(got, want[:, ::-1] if reverse else want), name
 
 
 def test_command_buffers_with_changing_inputs():

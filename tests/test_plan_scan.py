@@ -30,7 +30,10 @@ SCAN_POINTS = [
     ((1, 100_000, 35), "bfloat16", "span_twice"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
-    ((1 << 20, 3, 1), "float32", "short"),
+    ((1 << 20, 3, 1), "float32", "packs"),
+    ((1 << 20, 13, 1), "int8", "packs"),
+    ((80_000, 256, 1), "int8", "rows"),
+    ((1000, 20_000, 1), "int16", "spans"),
     ((1 << 17, 8, 1), "float32", "packs"),
     ((1, 1000, 5), "int32", "small"),
     ((1, 3000, 5), "int32", "pieces"),
@@ -58,7 +61,7 @@ def scan_calls():
 
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
 SCAN_KERNELS = {
-    "along": ({"rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
+    "along": ({"small", "pieces", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
     "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
 }
@@ -96,6 +99,16 @@ def test_scans_of_rows_in_packs():
     assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
     assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
     assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
+    for op, dtype, lengths in (  # the longest rows that take packs, and some that do not
+        ("linear_scan", "float32", (21, 25)),
+        ("cumsum", "float64", (12, 13)),
+        ("cummax", "bfloat16", (32, None)),
+        ("cumsum", "int8", (32, None)),
+        ("cumsum", "int16", (20, 21)),
+        ("cumprod", "int32", (20, 25)),
+    ):
+        plans = [plan_scan(op, 1 << 17, length, 1, dtype, False, 1, 90) for length in lengths if length]
+        assert [plan["algorithm"] for plan in plans] == ["packs", "short"][: len(plans)], (op, dtype)
     for dtype, length, packs in (("float32", 8, 1), ("float32", 12, 0), ("float16", 32, 1), ("float32", 32, 0)):
         call = 1 << 17, length, 1, dtype, False, 1, 90
         assert plan_scan("linear_scan_vjp", *call)["algorithm"] == ("packs" if packs else "short")
@@ -124,6 +137,13 @@ def test_scans_in_pieces():
     for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
+    # Rows that are not whole vectors, of a tile that one warp has.
+    for dtype, length, most in (("bfloat16", 443, 1 << 19), ("float32", 257, 3 << 15)):
+        plans = [
+            plan_scan("cumsum", outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)
+        ]
+        assert [plan["algorithm"] for plan in plans] == ["pieces", "rows"]
+        assert plans[0]["tile"] == plans[1]["tile"]
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
@@ -157,7 +177,7 @@ def test_scans_of_few_columns():
         ((5000, 1), 96, 5088),
         ((1000, 3), 64, 1020),
     ):
-        plan = plan_scan("cumprod", 2000, *rows, "int8", False, 1, 90)
+        plan = plan_scan("cummax", 2000, *rows, "bool", False, 1, 90)
         assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
     # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
     for outer, length, inner, algorithm in (
@@ -221,7 +241,7 @@ def test_rare_scans():
     rare = {
         ("cumsum", "int8", False),
         ("cumsum", "complex128", False),
-        ("cumprod", "int32", False),
+        ("cumprod", "int64", False),
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
         ("cumsum", "float16", True),
@@ -245,8 +265,11 @@ def test_rare_scans():
         ("linear_scan_vjp", "bfloat16", True),
     }
     for op, dtype, segmented in rare | others:
-        layouts = [plan_scan(op, 9, 5000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
+        layouts = [plan_scan(op, 9, 9000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
         assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
+    for op, dtype, most in (("cumsum", "int8", 8192), ("cummin", "uint16", 8192), ("cumprod", "int32", 4096)):
+        for shape, layout in (((most, 1), "along"), ((most + 1, 1), "spans"), ((most, 256), "spans")):
+            assert plan_scan(op, 900, *shape, dtype, False, 1, 90)["layout"] == layout, (op, dtype, shape)
     for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"
@@ -255,11 +278,11 @@ def test_rare_scans():
 def test_short_rows_of_few_elements():
     """Exact operations along an axis that would go through shared memory take the small kernel for more elements."""
     for call, dtype, length, most in (
-        ("cumprod", "int64", 4, 1 << 18),
-        ("cumprod", "int64", 2, 3 << 15),
-        ("cummax", "int8", 20, 1 << 18),
-        ("cumsum", "int32", 16, 3 << 15),  # packs
-        ("cumprod", "float32", 9, 1 << 17),
+        ("cummax", "bool", 20, 1 << 18),
+        ("cumprod", "int64", 2, 3 << 15),  # packs
+        ("cumsum", "int32", 8, 3 << 15),
+        ("cumprod", "float32", 9, 1 << 16),
+        ("cumprod_jvp", "float32", 9, 1 << 17),
     ):
         plans = [
             plan_scan(call, outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)

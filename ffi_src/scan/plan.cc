@@ -50,11 +50,13 @@ constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 // The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
-// would read it directly from memory with few loads, kSmallExact if they would not and the order of folding does not
-// change states, otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans,
-// otherwise kSmallLong.
+// would read it directly from memory with few loads (kSmallLong if lanes of kPacks take more turns), kSmallExact if
+// they would not and the order of folding does not change states, otherwise kSmallElements. On a longer axis:
+// kSmallRare for dtypes that have only the kernels of spans, otherwise kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
+// Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
+constexpr int64_t kSmallInner = 512;
 
 // kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
 // order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most bytes
@@ -66,6 +68,9 @@ constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kP
 // Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
 // bytes that lie across only if it has at most kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
+// Rows that are not whole packs take kPieces if one warp would have them and the array has at most so many elements:
+// kPieceOdd of 2 bytes, of one operand; otherwise kPieceOddWide.
+constexpr int64_t kPieceOdd = 1 << 19, kPieceOddWide = 3 << 15;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
@@ -114,20 +119,25 @@ bool is_direct(const Problem& problem) {
 }
 
 // Whether the kernels for few elements take the problem.
-bool is_small(const Problem& problem) {
+bool is_small(const Problem& problem, int forced) {
+  if (forced >= 0 && forced != static_cast<int>(Algorithm::kSmall)) return false;
   const auto [outer, length, inner] = problem.rows;
   const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
   if (!simple || problem.op == Op::kLogSumExp) return false;
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
   if (length <= kShortAxis)
-    return elements <= (in_packs(problem)                            ? kSmallDirect
+    return elements <= (in_packs(problem) ? (length <= kDirectLength ? kSmallDirect : kSmallLong)
                         : exact && !is_direct(problem) && length > 2 ? kSmallExact
                         : length <= kDirectLength                    ? kSmallDirect
                                                                      : kSmallElements);
   if (length > kMostSmallLength) return false;
-  // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans.
-  return exact && (inner > 1 || rare) && elements <= (rare ? kSmallRare : kSmallLong);
+  // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans, or rows are not
+  // whole packs of small integers.
+  if (inner == 1 && is_any_operator(problem))
+    return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
+  if (!exact || (inner == 1 && !rare)) return false;
+  return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
@@ -145,7 +155,7 @@ Plan plan_small(const Problem& problem, Plan plan) {
 // Plans kPieces for few elements along an axis that is not short. Whoever else took the problem would fold it in the
 // order of `plan`, and so does kPieces, unless the order does not matter. Returns `plan` where there are too many
 // elements.
-Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
+Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int forced) {
   const auto [outer, length, inner] = problem.rows;
   const bool linear = problem.kind == Kind::kLinear && is_float(problem.dtype) && problem.a.inner.groups <= 1 &&
                       problem.a.outer.groups <= 1;
@@ -154,7 +164,11 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const int bytes = std::max(4, bytes_of(problem.dtype)), operands = operands_of(problem.kind);
   const bool across = plan.layout == Layout::kAcross;
   const bool exact = is_exact(problem);
-  if (plan.layout == Layout::kAlong || (!exact && plan.tiles > kGroup)) return plan;
+  const bool along = plan.layout == Layout::kAlong;
+  const bool odd = length * bytes_of(problem.dtype) % 16 != 0 && !is_any_operator(problem) &&
+                   problem.rows.elements() <= (bytes_of(problem.dtype) == 2 && !linear ? kPieceOdd : kPieceOddWide);
+  if (along && (plan.axis_warps > 1 || !(odd || forced == static_cast<int>(Algorithm::kPieces)))) return plan;
+  if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
   const int64_t most_pairs = length > kPiecePair                     ? kPieceFewPairs
@@ -169,8 +183,10 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
     pieces.per_lane = static_cast<int>(8 * std::max<int64_t>(1, length / (4 * kPieceThreads)) + 1);
     pieces.runs = static_cast<int>(std::min<int64_t>(32, ceil_div(length, pieces.per_lane)));
     pieces.axis_warps = kPieceThreads / 32;
-  } else if (across) {
-    pieces.per_lane = run_shape(plan.layout, operands, bytes_of(problem.dtype)).run;
+  } else if (across || along) {
+    const RunShape shape = run_shape(plan.layout, operands, bytes_of(problem.dtype));
+    pieces.per_lane = shape.run * shape.per_lane;
+    if (along) pieces.runs = 1 << plan.run_bits;
   }
   const int64_t groups = ceil_div(length, pieces.runs * pieces.per_lane), slots = 32 / pieces.runs;  // slots of a warp
   // Nothing below changes results. Shared memory of a column: its elements, which launch_pieces() spreads over the
@@ -195,18 +211,20 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
 
 // Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
 // line of memory, a block first loads whole outer indices into shared memory.
-Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan) {
+Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
   plan.algorithm = Algorithm::kShort;
   plan.per_lane = plan.tile = static_cast<int>(length);
   plan.tiles = 1;
   const int64_t columns = outer * inner;
-  if (is_small(problem)) return plan_small(problem, plan);
-  if (in_packs(problem)) {
+  if (is_small(problem, forced)) return plan_small(problem, plan);
+  if (in_packs(problem) && forced != static_cast<int>(Algorithm::kShort)) {
     plan.algorithm = Algorithm::kPacks;
     plan.axis_warps = kWarps;
-    plan.block_columns = kThreads * 16 / (length * bytes);
+    // A block has whole rows in whole packs: a multiple of `period` packs.
+    const int64_t row_bytes = length * bytes, period = row_bytes / std::min<int64_t>(row_bytes & -row_bytes, 16);
+    plan.block_columns = kWarps * (32 - row_lanes_before(row_bytes)) / period * period * 16 / row_bytes;
     plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
   }
@@ -279,11 +297,15 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
-  plan.layout = rare || twice || length <= kShortAxis ? Layout::kSpans
-                : inner == 1                          ? Layout::kAlong
-                : across                              ? Layout::kAcross
-                                                      : Layout::kSpans;
-  if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan);
+  // Rows of integers have a kernel for any operator if they are one tile.
+  const RunShape of_row = run_shape(Layout::kAlong, operands, bytes);
+  const bool rows = is_any_operator(problem) && inner == 1 && length <= kThreads * of_row.run * of_row.per_lane &&
+                    forced != static_cast<int>(Algorithm::kSpans);
+  plan.layout = (rare && !rows) || twice || length <= kShortAxis ? Layout::kSpans
+                : inner == 1                                     ? Layout::kAlong
+                : across                                         ? Layout::kAcross
+                                                                 : Layout::kSpans;
+  if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan, forced);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
   const int64_t runs = ceil_div(length, shape.run);
   if (plan.layout == Layout::kAcross) {
@@ -327,9 +349,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
-  if (is_small(problem)) return plan_small(problem, plan);
+  if (is_small(problem, forced)) return plan_small(problem, plan);
   if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
-    const Plan pieces = plan_pieces(problem, gpu, plan);
+    const Plan pieces = plan_pieces(problem, gpu, plan, forced);
     if (pieces.algorithm == Algorithm::kPieces) return pieces;
   }
 

@@ -34,8 +34,9 @@ struct Parameters {
   int span_bytes, padding;         // bytes of an operand in shared memory; free bytes after each line of it
   int staged;                      // bit o: operand o comes to shared memory
   bool packed;                     // a run in shared memory is a whole number of packs
-  uint32_t row_begins;             // kPacks: a bit for each element of a lane, whether a row begins there
-  int row_lanes;                   // kPacks: lanes of a row
+  uint64_t row_begins;             // kPacks: bit i is set if i is a multiple of the length
+  uint32_t of_length;              // kPacks: 2^32 / length, rounded up
+  int row_lanes, lanes_before;     // kPacks: lanes of a row; lanes in front of a warp's own
   int64_t block_columns;           // columns of a block, where the axis is short
   int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;

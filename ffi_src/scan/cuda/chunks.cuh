@@ -11,9 +11,14 @@
 
 namespace jaxgpuops::scan {
 
-// kOddRows: whether odd_rows.cuh loads and stores rows of 16-bit elements that are not a whole number of packs. In some
-// kernels, these calls slow the other rows.
-template <class Policy, bool kOddRows = true>
+// How rows that are not aligned are copied. In some kernels, the code for that slows the other rows.
+enum class OddRows {
+  kElements,  // element by element
+  kVectors,   // those of 16-bit elements by vectors, which registers shift on the way, others element by element
+  kShifted,   // by vectors, which are shifted when they are in shared memory; so earlier tiles do not wait for them
+};
+
+template <class Policy, OddRows kOdd = OddRows::kVectors>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -86,22 +91,17 @@ class Chunks : public BetweenWarps<Policy> {
   // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
   // it.
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
-    fetch_operand(stage, 0, static_cast<const Bits*>(p.operands[0]) + place.at, span);
-    if constexpr (Policy::kBroadcast) {
-      const auto* const a = static_cast<const Bits*>(p.operands[1]) + place.a;
-      if (p.a.axis_stride == 0) {
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o) {
+      if (is_one(o)) {
         Pack pack = {};
 #pragma unroll
-        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *a);
+        for (int i = 0; i < kInPack; ++i) set<Bits>(pack, i, *axis(o, place));
 #pragma unroll
-        for (int u = 0; u < kPacks; ++u) memory_order(stage, 1)[u * 32] = pack;
+        for (int u = 0; u < kPacks; ++u) memory_order(stage, o)[u * 32] = pack;
       } else {
-        fetch_operand(stage, 1, a, span);
+        fetch_operand(stage, o, axis(o, place), span);
       }
-    } else {
-#pragma unroll
-      for (int o = 1; o < Policy::kOperands; ++o)
-        fetch_operand(stage, o, static_cast<const Bits*>(p.operands[o]) + place.at, span);
     }
     if constexpr (Policy::kNeighbour) {
       const int64_t q = position(span) + (p.neighbour_before ? -1 : kRun);
@@ -119,9 +119,8 @@ class Chunks : public BetweenWarps<Policy> {
     if (!span.whole) return;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
-      const bool a = Policy::kBroadcast && o == 1;
-      if (a && p.a.axis_stride == 0) continue;
-      const auto* const from = static_cast<const Bits*>(p.operands[o]) + (a ? place.a : place.at) + span.memory;
+      if (is_one(o)) continue;
+      const auto* const from = axis(o, place) + span.memory;
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from) & ~size_t{15}),
                    "n"(kTile * static_cast<int>(sizeof(Bits)))
                    : "memory");
@@ -135,6 +134,18 @@ class Chunks : public BetweenWarps<Policy> {
 
   // Called by all lanes of a warp, after their copies have ended.
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
+    if (kOdd == OddRows::kShifted && !p.aligned) {
+      __syncwarp();
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o)
+        if (!is_one(o))
+          align_parts<kPacks>(of_warp(stage, o), beyond(stage, o), axis(o, place) + first_of_part(span), parts(span));
+    }
+    take_again(stage, place, span, tile);
+  }
+
+  // The same for a tile that has been taken before.
+  __device__ void take_again(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
     if constexpr (Policy::kNeighbour) {
@@ -269,6 +280,26 @@ class Chunks : public BetweenWarps<Policy> {
   }
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
+  // Whether an operand has one element for the whole axis; and where the axis begins.
+  __device__ bool is_one(int operand) const { return Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0; }
+  __device__ const Bits* axis(int operand, const Place& place) const {
+    return static_cast<const Bits*>(p.operands[operand]) + (Policy::kBroadcast && operand == 1 ? place.a : place.at);
+  }
+
+  // Where the warp's part of the tile begins in memory, and what there is of it.
+  __device__ int64_t first_of_part(const Span& span) const { return span.memory + part * kOfWarp; }
+  __device__ Parts parts(const Span& span) const {
+    const auto in_part = [](int64_t e) { return static_cast<int>(max(int64_t{0}, min(e, int64_t{kOfWarp}))); };
+    const int64_t first = first_of_part(span);
+    return {1, 5, 0, 0, in_part(-first), in_part(p.length - first)};
+  }
+  // The vector beyond the warp's part. It has the place of the folds, which are not known yet.
+  __device__ Pack* beyond(int stage, int operand) const {
+    return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes + kFoldsAt +
+                                   thread / 32 * 32 * static_cast<int>(sizeof(State))) +
+           operand;
+  }
+
   // Whether `count` elements of the tile, from `first` in the order of memory, are inside the array.
   __device__ bool inside(const Span& span, int e, int count) const {
     return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
@@ -302,6 +333,8 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
+    } else if constexpr (kOdd == OddRows::kShifted) {
+      copy_parts<kPacks>(of_warp(stage, operand), beyond(stage, operand), axis + first_of_part(span), parts(span));
     } else if constexpr (sizeof(Bits) >= 4) {
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
@@ -313,7 +346,7 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
-    } else if constexpr (!kOddRows) {
+    } else if constexpr (kOdd == OddRows::kElements) {
       Bits values[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
@@ -348,8 +381,10 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
+    } else if constexpr (kOdd == OddRows::kShifted) {
+      store_parts<kPacks>(of_warp(stage, result), axis + first_of_part(span), parts(span));
     } else {
-      if constexpr (sizeof(Bits) == 2 && kOddRows)
+      if constexpr (sizeof(Bits) == 2 && kOdd == OddRows::kVectors)
         if (inside(span, part * kOfWarp, kOfWarp))
           return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4

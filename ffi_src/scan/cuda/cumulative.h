@@ -121,4 +121,43 @@ struct General {
   }
 };
 
+// The same without segments, for the kernels of whole rows of integers that have no kernel for their operator alone.
+template <class E>
+struct AnyOperator {
+  using Of = General<E>;
+  using Element = E;
+  using Acc = typename E::Acc;
+  using State = Acc;
+  static constexpr int kOperands = 1, kResults = 1;
+  static constexpr bool kNeighbour = false, kBroadcast = false, kStarts = false, kInitial = true;
+  static constexpr Kind kKind = Kind::kCumulative;
+  static constexpr Op kOp = Op::kProd;
+  static constexpr bool kCut = false;
+
+  JAXGPUOPS_FN static State identity(const Options& o) { return Of::none(o); }
+  JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return Of::element(h0, o); }
+  JAXGPUOPS_FN static State combine(State l, State r, const Options& o) { return Of::fold(o.op, l, r); }
+  JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Of::element(in.x, o); }
+  JAXGPUOPS_FN static Out<Acc> step(State& state, const In<Acc>& in, const Options& o) {
+    const State before = state;
+    state = combine(before, first(in, o), o);
+    return {Of::result(o.exclusive ? before : state, o), {}};
+  }
+};
+
 }  // namespace jaxgpuops::scan
+
+namespace jaxgpuops {
+
+template <>
+JAXGPUOPS_FN Pack reversed<uint8_t>(const Pack& pack) {
+  Pack to;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t word = pack.word[3 - w], halves = word >> 16 | word << 16;
+    to.word[w] = (halves >> 8 & 0xff00ff) | (halves << 8 & 0xff00ff00);
+  }
+  return to;
+}
+
+}  // namespace jaxgpuops

@@ -8,6 +8,14 @@ cudaError_t launch_general(cudaStream_t stream, const Plan& plan, const Problem&
                            void* workspace) {
   const Dispatch call{stream, plan, problem, buffers, workspace};
   const DType dtype = problem.dtype;
+  if (is_any_operator(problem) && (plan.algorithm == Algorithm::kPacks || plan.algorithm == Algorithm::kRows)) {
+    const Parameters p = parameters_of(plan, problem, buffers, workspace);
+    return with_integer(dtype, [&](auto e) {
+      using Policy = AnyOperator<decltype(e)>;
+      return plan.algorithm == Algorithm::kRows ? launch_rows<Policy>(stream, plan, p)
+                                                : launch_packs<Policy>(stream, plan, p);
+    });
+  }
   const auto run = [&](auto e) { return call.run<General<decltype(e)>>(); };
   if (dtype == DType::kBool) return run(Boolean{});
   if (is_complex(dtype)) return with_complex(dtype, run);

@@ -98,8 +98,11 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   if (plan.layout == Layout::kSpans) p.staged = staged_operands(plan, problem, buffers);
   p.packed = inner == 1 && p.padding > 0 && bytes_of(problem.dtype) > 1;
   if (plan.algorithm == Algorithm::kPacks) {
-    for (int i = 0; i < 32; ++i) p.row_begins |= static_cast<uint32_t>(i % length == 0) << i;
-    p.row_lanes = std::max(1, static_cast<int>(length) * bytes_of(problem.dtype) / 16);
+    for (int i = 0; i < 64; ++i) p.row_begins |= static_cast<uint64_t>(i % length == 0) << i;
+    // Of rows of one element, which begin everywhere, the remainder may be 1.
+    p.of_length = UINT32_MAX / static_cast<uint32_t>(length) + (length > 1 ? 1 : 0);
+    p.row_lanes = row_lanes(length * bytes_of(problem.dtype));
+    p.lanes_before = row_lanes_before(length * bytes_of(problem.dtype));
   }
 
   p.backward = vjp || (tangent && problem.transpose) ? !problem.reverse : problem.reverse;

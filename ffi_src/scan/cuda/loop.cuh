@@ -23,14 +23,14 @@ template <class Policy>
 constexpr int kWholeRowBlocks =
     sizeof(typename Policy::State) > 8           ? kLoopBlocks<Policy>
     : kByParts<Policy> || Policy::kOperands == 2 ? (sizeof(typename Policy::Element::Bits) == 2 ? 3 : 4)
-    : Policy::kOperands == 1                     ? 5
+    : Policy::kOperands == 1                     ? (kAnyOperator<Policy> && sizeof(typename Policy::State) == 4 ? 4 : 5)
                                                  : 4;
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
 
-template <class Policy>
+template <class Policy, bool kByVectors>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
-  using Work = Rows<Policy>;
+  using Work = Rows<Policy, kByVectors>;
   const Work work(p, blockIdx.x);
   typename Work::Tile tile;
   work.load(tile);
@@ -127,7 +127,10 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
 // For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
-  using Work = Chunks<Policy, (Policy::kOperands > 2)>;
+  constexpr OddRows kOdd = Policy::kOperands > 2                        ? OddRows::kVectors
+                           : sizeof(typename Policy::Element::Bits) > 4 ? OddRows::kElements
+                                                                        : OddRows::kShifted;
+  using Work = Chunks<Policy, kOdd>;
   using State = typename Work::State;
   const Work work(p);
   const auto place = work.place(blockIdx.x);

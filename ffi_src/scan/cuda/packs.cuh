@@ -1,6 +1,8 @@
-// Rows so short that a pack of 16 bytes holds a whole number of them, or that they are two or four packs: a lane has a
-// pack of each operand. Operands are read once, results written once. The lanes of a row take turns, so that the order
-// of folding is that of a lane that has the row: all step over their packs, and each passes its state on to the next.
+// Rows so short that few lanes have a row: a lane has 16 bytes, a pack, of each operand, whatever rows it belongs to.
+// Operands are read once, results written once. The lanes of a row take turns, so that the order of folding is that of
+// a lane that has the row: all step over their packs, and each passes its state on to the next. If rows lie across
+// warps, the first lanes of a warp (the last ones, if the scan runs backward) have packs of the warp before, from where
+// its own first row may begin on; they write nothing. A block has whole rows.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +12,34 @@
 
 namespace jaxgpuops::scan {
 
-// p.row_begins has a bit for each element of a pack: whether a row begins there, unless an earlier lane has its begin.
-// A row has p.row_lanes lanes.
-template <class Policy>
+// kApart: whether rows lie across warps.
+template <class Policy, bool kApart>
 __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   constexpr int n = 16 / sizeof(Bits);
-  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n;
-  const int64_t left = p.columns * p.length - first;
-  const int lane = threadIdx.x % 32, part = lane & (p.row_lanes - 1);
-  const bool begins_row = part == (p.backward ? p.row_lanes - 1 : 0);
-  const bool ends_row = part == (p.backward ? 0 : p.row_lanes - 1);
+  const int lane = threadIdx.x % 32;
+  int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * n, left = p.columns * p.length - first;
+  // A bit for each element of the pack, and of the one after it, in the direction of the scan: whether a row begins.
+  uint32_t row_begins = static_cast<uint32_t>(p.row_begins);
+  bool writes = true;
+  if constexpr (kApart) {
+    const int own = 32 - p.lanes_before, in_warp = p.backward ? lane : lane - p.lanes_before;
+    const int length = static_cast<int>(p.length), of_block = static_cast<int>(p.block_columns) * length;
+    const int in_block = (static_cast<int>(threadIdx.x / 32) * own + in_warp) * n;
+    first = int64_t{blockIdx.x} * of_block + in_block;
+    left = in_block < 0 || in_block >= of_block ? 0 : p.columns * p.length - first;
+    writes = in_warp >= 0 && in_warp < own;
+    const int in_row = in_block < 0 ? 0 : in_block - static_cast<int>(__umulhi(in_block, p.of_length)) * length;
+    row_begins = funnel_right(row_begins, static_cast<uint32_t>(p.row_begins >> 32), in_row);
+    if (p.backward) row_begins = __brev(row_begins) >> (31 - n);
+  }
+  const int part = lane & (p.row_lanes - 1);
+  const auto begins = [&](int i) {
+    if (kApart || (i > 0 && i < n)) return (row_begins >> i & 1) != 0;
+    return part == ((i == 0) != p.backward ? 0 : p.row_lanes - 1);
+  };
   const int lane_before = p.backward ? lane + 1 : lane - 1, lane_after = p.backward ? lane - 1 : lane + 1;
   // The last rows of the array, and arrays that are not aligned, pass through shared memory byte by byte.
   __shared__ Pack bytewise[kThreads];
@@ -46,7 +63,6 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
   }
   if (p.backward) reverse_each<Bits>(operand);
 
-  const auto begins = [&](int i) { return i == 0 ? begins_row : i == n ? ends_row : (p.row_begins >> i & 1) != 0; };
   constexpr int kLast = Policy::kOperands - 1;
   Acc outside[2] = {};  // the neighbours of the pack
   if constexpr (Policy::kNeighbour) {
@@ -79,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
     });
     if (turn == p.row_lanes) break;
     state = shuffle_from(state, lane_before);
-    if (begins_row) state = none;
+    if (begins(0)) state = none;
   }
 
   Pack packed[Policy::kResults][1];
@@ -89,7 +105,8 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
 #pragma unroll
   for (int r = 0; r < Policy::kResults; ++r) {
     Bits* const to = static_cast<Bits*>(p.results[r]) + first;
-    if (whole) {
+    if (!writes) {
+    } else if (whole) {
       *reinterpret_cast<Pack*>(to) = packed[r][0];
     } else {
       bytewise[threadIdx.x] = packed[r][0];

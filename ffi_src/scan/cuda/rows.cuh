@@ -6,11 +6,15 @@
 
 #include "common/cuda/async_copy.cuh"
 #include "scan/cuda/block.cuh"
+#include "scan/cuda/odd_rows.cuh"
 #include "scan/cuda/runs.h"
 
 namespace jaxgpuops::scan {
 
-template <class Policy>
+// kByVectors: how rows that are not aligned are copied: by vectors (odd_rows.cuh), or element by element. Elements of
+// one byte are copied by vectors; those of two are if a warp has several rows, in a kernel of its own, since in one
+// kernel the calls would slow other rows by up to a sixth.
+template <class Policy, bool kByVectors>
 class Rows : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -183,7 +187,7 @@ class Rows : public BetweenWarps<Policy> {
 
   // Whether the second pass reads operands from shared memory again. (Otherwise the compiler converts 16-bit elements
   // once, and keeps the floats: twice as many registers, more than there are.)
-  static constexpr bool kTwice = sizeof(Bits) == 2 && !kByParts<Policy>;
+  static constexpr bool kTwice = sizeof(Bits) <= 2 && !kByParts<Policy>;
 
   __device__ void take(Tile& tile) const {
 #pragma unroll
@@ -196,7 +200,7 @@ class Rows : public BetweenWarps<Policy> {
   // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
   // 8 neighbouring packs, nor one pack of each of 8 runs, share a bank.
   __device__ Pack* place(int operand, int pack) const {
-    return packs + operand * (32 * kPacks) + (pack ^ (pack / 8 & (kPacks - 1)));
+    return packs + operand * (32 * kPacks) + permuted<kPacks>(pack);
   }
   // The j-th of the kPacks packs of the lane's run.
   __device__ Pack* run_order(int operand, int j) const {
@@ -228,6 +232,12 @@ class Rows : public BetweenWarps<Policy> {
     if (!kOneRow) return where(i * 32 + lane, i * 32);
     const int at = origin + i * 32 + lane;
     return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
+  }
+
+  // What the warp has of its rows.
+  __device__ Parts parts() const {
+    const int begin = max(origin, 0), end = min(origin + (kRun << p.run_bits), length);
+    return {max(0, min(rows, 32 >> p.run_bits)), p.run_bits, length, origin, begin, end};
   }
 
   // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
@@ -277,7 +287,9 @@ class Rows : public BetweenWarps<Policy> {
   // `row_at(row)` is where a row begins in `data`.
   template <class RowAt>
   __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
-    if (p.run_bits == 5) {
+    if constexpr (kByVectors) {
+      fetch_parts<kPacks>(place(operand, 0), data + row_at(lane >> p.run_bits), parts());
+    } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
       fetch_elements<true>(operand, data + row_at(0), row_at);
     } else {
       fetch_elements<false>(operand, data, row_at);
@@ -324,7 +336,9 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
-    } else if (p.run_bits == 5) {
+    } else if constexpr (kByVectors) {
+      store_parts<kPacks>(place(result, 0), data, parts());
+    } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
       store_elements<true>(result, data);
     } else {
       store_elements<false>(result, data);

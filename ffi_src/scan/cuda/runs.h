@@ -29,6 +29,10 @@ template <class Policy>
 constexpr bool kAnyWeights = false;
 template <class E>
 constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
+template <class Policy>
+constexpr bool kAnyOperator = false;
+template <class E>
+constexpr bool kAnyOperator<AnyOperator<E>> = true;
 // Whether fold_run() keeps factors and weights for step_run(): of more positions there are too few registers for that.
 template <class Policy, int n>
 constexpr bool kKeepsWeights = kAnyWeights<Policy> && n <= 8;
@@ -62,7 +66,8 @@ JAXGPUOPS_FN void make_ready(In<typename W::Acc> (&in)[n], At at, const Options&
 }
 
 // Calls body(policy, at, options) for a run of n positions. For AnyWeights, it first computes the factors and weights
-// of all n positions, so that the operator is tested once and not for each position.
+// of all n positions, so that the operator is tested once and not for each position. For AnyOperator, it makes the
+// operator a constant in each of three calls.
 template <class Policy, int n, class At, class Body>
 JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
   if constexpr (kAnyWeights<Policy>) {
@@ -74,6 +79,13 @@ JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
       default: make_ready<LogSumExpWeights<E>, n>(in, at, o);
     }
     body(Tangent<ReadyWeights<E>>{}, [&](int i) { return in[i]; }, o);
+  } else if constexpr (kAnyOperator<Policy>) {
+    Options one = o;
+    switch (o.op) {
+      case Options::kSum: one.op = Options::kSum; return body(Policy{}, at, one);
+      case Options::kProduct: one.op = Options::kProduct; return body(Policy{}, at, one);
+      default: one.op = Options::kExtreme; return body(Policy{}, at, one);
+    }
   } else {
     body(Policy{}, at, o);
   }

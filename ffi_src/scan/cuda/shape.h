@@ -31,7 +31,7 @@ struct RunShape {
 // several.
 constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
   switch (layout) {
-    case Layout::kAlong: return {16 / bytes, 1, operands <= 2 ? 4 : 2};
+    case Layout::kAlong: return {16 / bytes, 1, operands <= 2 && bytes > 1 ? 4 : 2};
     case Layout::kAcross: return {(operands == 1 ? 32 : 16) / (bytes > 4 ? 2 : 1), bytes < 4 ? 4 / bytes : 1, 1};
     case Layout::kSpans: break;
   }
@@ -92,18 +92,41 @@ constexpr bool reads_once(Layout layout, Kind kind, Op op, bool cut, DType dtype
   return layout == Layout::kAlong && (kind == Kind::kTangent || kind == Kind::kLinearVjp) && bytes == 4;
 }
 
-constexpr int kMostRowLanes = 4;  // kPacks: the most lanes of a row
+// Whether kRows and kPacks take integers in kernels that get the operator as an option.
+inline bool is_any_operator(const Problem& problem) {
+  return is_general(problem) && !problem.segmented && !is_float(problem.dtype) && !is_complex(problem.dtype) &&
+         problem.dtype != DType::kBool;
+}
 
-// Whether rows are a whole number of packs, or a pack is a whole number of rows, and kPacks takes the problem.
+// kPacks: the lanes of a row.
+constexpr int row_lanes(int64_t row_bytes) {
+  const int64_t step = row_bytes & -row_bytes;  // rows begin at multiples of this power of two
+  return static_cast<int>((row_bytes + 31 - (step < 16 ? step : 16)) / 16);
+}
+// The lanes in front of a warp's own that read its first rows from their begin, if rows lie across warps.
+constexpr int row_lanes_before(int64_t row_bytes) {
+  const int lanes = row_lanes(row_bytes);
+  return row_bytes % 16 == 0 && 32 % lanes == 0 ? 0 : lanes - 1;
+}
+
+// The most lanes of a row: they take turns, which are short where a pack has few elements.
+inline int most_row_lanes(const Problem& problem) {
+  const int bytes = bytes_of(problem.dtype);
+  if (problem.kind == Kind::kTangent) return 1;  // they take too much computing for more
+  if (is_any_operator(problem) && bytes == 2) return 3;
+  return bytes >= 4 ? 6 : 5;
+}
+
+// Whether rows are so short that few lanes have a row, and kPacks takes the problem.
 inline bool in_packs(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
   const int64_t bytes = length * bytes_of(problem.dtype);
-  // Tangents take too much computing for that.
-  const bool several =
-      bytes > 16 && bytes <= 16 * kMostRowLanes && (bytes & (bytes - 1)) == 0 && problem.kind != Kind::kTangent;
-  if (inner != 1 || (16 % bytes != 0 && !several) || problem.segmented || problem.initial) return false;
+  if (inner != 1 || length > kShortAxis || problem.segmented || problem.initial) return false;
+  // Neighbours must be in the same warp.
+  const bool neighbours = problem.kind == Kind::kTangent || problem.kind == Kind::kLinearVjp;
+  if (row_lanes(bytes) > most_row_lanes(problem) || (neighbours && row_lanes_before(bytes) > 0)) return false;
   if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
-  if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype)) return false;
+  if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) && !is_any_operator(problem)) return false;
   const auto& a = problem.a;
   return problem.kind != Kind::kLinear ||
          ((length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length)));

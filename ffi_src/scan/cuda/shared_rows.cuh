@@ -17,8 +17,8 @@ namespace jaxgpuops::scan {
 
 // One thread folds the sum of a tile from the sums of its warps, and stores for each warp the fold of the warps before
 // it.
-template <class Policy>
-__device__ typename Policy::State row_total(const Chunks<Policy>& work, const Parameters& p, int slot) {
+template <class Policy, class Work>
+__device__ typename Policy::State row_total(const Work& work, const Parameters& p, int slot) {
   typename Policy::State warps[kWarps], fold = Policy::identity(p.options);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) warps[w] = work.totals(slot)[w];
@@ -31,14 +31,13 @@ __device__ typename Policy::State row_total(const Chunks<Policy>& work, const Pa
 }
 
 // The fold of all before a warp, from the fold of earlier warps and that of earlier tiles.
-template <class Policy>
-__device__ void before_warp(const Chunks<Policy>& work, const Parameters& p, int slot,
-                            typename Policy::State (&base)[1]) {
+template <class Policy, class Work>
+__device__ void before_warp(const Work& work, const Parameters& p, int slot, typename Policy::State (&base)[1]) {
   base[0] = Policy::combine(work.carry(slot)[0], work.totals(slot)[threadIdx.x % kThreads / 32], p.options);
 }
 
-template <class Policy, class State>
-__device__ State with_initial(const Chunks<Policy>& work, const Parameters& p, unsigned row, int tile, State before) {
+template <class Policy, class Work, class State>
+__device__ State with_initial(const Work& work, const Parameters& p, unsigned row, int tile, State before) {
   const State initial = work.initial(row);
   return tile == 0 ? initial : Policy::combine(initial, before, p.options);
 }
@@ -150,7 +149,7 @@ constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and o
 template <class Policy>
 class RowLookAhead {
  public:
-  using Work = Chunks<Policy>;
+  using Work = Chunks<Policy, OddRows::kShifted>;
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 
@@ -289,7 +288,7 @@ class RowLookAhead {
       const auto place = work.place(at.row);
       const auto span = work.span(at.tile);
       Tile tile;
-      work.take(turn.stage, place, span, tile);
+      work.take_again(turn.stage, place, span, tile);
       typename Work::Folds folds;
       work.take_folds(turn.stage, folds);
       State base[1];
