@@ -41,7 +41,7 @@ REGIMES = {
     "packs, rows of four packs": ((70_003, 16), 1),
     "packs, rows of three": ((70_003, 3), 1),
     "packs, rows of eleven": ((70_003, 11), 1),
-    "short, rows of whole vectors": ((9001, 24), 1),
+    "short, rows of whole vectors": ((9001, 28), 1),
     "short, rows": ((9001, 31), 1),
     "short, a few columns": ((5001, 7, 5), 1),
     "short, columns": ((33, 3, 1003), 1),

@@ -398,12 +398,12 @@ def run_rows(rng, shapes=ROWS, streamed=False):
 SCANS = [  # along axis 1
     ((37, 7), "float32"),  # few elements
     *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
-    ((30_001, 31), "float32"),  # short axes, by shared memory
-    ((30_001, 5, 3), "float32"),  # the same without shared memory
+    ((9001, 31), "float32"),  # short axes, by shared memory
+    ((9001, 5, 3), "float32"),  # the same without shared memory
     ((60_001, 2), "float32"),  # as packs
     ((60_001, 8), "float32"),  # as packs, whose lanes take turns
-    ((30_001, 7), "bfloat16"),  # the same, where rows lie across warps
-    *(((30_001, 17), dtype) for dtype in ("int8", "int16", "int32", "int64")),
+    ((20_001, 7), "bfloat16"),  # the same, where rows lie across warps
+    *(((9001, 17), dtype) for dtype in ("int8", "int16", "int32", "int64")),
     ((3001, 2, 50), "int8"),
     ((3, 457), "int16"),  # rare elements, that are few
     ((37, 61), "float32"),  # a tile holds the row

@@ -141,10 +141,14 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
 // Launches the kernel for rows of one tile.
 template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
-  p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy>::kBytesOfWarp);
+  p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy, false>::kBytesOfWarp);
   const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
   const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
-  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_rows<Policy>, p);
+  const Launch shape{dim3(p.strips), dim3(plan.threads()), bytes};
+  constexpr int kBytes = sizeof(typename Policy::Element::Bits);
+  if constexpr (kBytes == 2)
+    if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true>, p);
+  return launch(stream, shape, scan_rows<Policy, (kBytes == 1)>, p);
 }
 
 // Launches the kernel for the rows of a lane, or of a few.

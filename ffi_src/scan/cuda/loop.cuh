@@ -28,9 +28,9 @@ constexpr int kWholeRowBlocks =
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
 
-template <class Policy>
+template <class Policy, bool kByVectors>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
-  using Work = Rows<Policy>;
+  using Work = Rows<Policy, kByVectors>;
   const Work work(p, blockIdx.x);
   typename Work::Tile tile;
   work.load(tile);
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
 // For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
-  constexpr OddRows kOdd = Policy::kOperands > 2                         ? OddRows::kVectors
+  constexpr OddRows kOdd = Policy::kOperands > 2                        ? OddRows::kVectors
                            : sizeof(typename Policy::Element::Bits) > 4 ? OddRows::kElements
                                                                         : OddRows::kShifted;
   using Work = Chunks<Policy, kOdd>;

@@ -11,7 +11,10 @@
 
 namespace jaxgpuops::scan {
 
-template <class Policy>
+// kByVectors: how rows that are not aligned are copied: by vectors (odd_rows.cuh), or element by element. Elements of
+// one byte are copied by vectors; those of two are if a warp has several rows, in a kernel of its own, since in one
+// kernel the calls would slow other rows by up to a sixth.
+template <class Policy, bool kByVectors>
 class Rows : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -231,10 +234,6 @@ class Rows : public BetweenWarps<Policy> {
     return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
 
-  // How rows that are not aligned are copied: by vectors (odd_rows.cuh) if elements have one byte, or have two and a
-  // warp has several rows, otherwise element by element.
-  static constexpr bool kByVectors = sizeof(Bits) <= 2, kElements = sizeof(Bits) > 1;
-
   // What the warp has of its rows.
   __device__ Parts parts() const {
     const int begin = max(origin, 0), end = min(origin + (kRun << p.run_bits), length);
@@ -288,10 +287,10 @@ class Rows : public BetweenWarps<Policy> {
   // `row_at(row)` is where a row begins in `data`.
   template <class RowAt>
   __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
-    if (kElements && p.run_bits == 5) {
-      fetch_elements<true>(operand, data + row_at(0), row_at);
-    } else if constexpr (kByVectors) {
+    if constexpr (kByVectors) {
       fetch_parts<kPacks>(place(operand, 0), data + row_at(lane >> p.run_bits), parts());
+    } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
+      fetch_elements<true>(operand, data + row_at(0), row_at);
     } else {
       fetch_elements<false>(operand, data, row_at);
     }
@@ -337,10 +336,10 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
-    } else if (kElements && p.run_bits == 5) {
-      store_elements<true>(result, data);
     } else if constexpr (kByVectors) {
       store_parts<kPacks>(place(result, 0), data, parts());
+    } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
+      store_elements<true>(result, data);
     } else {
       store_elements<false>(result, data);
     }
