@@ -21,7 +21,9 @@ def plan_topk(
 def plan_argmax(
     outer: int, length: int, inner: int, key_bits: int, compute_capability: int, workspace_bytes: int = -1
 ) -> dict[str, Any]: ...
-def plan_topk_softmax(outer: int, length: int, inner: int, k: int, groups: int = 1) -> dict[str, Any]: ...
+def plan_topk_softmax(
+    outer: int, length: int, inner: int, k: int, groups: int, biased: bool, sums_rows: bool
+) -> dict[str, Any]: ...
 def plan_scan(
     op: str,
     outer: int,
