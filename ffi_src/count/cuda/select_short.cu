@@ -118,6 +118,20 @@ __device__ __forceinline__ void copy_element(void* to, int64_t at, const void* f
   static_cast<T*>(to)[at] = static_cast<const T*>(from)[from_at];
 }
 
+// Writes the chosen element of a warp, which is `at` in the row that begins at `x`, and its index.
+template <class Word>
+__device__ __forceinline__ void put_element(const Args& a, int64_t to, int64_t x, uint32_t at) {
+  const int64_t from = x + at * a.stride;
+  if constexpr (sizeof(Word) == 8) {
+    copy_element<uint64_t>(a.values, to, a.x, from);
+  } else {
+    if (a.problem.bits == 8) copy_element<uint8_t>(a.values, to, a.x, from);
+    if (a.problem.bits == 16) copy_element<uint16_t>(a.values, to, a.x, from);
+    if (a.problem.bits == 32) copy_element<uint32_t>(a.values, to, a.x, from);
+  }
+  a.indices[to] = static_cast<int32_t>(at);
+}
+
 template <int kRoom>
 __global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_constant__ Args a) {
   const auto all_rows = static_cast<uint32_t>(a.problem.rows.count()),
@@ -392,15 +406,7 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
                : shuffle_from(in_part, __ffs(static_cast<int>(__ballot_sync(kEveryLane, before == part.left))) - 1);
     }
     if (lane == 0) {
-      const int64_t to = place.to + j * a.problem.rows.inner;
-      if constexpr (sizeof(Word) == 8) {
-        copy_element<uint64_t>(a.values, to, a.x, x + at * stride);
-      } else {
-        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at * stride);
-        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at * stride);
-        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at * stride);
-      }
-      a.indices[to] = static_cast<int32_t>(at);
+      put_element<Word>(a, place.to + j * a.problem.rows.inner, x, at);
     }
   }
 }
@@ -449,14 +455,7 @@ __global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_c
     for (int i = 0; i < kOwn; ++i) {
       const uint32_t at = i * 32 + lane;
       if (before[i] != rank || at >= r.length) continue;
-      if constexpr (sizeof(Word) == 8) {
-        copy_element<uint64_t>(a.values, to, a.x, x + at * stride);
-      } else {
-        if (bits == 8) copy_element<uint8_t>(a.values, to, a.x, x + at * stride);
-        if (bits == 16) copy_element<uint16_t>(a.values, to, a.x, x + at * stride);
-        if (bits == 32) copy_element<uint32_t>(a.values, to, a.x, x + at * stride);
-      }
-      a.indices[to] = static_cast<int32_t>(at);
+      put_element<Word>(a, to, x, at);
     }
   }
 }
