@@ -13,7 +13,7 @@ import reference
 from reference import x64
 
 import jaxgpuops
-from jaxgpuops.lax._sort import sort_p
+from jaxgpuops.lax._sort import sort_p, sort_segments_p
 
 plan_sort = jaxgpuops._native.modules["cpu"].plan_sort
 
@@ -166,6 +166,19 @@ def test_fallback_is_the_kernel(dtype):
             order = order_of(x, 0, descending)
             np.testing.assert_array_equal(indices, order)
             np.testing.assert_array_equal(reference.bits(values), np.take_along_axis(reference.bits(x), order, 0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("count", [300, 70_000])  # numbers of segments of 16 and of 32 bits
+def test_fallback_of_segments_is_the_kernel(count, dtype):
+    rng, n = np.random.default_rng(1), 9001
+    x = rng.choice(reference.special_values(jnp.dtype(dtype)), (2, n))
+    offsets = np.sort(rng.integers(9, n - 9, (1, count))).astype(np.int32)
+    for descending in (False, True):
+        params = {"axis": 1, "descending": descending, "values": True, "indices": False}
+        [plain] = jax.jit(functools.partial(sort_segments_p.fallback, **params))(x, offsets)
+        [ours] = jax.jit(functools.partial(sort_segments_p, **params))(x, offsets)
+        np.testing.assert_array_equal(reference.bits(plain), reference.bits(ours))
 
 
 def assert_same_bits(a, b):

@@ -22,7 +22,7 @@ from jaxgpuops._split import RULES, Rule, by_rows, manual
 from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cummax, cumsum
 from jaxgpuops.lax.along_axis import take_along_axis
-from jaxgpuops.lax.order import sort_keys
+from jaxgpuops.lax.order import from_bits, sort_keys, to_bits
 
 MAX_KEYS = 4
 # The segment of each place is found by comparing it with all offsets, if there are at most so many pairs: XLA makes one
@@ -43,11 +43,8 @@ def _sort_fallback(x, *carried, axis, descending, values, indices, kth):
     permutation = lax.sort((~keys if descending else keys, iota), dimension=axis, num_keys=1)[1]
     outs = []
     if values:
-        # Elements move as bits, since XLA's CPU backend flushes denormal 16-bit floats to zero when it moves them.
-        is_bits = x.dtype == np.dtype(bool) or jnp.issubdtype(x.dtype, jnp.integer)
-        bits = x if is_bits else lax.bitcast_convert_type(x, keys.dtype)
-        moved = lax.optimization_barrier(take_along_axis(bits, permutation, axis, permutes=True))
-        outs.append(moved if is_bits else lax.bitcast_convert_type(moved, x.dtype))
+        moved = lax.optimization_barrier(take_along_axis(to_bits(x), permutation, axis, permutes=True))
+        outs.append(from_bits(moved, x.dtype))
     return [*outs, *_followed(permutation, carried, axis)] if indices else outs
 
 
@@ -195,20 +192,17 @@ def _can_carry(x, axis: int) -> bool:
 
 def _sort_pair(key, other, axis: int, descending: bool, values: bool = True) -> list[jax.Array]:
     """Returns the sorted key, if its values are wanted, and the other array in its order."""
-    bits = np.dtype(f"uint{8 * other.dtype.itemsize}")
-    is_bool = other.dtype == np.dtype(bool)
-    numbers = other.astype(bits) if is_bool else lax.bitcast_convert_type(other, bits)
+    bits = to_bits(other)
     *sorted_key, numbers = sort_p(
         key,
-        lax.bitcast_convert_type(numbers.astype(np.uint32), np.int32),
+        lax.bitcast_convert_type(bits.astype(np.uint32), np.int32),
         axis=axis,
         descending=descending,
         values=values,
         indices=True,
         kth=-1,
     )
-    numbers = lax.bitcast_convert_type(numbers, np.uint32).astype(bits)
-    return [*sorted_key, numbers.astype(bool) if is_bool else lax.bitcast_convert_type(numbers, other.dtype)]
+    return [*sorted_key, from_bits(lax.bitcast_convert_type(numbers, np.uint32).astype(bits.dtype), other.dtype)]
 
 
 def _sort_together_fallback(key, *others, axis, num_keys, descending, indices):
@@ -300,7 +294,7 @@ def _sort_segments_fallback(x, offsets, *, axis, descending, values, indices, mo
         inside = (segments > 0) & (segments < offsets.size)
         by_key, segments = _sort_pair(x, segments, axis, descending)
         [by_segment] = _sort_pair(segments, by_key, axis, False, values=False)
-        return [lax.select(inside, by_segment, x)]
+        return [from_bits(lax.select(inside, to_bits(by_segment), to_bits(x)), x.dtype)]
     order = _permutation(keys, axis)
     return [*([take_along_axis(x, order, axis, permutes=True)] if values else []), *([order] if indices else [])]
 

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jaxgpuops._derivatives import def_linear
 from jaxgpuops._primitive import Kernel
 from jaxgpuops._split import RULES, Rule, by_rows
+from jaxgpuops.lax.order import from_bits, to_bits
 
 
 def _take_fallback(x, indices, *, axis, permutes=False):
@@ -145,13 +146,9 @@ def _take_split(splits, x, indices, *, axis, permutes):
     """Each device gives the elements of its part, and zeros for others. Adding their bits as integers changes no
     element."""
     split = splits[axis]
-    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
-    is_bool = x.dtype == np.dtype(bool)
     own, mine = _own(split, indices)
-    y = take_along_axis(x, own, axis)
-    bits = y.astype(unsigned) if is_bool else lax.bitcast_convert_type(y, unsigned)
-    bits = split.sum(jnp.where(mine, bits, np.zeros((), unsigned)))
-    return (bits.astype(bool) if is_bool else lax.bitcast_convert_type(bits, x.dtype),)
+    bits = to_bits(take_along_axis(x, own, axis))
+    return (from_bits(split.sum(jnp.where(mine, bits, np.zeros((), bits.dtype))), x.dtype),)
 
 
 def _put_split(splits, updates, indices, *, axis, length, along, permutes):

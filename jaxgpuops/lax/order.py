@@ -8,15 +8,23 @@ import numpy as np
 from jax import lax
 
 
+def to_bits(x: jax.Array) -> jax.Array:
+    """Returns the bits of ``x`` as unsigned integers. Plain JAX moves elements as bits, since XLA's CPU backend flushes
+    denormal 16-bit floats to zero when it moves them."""
+    bits = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    return x.astype(bits) if x.dtype == np.dtype(bool) else lax.bitcast_convert_type(x, bits)
+
+
+def from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
+    return bits.astype(dtype) if dtype == np.dtype(bool) else lax.bitcast_convert_type(bits, dtype)
+
+
 def to_keys(x: jax.Array) -> jax.Array:
     """Returns unsigned integers in the total order of ``x``: -NaN < -inf < .. < -0 < +0 < .. < inf < NaN."""
-    if x.dtype == np.dtype(bool):
-        return x.astype(np.uint8)
-    if np.issubdtype(x.dtype, np.unsignedinteger):
-        return x
-    unsigned = np.dtype(f"uint{8 * x.dtype.itemsize}")
-    sign = unsigned.type(1 << (8 * unsigned.itemsize - 1))
-    bits = lax.bitcast_convert_type(x, unsigned)
+    bits = to_bits(x)
+    if x.dtype == np.dtype(bool) or np.issubdtype(x.dtype, np.unsignedinteger):
+        return bits
+    sign = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))
     if np.issubdtype(x.dtype, np.signedinteger):
         return bits ^ sign
     return jax.numpy.where(bits & sign, ~bits, bits | sign)

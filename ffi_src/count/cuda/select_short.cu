@@ -338,6 +338,22 @@ struct WarpRow {
   }
 };
 
+// Loads the row that begins at `x`, of any width; see WarpRow::load().
+template <class Word>
+__device__ __forceinline__ Word load_row(WarpRow<Word>& r, const Args& a, int64_t x, uint32_t& sample) {
+  const int bits = a.problem.bits;
+  const SortOrder& order = a.problem.order;
+  Word highest = 0;
+  if constexpr (sizeof(Word) == 8) {
+    highest = r.template load<uint64_t>(a.x, x, a.stride, order, sample);
+  } else {
+    if (bits == 8) highest = r.template load<uint8_t>(a.x, x, a.stride, order, sample);
+    if (bits == 16) highest = r.template load<uint16_t>(a.x, x, a.stride, order, sample);
+    if (bits == 32) highest = r.template load<uint32_t>(a.x, x, a.stride, one_flip<uint32_t>(order), sample);
+  }
+  return highest;
+}
+
 template <class Word>
 __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_constant__ Args a) {
   __shared__ __align__(16) uint32_t counts[kWarps][kBins];
@@ -354,18 +370,9 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   // A lane has a rank, and an element of a sample.
   const uint32_t last = r.length - 1, own_rank = lane < wanted ? rank_at(a, place, lane) : last;
   const bool has = lane < wanted;
-  const int bits = a.problem.bits;
-  const uint32_t stride = a.stride;
-  const int64_t x = stride == 1 ? int64_t{row} * r.length : place.x;  // rows, or columns that have been turned
+  const int64_t x = a.stride == 1 ? int64_t{row} * r.length : place.x;  // rows, or columns that have been turned
   uint32_t sample[1];
-  Word highest = 0;
-  if constexpr (sizeof(Word) == 8) {
-    highest = r.template load<uint64_t>(a.x, x, stride, a.problem.order, sample[0]);
-  } else {
-    if (bits == 8) highest = r.template load<uint8_t>(a.x, x, stride, a.problem.order, sample[0]);
-    if (bits == 16) highest = r.template load<uint16_t>(a.x, x, stride, a.problem.order, sample[0]);
-    if (bits == 32) highest = r.template load<uint32_t>(a.x, x, stride, one_flip<uint32_t>(a.problem.order), sample[0]);
-  }
+  Word highest = load_row(r, a, x, sample[0]);
 
   uint32_t end = 0;  // index of the element of the last rank: the last one that has the largest key
   if (__any_sync(kEveryLane, has && own_rank == last)) {
@@ -426,17 +433,9 @@ __global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_c
   r.length = static_cast<uint32_t>(a.problem.rows.length);
   r.keys = reinterpret_cast<Word*>(dynamic_shared_memory()) + warp * a.pitch;
   const uint32_t own_rank = lane < wanted ? rank_at(a, place, lane) : 0;
-  const int bits = a.problem.bits;
-  const uint32_t stride = a.stride;
-  const int64_t x = stride == 1 ? int64_t{row} * r.length : place.x;
+  const int64_t x = a.stride == 1 ? int64_t{row} * r.length : place.x;
   uint32_t sampled;
-  if constexpr (sizeof(Word) == 8) {
-    r.template load<uint64_t>(a.x, x, stride, a.problem.order, sampled);
-  } else {
-    if (bits == 8) r.template load<uint8_t>(a.x, x, stride, a.problem.order, sampled);
-    if (bits == 16) r.template load<uint16_t>(a.x, x, stride, a.problem.order, sampled);
-    if (bits == 32) r.template load<uint32_t>(a.x, x, stride, one_flip<uint32_t>(a.problem.order), sampled);
-  }
+  load_row(r, a, x, sampled);
   Word own[kOwn];
   uint32_t before[kOwn] = {};
 #pragma unroll
