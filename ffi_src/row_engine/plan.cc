@@ -19,8 +19,8 @@ constexpr int64_t kHeldWarps = 4;      // the least warps per multiprocessor for
 constexpr int64_t kFlatThreads = 256;  // threads of a block, where several blocks share a flat row
 constexpr int64_t kFlatParts = 3;      // the least parts of a flat row; with fewer, more kernels are not worth it
 constexpr int64_t kFlatResults = 4;    // blocks per multiprocessor, at most, in the kernel that writes results
-// A block prefetches kFlatAhead bytes of its part, if that is small, or the array is. (Else it took up to a tenth
-// longer.)
+// A block prefetches kFlatAhead bytes of its part if the part or the array is small. (For large ones, prefetching took
+// up to a tenth longer.)
 constexpr int64_t kFlatAhead = 64 << 10, kMostAhead = 4 << 20, kMostAheadOfPart = 24 << 10;
 constexpr int64_t kFlatVectors = 4;  // vectors in a lane where several blocks share a short flat row
 // Columns that are 16 bytes side by side are read as flat rows if they have at least kNarrow positions (kNarrowPair: if

@@ -1,8 +1,8 @@
 // Rows so short that few lanes have a row: a lane has 16 bytes, a pack, of each operand, whatever rows it belongs to.
 // Operands are read once, results written once. The lanes of a row take turns, so that the order of folding is that of
 // a lane that has the row: all step over their packs, and each passes its state on to the next. If rows lie across
-// warps, the first lanes of a warp (the last ones, if the scan runs backward) have packs of the warp before, from where
-// its own first row may begin on; they write nothing. A block has whole rows.
+// warps, the first row of a warp may begin in packs of the warp before it. So the first lanes of a warp (the last ones,
+// if the scan runs backward) read these packs, too, but do not write them. A block has whole rows.
 #pragma once
 
 #include <cstdint>
