@@ -147,7 +147,9 @@ __device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements
   const uint32_t floor = threshold<kTeam>(v, a.k, lane, t);
   const uint32_t hits = reaching(v, value_of(floor)) & present;
   const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t);
-  const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= floor;
+  // Candidates have keys of raw elements, the threshold that of a float32.
+  const uint32_t least = kBiased ? floor : key_of(Element::store(value_of(floor)));
+  const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= least;
   if (__any_sync(kEveryLane, live && !found)) {
     __syncwarp();  // all lanes have read what is overwritten now
     search<kTeam, kElements>(a, selection, board, t, live && !found);
