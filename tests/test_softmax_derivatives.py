@@ -334,14 +334,24 @@ def test_gradients_make_the_result_again(cuda_build):
                 assert not from_x(fn, shaped(rows, (warps << 10) // size, dtype=dtype))
             assert not from_x(fn, shaped(10_000, 2048 // size + 1, dtype=dtype))  # too large to be kept
         assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
+        assert from_x(fn, shaped(1 << 21, 16)) and from_x(fn, shaped(1 << 21, 32, dtype="bfloat16"))
+        assert not from_x(fn, shaped((1 << 21) + 1, 16)) and not from_x(fn, shaped(1 << 20, 15))
+        assert from_x(fn, shaped(1 << 18, 15)) and from_x(fn, shaped(1 << 22, 7))
+        for n in (17, 29):  # aligned rows of 16 bits are faster from x, and few others
+            assert from_x(fn, shaped(1 << 15, n, dtype="bfloat16"))
+            assert not from_x(fn, shaped(1 << 17, n, dtype="bfloat16"))
         assert from_x(fn, shaped(1 << 12, 1 << 19))  # long rows have the same bits in any batch
         for shape in ((1, 1 << 14, 2), (5000, 1 << 12, 8)):
             assert from_x(functools.partial(fn, axis=1), shaped(*shape))
             assert not from_x(functools.partial(fn, axis=1), shaped(shape[0], shape[1] - 1, shape[2]))
             assert not from_x(functools.partial(fn, axis=1), shaped(*shape, dtype="float16"))
+        with jax.enable_x64(True):
+            for n, is_short in ((3, True), (100, True), (256, True), (257, False), (1 << 20, False)):
+                assert from_x(fn, shaped(7, n, dtype="float64")) == is_short
+            assert from_x(fn, shaped(4000, 32, dtype="float64"))
+            assert not from_x(fn, shaped(5000, 32, dtype="float64"))  # the exponentials would take longer than a kernel
+            assert not from_x(functools.partial(fn, axis=1), shaped(1, 1 << 14, 2, dtype="float64"))
         for n in (100, 1 << 20):
-            with jax.enable_x64(True):
-                assert not from_x(fn, shaped(7, n, dtype="float64"))
             assert not from_x(functools.partial(fn, axis=0), shaped(n, 9))
             for options in ({"scale": 2.0}, {"bias": jnp.zeros(n)}, {"where": jnp.ones(n, bool)}, {"causal": True}):
                 assert not from_x(functools.partial(fn, **options), shaped(7, n))

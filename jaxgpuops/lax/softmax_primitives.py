@@ -254,7 +254,9 @@ class _Derivative(Kernel):
     the handler is given y, x is left out. A function that is left to XLA has both.
     """
 
-    _MOST_BYTES = 16 << 20
+    # x stays in memory until the backward pass, so it is taken in arrays of up to so many bytes. The shortest rows are
+    # seldom scores of attention, of which a program has many arrays.
+    _MOST_BYTES, _MOST_BYTES_OF_SHORT = 16 << 20, 128 << 20
 
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
         if of_logits:
@@ -278,12 +280,13 @@ class _Derivative(Kernel):
     def _takes_x(self, choice, aval, partitioned):
         # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits are
         # not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of any
-        # size, split over devices or not. Other rows take x only in small arrays, because x stays in memory until the
-        # backward pass.
+        # size, split over devices or not.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat"):
             return True
-        size = math.prod(aval.shape) * aval.dtype.itemsize
-        return not (partitioned or jax.export.is_symbolic_dim(size) or size > self._MOST_BYTES)
+        size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
+        is_short = row <= 32 or (row <= 64 and row % 16 == 0)
+        most = self._MOST_BYTES_OF_SHORT if is_short else self._MOST_BYTES
+        return not (partitioned or jax.export.is_symbolic_dim(size) or size > most)
 
     def _custom_call(self, ctx, operands, choice, *, of_logits=False, **params):
         return super()._custom_call(ctx, operands, choice, of_logits=of_logits, **params)
