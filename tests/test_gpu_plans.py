@@ -62,7 +62,16 @@ def test_extremes_left_to_xla_have_the_bits_of_the_kernels(monkeypatch):
         ("max", "min"), ("bfloat16", "float16", "float32", "float64", "int8", "uint32")
     ):
         with jax.enable_x64(dtype == "float64"):
-            for shape in ((100_000, 3), (300, 193), (64, 4096), (3, 70_001), (3, 300, 50), (2, 30, 3001)):
+            for shape in (
+                (100_000, 3),
+                (300, 193),
+                (64, 4096),
+                (3, 70_001),
+                (3, 300, 50),
+                (2, 30, 3001),
+                (2, 5003, 64),
+                (2, 9001, 2),
+            ):
                 x = jax.random.normal(jax.random.key(shape[1]), shape)
                 x = jnp.where(abs(x) < 2, jnp.copysign(0, x), x).astype(dtype)  # zeros of both signs
                 if jnp.issubdtype(dtype, jnp.floating):

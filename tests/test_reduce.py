@@ -310,6 +310,17 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
     assert kernel_of("max", 1 << 16, 1024) and not kernel_of("max", 1 << 16, 1024, dtype="int32")
     assert kernel_of("min", 494, 30_184, dtype="bfloat16") and not kernel_of("min", 494, 30_184)
     assert kernel_of("max", 2, 2_013_253, 5) and kernel_of("max", 35, 4096, 130)
+    # Few long columns, whatever XLA can divide; not many.
+    for shape in ((1, 11_651, 156), (1, 3_605_797, 2), (5, 300_007, 32)):
+        assert (
+            not kernel_of("max", *shape) and not kernel_of("min", *shape, dtype="bfloat16") and kernel_of("sum", *shape)
+        )
+    assert kernel_of("max", 16, 8009, 64) and kernel_of("max", 3, 2_000_003, 3) and kernel_of("max", 4, 3001, 256)
+    # Large arrays of columns of integers that XLA does not divide.
+    assert kernel_of("min", 12, 533, 3450, dtype="int32") and kernel_of("max", 200, 65, 1001, dtype="uint32")
+    for shape in ((12, 533, 3456), (3, 533, 3450), (2000, 37, 500), (1000, 100, 100)):
+        assert not kernel_of("min", *shape, dtype="int32")
+    assert not kernel_of("sum", 12, 533, 3450, dtype="int32") and not kernel_of("min", 12, 533, 3450)
     assert kernel_of("max", 40, 50, dtype="float8_e5m2") and kernel_of("sum", 3, 4, 5)
     for rows in (1, 1 << 22):
         assert not kernel_of("mean", rows, 16) and kernel_of("mean", rows, 17)

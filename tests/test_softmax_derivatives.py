@@ -57,19 +57,34 @@ def test_what_is_left_of_1_is_not_lost_by_derivatives(paths):
             np.testing.assert_allclose(tangent, [-p[0], q, -p[2]], rtol=1e-5)
 
 
-def test_gradient_of_pairs_that_is_left_to_xla_on_a_gpu():
-    x = np.array([[0, 0], [3, 40], [40, 3], [-INF, 3], [3, -INF], [1e30, 1], [-300, -301.5]], np.float32)
-    ct = np.array([[1, -2], [0, 1], [0, 1], [1, 2], [1, 2], [5, 7], [0.25, 3]], np.float32)
-    params = {"axis": 1, "factor": 1.0, "scaled": False, "masked": False, "query_axis": None}
-    kernel = softmax_primitives.log_softmax_jvp_p
-    [gradient] = kernel.left(ct, jax.nn.log_softmax(x), x, **params, transpose=True, of_logits=True)
-    p = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradient_of_pairs_that_is_left_to_xla_on_a_gpu(name, dtype):
+    x = np.array([[0, 0], [3, 11], [11, 3], [-INF, 3], [3, -INF], [1e4, 1], [-300, -301.5]], dtype)
+    ct = np.array([[1, -2], [0, 1], [0, 1], [1, 2], [1, 2], [5, 7], [0.25, 3]], dtype)
+    p = np.exp(x.astype(float) - x.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
-    own = ct * p[:, ::-1]
-    np.testing.assert_allclose(gradient, own - own[:, ::-1], rtol=1e-6)
-    for row in ([-INF, -INF], [INF, 1], [NAN, 1]):
-        x = np.array([row], np.float32)
-        assert np.all(np.isnan(kernel.left(x, x, x, **params, transpose=True, of_logits=True)[0]))
+    own = ct * p[:, ::-1] * (p if name == "softmax" else 1)
+    expected = own - own[:, ::-1]
+    with jax.enable_x64(dtype == "float64"):
+        for axis in (1, 0):  # rows, and columns
+            kernel = getattr(softmax_primitives, f"{name}_jvp_p")
+            params = {"axis": axis, "factor": 1.0, "scaled": False, "of_logits": True}
+            if name == "log_softmax":
+                params |= {"masked": False, "query_axis": None, "transpose": True}
+            turned = lambda a, axis=axis: jnp.asarray(a if axis == 1 else a.T)
+            left = lambda x, ct, kernel=kernel, params=params: jax.jit(
+                lambda x, ct: kernel.left(ct, getattr(jax.nn, name)(x, params["axis"]), x, **params)[0]
+            )(x, ct)
+            gradient = left(turned(x), turned(ct))
+            assert gradient.dtype == dtype
+            rtol = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
+            np.testing.assert_allclose(gradient, turned(expected), rtol=rtol, atol=1e-7 if dtype == "float16" else 0)
+            for row in ([-INF, -INF], [INF, 1], [NAN, 1]):
+                x_of_row = turned(np.array([row], dtype))
+                assert np.all(np.isnan(left(x_of_row, x_of_row)))
+            if name == "softmax":  # an infinite cotangent does not count where the probability is 0
+                assert np.all(left(turned(np.array([[-INF, 1]], dtype)), turned(np.array([[INF, 1]], dtype))) == 0)
 
 
 @tiers
@@ -334,14 +349,24 @@ def test_gradients_make_the_result_again(cuda_build):
                 assert not from_x(fn, shaped(rows, (warps << 10) // size, dtype=dtype))
             assert not from_x(fn, shaped(10_000, 2048 // size + 1, dtype=dtype))  # too large to be kept
         assert not from_x(fn, shaped((1 << 16) + 1, 64))  # too large to be kept
+        assert from_x(fn, shaped(1 << 21, 16)) and from_x(fn, shaped(1 << 21, 32, dtype="bfloat16"))
+        assert not from_x(fn, shaped((1 << 21) + 1, 16)) and not from_x(fn, shaped(1 << 20, 15))
+        assert from_x(fn, shaped(1 << 18, 15)) and from_x(fn, shaped(1 << 22, 7))
+        for n in (17, 29):  # aligned rows of 16 bits are faster from x, and few others
+            assert from_x(fn, shaped(1 << 15, n, dtype="bfloat16"))
+            assert not from_x(fn, shaped(1 << 17, n, dtype="bfloat16"))
         assert from_x(fn, shaped(1 << 12, 1 << 19))  # long rows have the same bits in any batch
         for shape in ((1, 1 << 14, 2), (5000, 1 << 12, 8)):
             assert from_x(functools.partial(fn, axis=1), shaped(*shape))
             assert not from_x(functools.partial(fn, axis=1), shaped(shape[0], shape[1] - 1, shape[2]))
             assert not from_x(functools.partial(fn, axis=1), shaped(*shape, dtype="float16"))
+        with jax.enable_x64(True):
+            for n, is_short in ((3, True), (100, True), (256, True), (257, False), (1 << 20, False)):
+                assert from_x(fn, shaped(7, n, dtype="float64")) == is_short
+            assert from_x(fn, shaped(4000, 32, dtype="float64"))
+            assert not from_x(fn, shaped(5000, 32, dtype="float64"))  # the exponentials would take longer than a kernel
+            assert not from_x(functools.partial(fn, axis=1), shaped(1, 1 << 14, 2, dtype="float64"))
         for n in (100, 1 << 20):
-            with jax.enable_x64(True):
-                assert not from_x(fn, shaped(7, n, dtype="float64"))
             assert not from_x(functools.partial(fn, axis=0), shaped(n, 9))
             for options in ({"scale": 2.0}, {"bias": jnp.zeros(n)}, {"where": jnp.ones(n, bool)}, {"causal": True}):
                 assert not from_x(functools.partial(fn, **options), shaped(7, n))

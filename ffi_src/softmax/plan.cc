@@ -19,8 +19,13 @@ constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors
 // multiprocessor, from one to kMostMerged.
 constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 128 << 10;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
-// multiprocessor.
+// multiprocessor. Those of float64 are made from x only then: of more rows, the exponentials take as long as a forward
+// kernel.
 constexpr int64_t kFewWarps = 16;
+// Rows of 16 bits of more than two vectors, up to kLooseRow bytes, that are not whole vectors: gradients of arrays of
+// more than kMostLoose bytes are faster from y, by tiles. (300000 x 29 bfloat16 took 30 us with the forward pass, and
+// 35 from x.)
+constexpr int64_t kLooseRow = 64, kMostLoose = 4 << 20;
 // Gradients of longer rows, with a block for each row: if a multiprocessor runs one of these blocks at a time, it may
 // run two of them one after the other, provided that rows have at most this many warps.
 constexpr int64_t kTwiceWide = 29;
@@ -84,10 +89,12 @@ RowTraits traits_of(const Problem& problem) {
   return traits;
 }
 
-// Gives a lane one vector of a row, where that is faster than several or the only kernel.
+// Gives a lane one vector of a row, where that is faster than several or the only kernel. It is faster for many rows,
+// too, if one lane would have a whole row. (260000 x 15 float32 took 14 us so, and 40 us with a lane for each row.)
 void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits, warps = ceil_div(problem.rows.outer * lanes, 32);
-  plan.spread = plan.vectors == 1 || problem.dtype == DType::kFloat16 || warps <= kFewWarps * gpu.multiprocessors;
+  const bool only = problem.dtype == DType::kFloat16 || problem.dtype == DType::kFloat64;
+  plan.spread = plan.vectors == 1 || plan.lane_bits == 0 || only || warps <= kFewWarps * gpu.multiprocessors;
   if (!plan.spread) return;
   const int64_t least = std::max<int64_t>(1, lanes / 32);
   plan.block_warps = kGradientWarps;
@@ -146,8 +153,9 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
 
 bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
-  if (!derivative || problem.general || problem.factor != 1 || problem.dtype == DType::kFloat64) return false;
+  if (!derivative || problem.general || problem.factor != 1) return false;
   const int64_t inner = problem.rows.inner;
+  if (problem.dtype == DType::kFloat64) return inner == 1 && row_bytes(problem) <= kMostTeamBytes;
   if (inner != 1)
     return problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
            row_bytes(problem) * inner >= kLeastFlatGradient;
@@ -158,6 +166,12 @@ bool takes_logits(const Problem& problem) {
 bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   if (problem.rows.inner != 1) return true;
   const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
+  if (problem.dtype == DType::kFloat64) {
+    const RowPlan plan = plan_softmax(problem, gpu);
+    return problem.rows.outer * (int64_t{plan.vectors} << plan.lane_bits) <= 32 * kFewWarps * gpu.multiprocessors;
+  }
+  if (bytes_of(problem.dtype) == 2 && bytes % 16 != 0 && bytes > 32 && bytes <= kLooseRow)
+    return problem.rows.outer * bytes <= kMostLoose;
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
   const int64_t blocks = ceil_div(problem.rows.outer, gpu.multiprocessors);
   return warps <= kMaxBlockWarps / 2 || blocks <= (warps <= kTwiceWide ? 2 : 1);

@@ -202,6 +202,24 @@ def _are_rows(x, rest, axis, factor=1.0, **_):
     return _length(x, axis) == PAIR and axis == x.ndim - 1 and not rest and factor == 1
 
 
+def _probabilities_of_pairs(z, axis):
+    """Returns the probability of each number and that of the other number of its pair, both accurate where they are
+    small, with one exponential for each number."""
+    d = _other(z, axis) - z
+    e = jnp.exp(-abs(d))
+    larger = 1 / (1 + e)
+    smaller, nan = e * larger, _nan_if_infinite(z, axis)
+    return jnp.where(d > 0, smaller, larger) + nan, jnp.where(d > 0, larger, smaller) + nan
+
+
+def _elementwise_gradient(x, axis):
+    """Whether XLA is faster if the gradient of pairs is an elementwise expression, made from x.
+
+    It is not for rows of pairs of 16 bits, as it reads each element twice.
+    """
+    return axis != x.ndim - 1 or x.dtype.itemsize > 2
+
+
 def _pairs(z, axis):
     """Returns each pair minus its larger number, and e^ of what the smaller one has left then, in a shape that
     broadcasts: of the two one is 0, so a sum is the other.
@@ -254,7 +272,9 @@ class _Derivative(Kernel):
     the handler is given y, x is left out. A function that is left to XLA has both.
     """
 
-    _MOST_BYTES = 16 << 20
+    # x stays in memory until the backward pass, so it is taken in arrays of up to so many bytes. The shortest rows are
+    # seldom scores of attention, of which a program has many arrays.
+    _MOST_BYTES, _MOST_BYTES_OF_SHORT = 16 << 20, 128 << 20
 
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
         if of_logits:
@@ -278,12 +298,13 @@ class _Derivative(Kernel):
     def _takes_x(self, choice, aval, partitioned):
         # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits are
         # not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of any
-        # size, split over devices or not. Other rows take x only in small arrays, because x stays in memory until the
-        # backward pass.
+        # size, split over devices or not.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat"):
             return True
-        size = math.prod(aval.shape) * aval.dtype.itemsize
-        return not (partitioned or jax.export.is_symbolic_dim(size) or size > self._MOST_BYTES)
+        size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
+        is_short = row <= 32 or (row <= 64 and row % 16 == 0)
+        most = self._MOST_BYTES_OF_SHORT if is_short else self._MOST_BYTES
+        return not (partitioned or jax.export.is_symbolic_dim(size) or size > most)
 
     def _custom_call(self, ctx, operands, choice, *, of_logits=False, **params):
         return super()._custom_call(ctx, operands, choice, of_logits=of_logits, **params)
@@ -296,12 +317,22 @@ def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
     return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
 
 
+def _softmax_jvp_left(t, y, *rest, axis, of_logits=False, **params):
+    """The gradient of pairs is made of x: the probabilities cost less than y, which XLA then need not make."""
+    if not (of_logits and _elementwise_gradient(t, axis)):
+        return _softmax_jvp_fallback(t, y, *rest, axis=axis, of_logits=of_logits, **params)
+    p, q = _probabilities_of_pairs(wide(rest[-1]), axis)
+    slope, own, other = p * q, wide(t), _other(wide(t), axis)
+    return ((or_zero(slope, own) - or_zero(slope, other)).astype(t.dtype),)
+
+
 # The tangent of y, given the tangent of x. The map is its own transpose.
 softmax_jvp_p = _kernel(
     "softmax_jvp",
     2,
     results=_like_first,
     fallback=_softmax_jvp_fallback,
+    left=_softmax_jvp_left,
     accepts=FLOATS.__contains__,
     attributes=("factor", "scaled", "of_logits"),
     leaves=_leaves_pairs,
@@ -331,13 +362,16 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
 
 
 def _log_softmax_jvp_left(t, y, *rest, axis, transpose, of_logits=False, **params):
-    """The gradient of pairs along the last axis is made of x: XLA compiles this chain of reductions to one kernel, but
-    several if y is in it.
+    """The gradient of pairs is made of x. With p the probability of t's logit, and q that of the other one, it is q t
+    minus the same of the other one.
 
-    With p the probability of t's logit, and q that of the other one, the gradient is q t minus the same of the other one.
+    XLA compiles the chain of reductions of rows to one kernel, but several if y is in it.
     """
-    if not (transpose and of_logits and axis == t.ndim - 1):
+    if not (transpose and of_logits):
         return _log_softmax_jvp_fallback(t, y, *rest, axis=axis, transpose=transpose, of_logits=of_logits, **params)
+    if _elementwise_gradient(t, axis):
+        p, q = _probabilities_of_pairs(wide(rest[-1]), axis)
+        return ((q * wide(t) - p * _other(wide(t), axis)).astype(t.dtype),)
     d, e = _pairs(wide(rest[-1]), axis)
     q = jnp.where(d < 0, np.ones((), d.dtype), e) / (1 + e)
     sign = np.array([1, -1], d.dtype)
@@ -423,9 +457,9 @@ _LOGITS = {"attributes": ("factor", "scaled", "biased", "masked"), "dimensions":
 
 def _softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
-    if _are_rows(x, rest, axis, **logits) and mask is None:
-        d, rest = _pairs(z, axis)
-        return ((jnp.exp(d) / (1 + rest)).astype(x.dtype),)
+    if _are_rows(x, rest, axis, **logits) and mask is None and x.dtype.itemsize < 8:  # elementwise, 64 bits are faster
+        d, e = _pairs(z, axis)
+        return ((jnp.where(d < 0, e, np.ones((), d.dtype)) / (1 + e)).astype(x.dtype),)
     if _length(x, axis) == PAIR and mask is None:
         y = 1 / (1 + jnp.exp(_other(z, axis) - z))
         return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)

@@ -91,32 +91,41 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>(blocks));
   launched.block = dim3(plan.threads());
-  if (plan.wide) {
-    if (p.rows > INT32_MAX) return cudaErrorInvalidConfiguration;
-    launched.grid = dim3(static_cast<unsigned>(p.rows));
-    launched.shared_bytes =
-        forward_shared_bytes<P>(plan.block_warps) + row_engine::wide_shared_bytes<Q>(plan.block_warps);
-    if (aligned) return launch(stream, launched, wide_gradient_kernel<P, Q, op, true, false>, p);
-    if constexpr (row_engine::kByElements<P>)
-      if (plan.block_warps <= kElementWarps)
-        return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
-    return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
-  }
   if (plan.spread)
     return launch(stream, launched,
                   aligned ? spread_gradient_kernel<P, Q, op, true> : spread_gradient_kernel<P, Q, op, false>, p);
-  if constexpr (std::is_same_v<typename P::Element, Float16>) {
-    return cudaErrorInvalidValue;  // plans always spread it, so this kernel is not compiled
+  if constexpr (std::is_same_v<typename P::Element, Float64>) {
+    return cudaErrorInvalidValue;  // plans always spread it, so no other kernel is compiled
   } else {
-    return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
+    if (plan.wide) {
+      if (p.rows > INT32_MAX) return cudaErrorInvalidConfiguration;
+      launched.grid = dim3(static_cast<unsigned>(p.rows));
+      launched.shared_bytes =
+          forward_shared_bytes<P>(plan.block_warps) + row_engine::wide_shared_bytes<Q>(plan.block_warps);
+      if (aligned) return launch(stream, launched, wide_gradient_kernel<P, Q, op, true, false>, p);
+      if constexpr (row_engine::kByElements<P>)
+        if (plan.block_warps <= kElementWarps)
+          return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
+      return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
+    }
+    if constexpr (std::is_same_v<typename P::Element, Float16>) {
+      return cudaErrorInvalidValue;  // plans spread such rows, too
+    } else {
+      return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
+    }
   }
 }
 
 template <class E>
 cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                       void* workspace) {
-  if (plan.algorithm == RowAlgorithm::kRowsSplit)
-    return launch_split<E, false>(stream, plan, problem, buffers, workspace);
+  if (plan.algorithm == RowAlgorithm::kRowsSplit) {
+    if constexpr (std::is_same_v<E, Float64>) {
+      return cudaErrorInvalidValue;
+    } else {
+      return launch_split<E, false>(stream, plan, problem, buffers, workspace);
+    }
+  }
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
     if constexpr (std::is_same_v<E, Float32>) {
       return launch_split<E, true>(stream, plan, problem, buffers, workspace);
@@ -139,6 +148,7 @@ cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Prob
     case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers, workspace);
     case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers, workspace);
     case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers, workspace);
+    case DType::kFloat64: return launch_of<Float64>(stream, plan, problem, buffers, workspace);
     default: return cudaErrorInvalidValue;
   }
 }

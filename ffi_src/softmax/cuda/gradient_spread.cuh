@@ -1,5 +1,6 @@
 // Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, where a lane has one vector of a
-// row: it runs little code, which is most of the time of a small problem, and a row of up to two vectors has no more.
+// row: it runs little code, which is most of the time of a small problem, and rows of up to four vectors, which one
+// lane would have, are read as whole lines of the cache. All rows of float16 and float64 are spread so.
 //
 // Lanes merge numbers through shared memory, in the order of rows_kernel.
 #pragma once
@@ -73,12 +74,14 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   const auto plus = [](Acc a, Acc b) { return a + b; };
   Stat<P> stat;
   stat.of[0] = merged(shared[0], forward.peak(args), p, [](Acc a, Acc b) { return P::larger(a, b); });
-  stat.sum(0) = merged(shared[1], forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), p, plus);
+  const Acc peak = stat.peak();
+  stat.sum(0) = merged(shared[1], row_engine::sum_and_keep<P>(args, 0, forward, peak), p, plus);
   const typename P::Row plain = {1};
   const auto final = P::finish(args, plain, stat);
+  const Acc factor = row_engine::factor_of<P>(final, peak);
   Acc values[kWidth];
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, 0, i), Acc(0));
+  for (int i = 0; i < kWidth; ++i) values[i] = row_engine::result_of<P>(args, plain, final, factor, forward, 0, i);
   backward.raw[1][0] = row_engine::packed<Element>(values);
 
   typename Q::Args of_result = {};
