@@ -139,6 +139,7 @@ KERNELS = {
     },
     "sort": {
         "short": "short_(tiles|columns)_kernel",
+        "network": "network_kernel",
         "team": "sort_kernel",
         "part": "select_(cluster_|registers_)?kernel",
         "block": "block_kernel",
@@ -206,6 +207,7 @@ CALLS = [
     ("topk", lambda x: jaxgpuops.topk(x, 60_000), [(3, 70_001)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8, axis=0), [(512, 1000), (4096, 70_000)]),
     ("sort", jaxgpuops.argsort, [(4096, 5), (4096, 256), (64, 4096), (3, 70_001)]),
+    ("sort", jaxgpuops.sort, [(4096, 100), (400, 700), (300, 2000)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
     ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096), (3, 70_001)]),

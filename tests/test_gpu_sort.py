@@ -27,7 +27,10 @@ REGIMES = {
     "parts of a warp": ((3000, 61), 1, "team", False),
     "a block": ((300, 1001), 1, "team", False),
     "a block with more threads": ((9, 701), 1, "team", False),
-    "a warp with more elements": ((1401, 633), 1, "team", False),
+    "two warps for a row": ((1401, 633), 1, "team", False),
+    "a warp for a row": ((1701, 633), 1, "network", False),
+    "half a warp for a row": ((3301, 301), 1, "network", False),
+    "warps for columns": ((50, 300, 67), 1, "network", False),
     "columns in registers": ((5, 300, 67), 1, "team", False),
     "a block for each of few columns": ((3, 101, 7), 1, "team", False),
     "256 threads": ((300, 2047), 1, "block", False),
@@ -72,11 +75,30 @@ def test_order_is_that_of_the_fallback(shape, axis, algorithm, turns, dtype):
     with jax.enable_x64(dtype in ("float64", "int64")):
         x = data(shape, axis, jnp.dtype(dtype))
         chosen = plan(lambda x: jaxgpuops.argsort(x, axis=axis), x)
+        if jnp.dtype(dtype).itemsize == 1 and algorithm == "network":
+            algorithm = "team"
         if jnp.dtype(dtype).itemsize < 8:
             assert (chosen["algorithm"], chosen["turns"]) == (algorithm, turns)
         for descending in (False, True):
             values, indices = expected(x, axis, descending)
             assert same_bits(ours(x, axis, descending), (values, indices, values, indices))
+
+
+# Rows that networks sort if only values are wanted, in parts of warps, warps and blocks.
+NETWORKS = [((3300, 100), 1), ((1601, 256), 1), ((801, 300), 1), ((400, 700), 1), ((300, 1025), 1), ((6, 4096), 1)]
+NETWORKS += [((100, 40, 90), 1), ((4, 901, 103), 1), ((1024, 401), 0), ((2, 2500, 9), 1)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "uint8"])
+@pytest.mark.parametrize("shape, axis", NETWORKS, ids=str)
+def test_equal_values_keep_their_order(shape, axis, dtype):
+    """Networks sort keys alone, but zeros and NaNs that have other bits must stay in the order of the row."""
+    x = data(shape, axis, jnp.dtype(dtype))
+    sort = functools.partial(jaxgpuops.sort, axis=axis)
+    if dtype == "float32":
+        assert plan(sort, x)["algorithm"] == "network"
+    for descending in (False, True):
+        assert same_bits(jax.jit(functools.partial(sort, descending=descending))(x), expected(x, axis, descending)[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "int64"])

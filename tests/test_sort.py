@@ -341,6 +341,32 @@ def test_only_a_sweep_carries_numbers():
 
 
 @pytest.mark.parametrize(
+    "outer, length, inner, bits, values, indices",
+    [
+        (4096, 1024, 1, 32, "network", "network"), (64, 1024, 256, 32, "network", "network"),
+        (65_536, 193, 1, 16, "network", "network"), (65_536, 192, 1, 32, "network", "team"),
+        (65_536, 65, 1, 32, "network", "team"), (65_536, 64, 1, 32, "team", "team"),
+        (9, 33, 65_536, 32, "network", "team"), (9, 32, 65_536, 32, "team", "team"),
+        (395, 1024, 1, 32, "team", "team"), (396, 1024, 1, 32, "network", "team"),
+        (1583, 1024, 1, 32, "network", "team"), (1584, 1024, 1, 32, "network", "network"),
+        (6335, 256, 1, 32, "network", "team"), (6336, 256, 1, 32, "network", "network"),
+        (4096, 1024, 6, 32, "network", "network"), (4096, 1024, 5, 32, "network", "team"),
+        (4096, 1024, 4, 32, "network", "team"), (4096, 1024, 3, 32, "team", "team"),
+        (4096, 1024, 1, 64, "team", "team"), (4096, 1024, 1, 8, "team", "team"), (1, 1025, 1, 32, "network", "block"),
+        (1, 4096, 5, 32, "network", "block"), (9, 4097, 1, 32, "block", "block"), (9, 1025, 1, 16, "block", "block"),
+    ],
+)  # fmt: skip
+def test_networks_sort_short_rows(outer, length, inner, bits, values, indices):
+    """With indices, networks pay only for many rows."""
+    found = [
+        plan_sort(outer, length, inner, bits, *wanted, 90) for wanted in ((True, False), (False, True), (True, True))
+    ]
+    assert [plan["algorithm"] for plan in found] == [values, indices, indices]
+    assert all(plan["turns"] == (inner > 1 and length > 1024) for plan in found)
+    assert all(plan["workspace_bytes"] == 0 for plan in found if not plan["turns"])
+
+
+@pytest.mark.parametrize(
     "outer, length, inner, bits, algorithm",
     [
         (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (4, 1 << 15, 1, 64, "merge"),

@@ -29,6 +29,26 @@ bool plan_block(const Problem& problem, int64_t shared_limit, Plan& plan) {
   return false;
 }
 
+void plan_network(const Rows& rows, bool indices, Plan& plan) {
+  const NetworkShape shape(rows, indices);
+  plan.algorithm = Algorithm::kNetwork;
+  plan.threads = static_cast<int>(shape.threads);
+  plan.blocks = shape.blocks;
+  plan.shared_bytes = shape.shared_bytes;
+}
+
+// Whether networks in warps take less time than kTeam, which spreads few rows over more threads.
+bool sorts_in_warps(const Problem& problem, const Gpu& gpu) {
+  const Rows& rows = problem.rows;
+  if (problem.key_bits == 8 || problem.key_bits == 64 || rows.length > kMostWarpLength) return false;
+  // Lanes with short rows read parts of sectors; blocks of columns read whole ones.
+  if (rows.length <= (problem.indices ? 192 : rows.inner > 1 ? 32 : 64)) return false;
+  const NetworkShape shape(rows, problem.indices);
+  // Threads without a column have nothing to do.
+  if (rows.inner > 1 && 4 * rows.inner < (problem.indices ? 3 : 2) * shape.tiles * shape.teams) return false;
+  return rows.count() * shape.team >= (problem.indices ? 12 : 3) * 32 * gpu.multiprocessors;
+}
+
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -117,6 +137,7 @@ const char* name(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kEmpty: return "empty";
     case Algorithm::kShort: return "short";
+    case Algorithm::kNetwork: return "network";
     case Algorithm::kTeam: return "team";
     case Algorithm::kPart: return "part";
     case Algorithm::kBlock: return "block";
@@ -156,6 +177,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan.blocks = short_blocks(rows, problem.k);
     return plan;
   }
+  if (sorts_in_warps(problem, gpu)) {
+    plan_network(rows, problem.indices, plan);
+    return plan;
+  }
   if (rows.length <= kMaxTeamLength) {
     plan.algorithm = Algorithm::kTeam;
     plan.team = topk::sort_shape(rows, rows.length, key_bytes, true, gpu.multiprocessors, shared_limit);
@@ -187,6 +212,11 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       plan.table_at = select.table_at;
       return plan;
     }
+  }
+  // Digits of narrow keys, and indices, take less time in a radix sort.
+  if (problem.key_bits == 32 && !problem.indices && problem.k == rows.length && rows.length <= kMostNetworkLength) {
+    plan_network({rows.outer * rows.inner, rows.length, 1}, false, plan);
+    return plan;
   }
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, block);

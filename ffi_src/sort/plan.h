@@ -13,7 +13,9 @@ namespace jaxgpuops::sort {
 enum class Algorithm {
   kEmpty,  // there is nothing to write
   kShort,  // rows of a few elements, each in the registers of a thread
-  kTeam,   // longer rows: top-k's kernel sorts a row in the registers of some lanes, or of a block
+  // Longer rows of 16 or 32 bits: a network sorts each in the registers of some lanes, or of a block.
+  kNetwork,
+  kTeam,  // other rows of up to 1024 elements: top-k's kernel, in the registers of some lanes or of a block
   // Longer rows where only one element must be in its place: select finds it, and the rest goes before or after it.
   kPart,
   kBlock,     // longer rows: radix sort in the shared memory of a block
@@ -42,9 +44,9 @@ struct Plan {
   topk::SortShape team;    // the plan of top-k's kernel, for kTeam
 };
 
-// kTeam sorts whole rows, and so does kShort but for columns: for other rows that short, k must be the length.
-// `workspace_bytes` is what the caller has for one outer index. It decides only whether a few rows that blocks could
-// hold are swept instead; a negative number asks for the best plan.
+// kNetwork and kTeam sort whole rows, and so does kShort but for columns: for other rows that short, k must be the
+// length. `workspace_bytes` is what the caller has for one outer index. It decides only whether a few rows that blocks
+// could hold are swept instead; a negative number asks for the best plan.
 Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = 0);
 
 }  // namespace jaxgpuops::sort

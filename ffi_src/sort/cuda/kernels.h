@@ -25,6 +25,8 @@ cudaError_t launch_turn(cudaStream_t, const void* from, void* to, int64_t outer,
                         int bits);
 
 cudaError_t launch_short(cudaStream_t, const Problem&, const Buffers&);
+// Sorts rows along any axis; longer ones than kMostWarpLength must be contiguous, and sorted without indices.
+cudaError_t launch_network(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts contiguous rows: `inner` is 1.
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts the segments of contiguous rows.

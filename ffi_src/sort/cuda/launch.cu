@@ -44,6 +44,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     one.table_at = plan.table_at;
     return count::launch_select(stream, one, select, buffers.x, nullptr, buffers.values, buffers.indices, nullptr);
   }
+  if (plan.algorithm == Algorithm::kNetwork) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
   return launch_sweep(stream, plan, problem, buffers);
 }
@@ -55,6 +56,7 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   const Buffers buffers{x, values, indices, workspace, offsets, carried};
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == Algorithm::kShort) return launch_short(stream, problem, buffers);
+  if (plan.algorithm == Algorithm::kNetwork && !plan.turns) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kSegments) return launch_segments(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kMerge) return launch_merge(stream, plan, problem, buffers);

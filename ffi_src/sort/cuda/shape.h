@@ -26,6 +26,33 @@ constexpr int64_t short_blocks(const Rows& rows, int64_t k) {
   return outers ? (rows.outer + outers - 1) / outers : (rows.count() + kShortThreads - 1) / kShortThreads;
 }
 
+// ---- Rows that networks sort ----------------------------------------------------------------------------------------
+
+constexpr int kNetworkThreads = 256, kNetworkEach = 32;  // the most threads of a block; elements of a thread
+constexpr int kNetworkBlocks = 3;                        // of a multiprocessor
+constexpr int64_t kMostWarpLength = 32 * kNetworkEach, kMostNetworkLength = 4096;  // of rows of a warp; of any
+
+struct NetworkShape {
+  NetworkShape(const Rows& rows, bool indices) {
+    while (team * kNetworkEach < rows.length) team *= 2;
+    threads = team > 32 ? team : kNetworkThreads;
+    teams = threads / team;
+    tiles = (rows.inner + teams - 1) / teams;
+    // Threads with neighbouring columns, and then those of the next rows, meet in no bank.
+    pitch = team * (kNetworkEach + 1);
+    if (rows.inner > 1) pitch += (32 + std::max<int64_t>(1, 32 / teams) - team) % 32;
+    order_at = teams * pitch;
+    shared_bytes = 4 * (order_at + (indices ? threads * (kNetworkEach / 2 + 1) : 0));
+    blocks = rows.inner > 1 ? rows.outer * tiles : (rows.outer + teams - 1) / teams;
+  }
+
+  int64_t team = 1;         // threads that share a row: a part of a warp, or a block
+  int64_t threads, teams;   // of a block
+  int64_t tiles;            // blocks of an outer index
+  int64_t pitch, order_at;  // in words of shared memory: from row to row, and where the indices are
+  int64_t shared_bytes, blocks;
+};
+
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
 
 constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  // elements of a thread

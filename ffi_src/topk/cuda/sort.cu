@@ -1,6 +1,6 @@
 // Top-k of rows of up to 8192 elements by sorting all of them, for large k and for 64-bit keys. A team of threads,
-// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements. Where whole
-// rows are sorted, it has 4 if these are short and few, or 32, so that a warp holds one of many rows.
+// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements, or 4
+// where whole rows are sorted that are short and few.
 //
 // Words of 32 bits are sorted. A word has as many bits of the key as fit above the element's index. Keys of up to 16
 // bits fit whole. Of a wider key, the least key of the row is subtracted, and the top bits of the difference are taken.
@@ -103,39 +103,6 @@ struct Row {
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
 };
 
-// Sorts neighbours whose words have the same key bits by their whole keys. Returns whether all elements are in order
-// then.
-template <class Key, int kEach, class Team>
-__device__ __forceinline__ bool mend(const Row<Key>& row, uint32_t count, const Team& team, uint32_t (&index)[kEach]) {
-  const uint32_t first = team.t * kEach;
-  Key key[kEach];
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) key[j] = first + j < count ? row.key(index[j]) : Key{0};
-#pragma unroll 1
-  for (int round = 0; round < kMendRounds<Key>; ++round) {
-    bool swapped = false;
-    const auto exchange = [&](int i, int j) {
-      if (key[i] >= key[j]) return;
-      const Key k = key[i];
-      const uint32_t at = index[i];
-      key[i] = key[j], index[i] = index[j];
-      key[j] = k, index[j] = at;
-      swapped = true;
-    };
-#pragma unroll
-    for (int j = 0; j + 1 < kEach; j += 2) exchange(j, j + 1);
-    const Key next = team.from(1, key[0]), before = team.from(-1, key[kEach - 1]);
-    const uint32_t next_index = team.from(1, index[0]), index_before = team.from(-1, index[kEach - 1]);
-#pragma unroll
-    for (int j = 1; j + 1 < kEach; j += 2) exchange(j, j + 1);
-    if (team.t + 1 < team.size && key[kEach - 1] < next)
-      key[kEach - 1] = next, index[kEach - 1] = next_index, swapped = true;
-    if (team.t > 0 && before < key[0]) key[0] = before, index[0] = index_before, swapped = true;
-    if (!team.any(swapped)) return true;
-  }
-  return false;
-}
-
 // Whether neighbours have words with the same key bits, so that they may be in the wrong order.
 template <class Key, int kEach, class Team>
 __device__ __forceinline__ bool has_ties(const Row<Key>& row, uint32_t count, const Team& team,
@@ -185,10 +152,15 @@ __device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row
     if constexpr (kWide) {
       if (guesses) {
         guesses = false;
-        if (has_ties(row, count, team, words) && !mend(row, count, team, index)) {
-          digits = true;
-          shift = 0;
-          continue;
+        if (has_ties(row, count, team, words)) {
+          Key key[kEach];
+#pragma unroll
+          for (int j = 0; j < kEach; ++j) key[j] = first + j < count ? row.key(index[j]) : Key{0};
+          if (!mend<kMendRounds<Key>>(team, key, index)) {
+            digits = true;
+            shift = 0;
+            continue;
+          }
         }
       } else if (digits) {
         shift += digit_bits;
@@ -573,8 +545,6 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
     const bool picks = a.most > 0;
     if constexpr (sizeof(Key) > 1)
       if (picks && shape.each == kPickEach) return launch(stream, config, sort_kernel<Key, kPickEach, false, true>, a);
-    if constexpr (sizeof(Key) <= kMostManyBytes)
-      if (shape.each == kManyEach) return launch(stream, config, sort_kernel<Key, kManyEach, false, false>, a);
     if (shape.each == 4) return launch(stream, config, sort_kernel<Key, 4, true, false>, a);
     if (shape.team > 32)
       return launch(stream, config, picks ? sort_kernel<Key, 16, true, true> : sort_kernel<Key, 16, true, false>, a);

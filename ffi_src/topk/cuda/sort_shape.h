@@ -13,15 +13,13 @@ constexpr int64_t kMaxSortLength = 8192;
 constexpr int kSortBlock = 256;          // the most threads of a block, where a row has at most a warp
 constexpr int kSortFew = 4;              // elements of a thread if a selection is sorted
 constexpr int64_t kSortTile = 80 << 10;  // the most bytes of the rows of such a block, if it has several rows
-constexpr int kMostManyBytes = 4;        // of keys; wider ones would not fit into the registers of that warp
-constexpr int kManyEach = 32;            // elements of a thread if there are many rows of more than 512 elements
 constexpr int kPickEach = 32;            // elements of a thread if a warp selects from a long row
 
 // Whether a block of threads sorts each row, not a part of a warp.
 constexpr bool sorts_by_block(int each, int64_t team) { return each == 4 || team > 32; }
 
 struct SortShape {
-  int each = 16;       // elements of a thread: 4, 8, 16 or kManyEach
+  int each = 16;       // elements of a thread: 4, 8, 16 or kPickEach
   int team = 1;        // threads that share a row, a power of two
   int64_t picked = 0;  // see pick_room()
   int threads = 0;     // threads of a block
@@ -81,24 +79,20 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
     while (threads * each < rows.length) threads *= 2;
     return threads;
   };
-  const bool fits_warp = rows.length <= 32 * kManyEach;
-  // If there would be too few threads, each has fewer elements. If there are many, a warp holds a row. Not of columns,
-  // of which a block may have several, nor where elements may be selected, which takes less than to sort all of them:
-  // on an H200, the best 66 of each of 14 rows of 1024 float32 with ties, by index, took 10 us so, and 16 with 4
-  // elements each.
+  const bool is_short = rows.length <= 1024;
+  // If there would be too few threads, each has fewer elements. Not of columns, of which a block may have several, nor
+  // where elements may be selected, which takes less than to sort all of them: on an H200, the best 66 of each of 14
+  // rows of 1024 float32 with ties, by index, took 10 us so, and 16 with 4 elements each.
   const bool whole = rows.inner == 1 && k == rows.length, short_rows = rows.length <= 256;
   if (rows.length <= 8 || (short_rows && rows.elements() <= (whole ? 2048 : 1024) * multiprocessors)) shape.each = 8;
   const int64_t team_of_few = std::max<int64_t>(32, team(4));
-  if (whole && rows.length > 32 && fits_warp &&
-      rows.count() * team_of_few <= (short_rows ? 256 : 512) * multiprocessors)
+  if (whole && rows.length > 32 && is_short && rows.count() * team_of_few <= (short_rows ? 256 : 512) * multiprocessors)
     shape.each = 4;
   // So has a block of a column, if columns are few. It reads parts of sectors, but its loads do not wait for each
   // other.
-  const bool column = rows.inner > 1 && k == rows.length && rows.length > 16 && fits_warp;
+  const bool column = rows.inner > 1 && k == rows.length && rows.length > 16 && is_short;
   const int64_t most_threads = key_bytes <= 2 && rows.length <= 128 ? 1024 : rows.length > 256 ? 256 : 128;
   if (column && rows.count() * team_of_few <= most_threads * multiprocessors) shape.each = 4;
-  if (whole && rows.length > 512 && fits_warp && key_bytes <= kMostManyBytes && rows.count() >= 10 * multiprocessors)
-    shape.each = kManyEach;
   shape.picked = pick_room(rows, k, key_bytes, sorted, multiprocessors);
   if (shape.picked) shape.each = kPickEach;
   shape.team = static_cast<int>(shape.each == 4 ? team_of_few : shape.picked ? 32 : team(shape.each));

@@ -158,25 +158,31 @@ struct SortTeam {
   // that thread's elements in reverse order.
   template <bool kBackwards>
   __device__ __forceinline__ void exchange(uint32_t (&v)[kEach], uint32_t lanes, bool first) const {
-    uint32_t other[kEach];
+    const auto choose = [first](uint32_t a, uint32_t b) { return first ? max(a, b) : min(a, b); };
     if (!kBlock || lanes < 32) {
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) other[i] = __shfl_xor_sync(kEveryLane, v[kBackwards ? kEach - 1 - i : i], lanes);
-    } else {
-      sync();
-#pragma unroll
-      for (int q = 0; q < kEach / 4; ++q)
-        buffer[q * size + t] = make_uint4(v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
-      sync();
-#pragma unroll
-      for (int q = 0; q < kEach / 4; ++q) {
-        const uint4 four = buffer[q * size + (t ^ lanes)];
-        const int i = kBackwards ? kEach - 1 - 4 * q : 4 * q, step = kBackwards ? -1 : 1;
-        other[i] = four.x, other[i + step] = four.y, other[i + 2 * step] = four.z, other[i + 3 * step] = four.w;
+      for (int i = 0; i < kEach / 2; ++i) {  // pairs, so that few registers hold elements of the other thread
+        const int j = kEach - 1 - i;
+        const uint32_t a = __shfl_xor_sync(kEveryLane, v[kBackwards ? j : i], lanes);
+        const uint32_t b = __shfl_xor_sync(kEveryLane, v[kBackwards ? i : j], lanes);
+        v[i] = choose(v[i], a), v[j] = choose(v[j], b);
       }
+      return;
+    }
+    uint32_t other[kEach];
+    sync();
+#pragma unroll
+    for (int q = 0; q < kEach / 4; ++q)
+      buffer[q * size + t] = make_uint4(v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+    sync();
+#pragma unroll
+    for (int q = 0; q < kEach / 4; ++q) {
+      const uint4 four = buffer[q * size + (t ^ lanes)];
+      const int i = kBackwards ? kEach - 1 - 4 * q : 4 * q, step = kBackwards ? -1 : 1;
+      other[i] = four.x, other[i + step] = four.y, other[i + 2 * step] = four.z, other[i + 3 * step] = four.w;
     }
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) v[i] = first ? max(v[i], other[i]) : min(v[i], other[i]);
+    for (int i = 0; i < kEach; ++i) v[i] = choose(v[i], other[i]);
   }
   __device__ __forceinline__ void sort(uint32_t (&v)[kEach]) const {
     run<SortingNetwork<kEach>>(v);
@@ -190,6 +196,35 @@ struct SortTeam {
     if constexpr (kBlock) sync();  // all have read the last exchange, so the buffer is free
   }
 };
+
+// Sorts elements that are nearly in descending order of their keys, by up to kRounds rounds in which neighbours change
+// places. Equal keys stay as they are. Returns whether all elements are in order then.
+template <int kRounds, class Key, int kEach, class Team>
+__device__ __forceinline__ bool mend(const Team& team, Key (&key)[kEach], uint32_t (&index)[kEach]) {
+  const auto exchange = [&](int i, int j) {
+    const bool swap = key[i] < key[j];
+    const Key k = key[i];
+    const uint32_t at = index[i];
+    key[i] = swap ? key[j] : key[i], index[i] = swap ? index[j] : index[i];
+    key[j] = swap ? k : key[j], index[j] = swap ? at : index[j];
+  };
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    bool wrong = key[kEach - 1] < team.from(1, key[0]) && team.t + 1 < team.size;
+#pragma unroll
+    for (int j = 0; j + 1 < kEach; ++j) wrong |= key[j] < key[j + 1];
+    if (!team.any(wrong)) return true;
+    if (round == kRounds) return false;
+#pragma unroll
+    for (int j = 0; j + 1 < kEach; j += 2) exchange(j, j + 1);
+    const Key next = team.from(1, key[0]), before = team.from(-1, key[kEach - 1]);
+    const uint32_t next_index = team.from(1, index[0]), index_before = team.from(-1, index[kEach - 1]);
+#pragma unroll
+    for (int j = 1; j + 1 < kEach; j += 2) exchange(j, j + 1);
+    if (team.t + 1 < team.size && key[kEach - 1] < next) key[kEach - 1] = next, index[kEach - 1] = next_index;
+    if (team.t > 0 && before < key[0]) key[0] = before, index[0] = index_before;
+  }
+}
 
 }  // namespace
 }  // namespace jaxgpuops::topk

@@ -1,0 +1,303 @@
+// Sorts rows of 33 to 4096 elements of 16 or 32 bits in registers, by the networks of topk/cuda/sort_team.cuh. A thread
+// has 32 elements of a row. Its team is a part of a warp, for rows along any axis, or a block for contiguous rows of
+// more than 1024 elements.
+//
+// Without indices, keys alone are sorted: equal keys are equal elements, except for NaNs and for -0 beside 0. If a row
+// has such elements, it is read once more, and they are written to their places in the order of the row.
+//
+// With indices, a word has the top bits of the range of keys and, below them, the index. Neighbours whose words have
+// the same bits of the key may be in the wrong order; they change places in a few rounds by their whole keys. If these
+// are not enough, the row is sorted by the lower bits of keys, and then by the upper ones.
+//
+// Bytes moved: every element is read once, and every result is written once. Blocks of columns read whole sectors.
+#include "common/cuda/intrinsics.cuh"
+#include "sort/cuda/kernels.h"
+#include "topk/cuda/sort_team.cuh"
+
+namespace jaxgpuops::sort {
+namespace {
+
+constexpr int kEach = kNetworkEach;
+constexpr int kMendRounds = 6;
+
+struct NetworkArgs {
+  const void* x;
+  void* values;      // null if only indices are wanted
+  int32_t* indices;  // null if only values are wanted
+  int64_t outer, inner;
+  uint32_t length, team, tiles;  // tiles: blocks of an outer index
+  uint32_t pitch, order_at;      // see NetworkShape
+  SortOrder order;               // the largest key comes first
+};
+
+// Where place p of a sorted row is in shared memory: lanes have neighbouring runs of kEach, and no two meet in a bank.
+__device__ __forceinline__ uint32_t padded(uint32_t place) { return place + place / kEach; }
+
+// The row of a team.
+template <class Key, bool kBlock>
+struct TeamRow {
+  topk::SortTeam<kEach, kBlock> team;
+  const Key* x;
+  int64_t step;
+  uint32_t length, n;  // n: the length, or 0 if there is no row for the team
+  uint32_t* words;     // in shared memory
+
+  __device__ __forceinline__ uint32_t slot(int j) const { return team.t + j * team.size; }
+};
+
+// Where the zeros and the NaNs of a sorted row begin.
+struct Equals {
+  uint32_t zeros, nans;
+};
+
+// Writes the zeros and NaNs of a row to their places, in the order of their indices.
+template <class Key, bool kBlock>
+__device__ __forceinline__ void place_equals(const TeamRow<Key, kBlock>& row, Equals to, const SortOrder& order) {
+  // Of a block, each warp has a part of the row.
+  const uint32_t lanes = kBlock ? 32 : row.team.size, lane = threadIdx.x & (lanes - 1), own = threadIdx.x & 31 & ~lane;
+  const uint32_t begin = (row.team.t - lane) * kEach, end = min(row.length, begin + lanes * kEach);
+  const uint32_t mates = (kEveryLane >> (32 - lanes)) << own, before = (1u << (threadIdx.x & 31)) - 1;
+  const uint32_t zero = sort_key(Key{0}, order);
+  const uint32_t nan = sort_key(static_cast<Key>(order.ascending.nan_above + 1), order);
+  const auto visit = [&](auto put) {
+#pragma unroll 2
+    for (uint32_t start = begin; start < end; start += lanes) {
+      const bool is_there = start + lane < min(row.n, end);
+      const Key bits = is_there ? row.x[(start + lane) * row.step] : Key{0};
+      const uint32_t key = sort_key(bits, order);
+      put(bits, is_there && key == zero, is_there && key == nan);
+    }
+  };
+  if constexpr (kBlock) {
+    __shared__ Equals counts[kNetworkThreads / 32];
+    Equals count = {0, 0};
+    visit([&](Key, bool is_zero, bool is_nan) { count.zeros += is_zero, count.nans += is_nan; });
+    count = {sum_of_warp(count.zeros), sum_of_warp(count.nans)};
+    if (lane == 0) counts[threadIdx.x / 32] = count;
+    __syncthreads();
+    for (uint32_t w = 0; w < threadIdx.x / 32; ++w) to.zeros += counts[w].zeros, to.nans += counts[w].nans;
+  }
+  visit([&](Key bits, bool is_zero, bool is_nan) {
+    const uint32_t with_zero = __ballot_sync(kEveryLane, is_zero) & mates;
+    const uint32_t with_nan = __ballot_sync(kEveryLane, is_nan) & mates;
+    if (is_zero) row.words[padded(to.zeros + __popc(with_zero & before))] = bits;
+    if (is_nan) row.words[padded(to.nans + __popc(with_nan & before))] = bits;
+    to.zeros += __popc(with_zero), to.nans += __popc(with_nan);
+  });
+}
+
+// Returns the indices of a sorted row, whose elements are in shared memory. `places`: shared memory for indices of 16
+// bits, padded as words are.
+template <class Key>
+__device__ __forceinline__ void sort_indices(const TeamRow<Key, false>& row, const SortOrder& order, uint16_t* places,
+                                             uint32_t (&index)[kEach]) {
+  constexpr bool kWide = sizeof(Key) == 4;
+  const auto& team = row.team;
+  const int index_bits = 31 - __clz(static_cast<int>(kEach * team.size)), digit_bits = 32 - index_bits;
+  const uint32_t mask = (1u << index_bits) - 1;
+  const auto key_at = [&](uint32_t at) { return sort_key(static_cast<Key>(row.words[at]), order); };
+  Key low = 0;
+  int range = 8 * sizeof(Key), shift = 0;
+  if constexpr (kWide) {
+    Key high = 0;
+    low = ~Key{0};
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      if (row.slot(j) >= row.n) continue;
+      const Key key = key_at(row.slot(j));
+      low = min(low, key), high = max(high, key);
+    }
+    low = team.reduce(low, [](Key a, Key b) { return min(a, b); });
+    high = team.reduce(high, [](Key a, Key b) { return max(a, b); });
+    range = 32 - __clz(static_cast<int>(high - low));
+    shift = max(0, range - digit_bits);
+  }
+  bool guesses = kWide && __any_sync(kEveryLane, shift > 0), digits = false, known = false;
+#pragma unroll 1
+  for (;;) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t slot = row.slot(j);
+      index[j] = 0;
+      if (slot >= row.n) continue;
+      const uint32_t at = known ? places[slot + slot / kEach * 2] : slot;
+      index[j] = static_cast<uint32_t>(key_at(at) - low) >> shift << index_bits | (mask - slot);
+    }
+    team.sort(index);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      index[j] = mask - (index[j] & mask);
+      if (known && team.t * kEach + j < row.n) index[j] = places[index[j] + index[j] / kEach * 2];
+    }
+    if constexpr (!kWide) return;
+    if (!guesses && !digits) return;
+    if (guesses) {
+      Key key[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) key[j] = team.t * kEach + j < row.n ? key_at(index[j]) : Key{0};
+      if (topk::mend<kMendRounds>(team, key, index)) return;
+      guesses = false, digits = true, shift = 0;
+      continue;
+    }
+    shift += digit_bits;
+    if (!__any_sync(kEveryLane, shift < range)) return;
+    known = true;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t place = team.t * kEach + j;
+      if (place < row.n) places[place + place / kEach * 2] = static_cast<uint16_t>(index[j]);
+    }
+    __syncwarp();
+  }
+}
+
+template <class Key, bool kIndices, bool kColumns, bool kBlock>
+__global__ void __launch_bounds__(kNetworkThreads, kNetworkBlocks)
+    network_kernel(const __grid_constant__ NetworkArgs a) {
+  auto* const shared = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  const uint32_t own = kBlock ? 0 : threadIdx.x / a.team, teams = kBlock ? 1 : kNetworkThreads / a.team, n = a.length;
+  TeamRow<Key, kBlock> row{{a.team, threadIdx.x & (a.team - 1), reinterpret_cast<uint4*>(shared)},
+                           nullptr,
+                           a.inner,
+                           n,
+                           n,
+                           shared + own * a.pitch};
+  const auto& team = row.team;
+  // Columns are copied by threads that have neighbouring ones, each every a.team-th element of one.
+  const uint32_t c = kColumns ? threadIdx.x & (teams - 1) : own, r = kColumns ? threadIdx.x / teams : team.t;
+  int64_t first;  // of the elements that the thread copies
+  bool copies;
+  if constexpr (kColumns) {
+    const int64_t outer = blockIdx.x / a.tiles,
+                  column = int64_t{blockIdx.x - static_cast<uint32_t>(outer) * a.tiles} * teams;
+    const int64_t base = outer * n * a.inner;
+    copies = column + c < a.inner;
+    first = base + column + c + r * a.inner;
+    row.x = static_cast<const Key*>(a.x) + base + column + own;
+    if (column + own >= a.inner) row.n = 0;
+  } else {
+    const int64_t number = int64_t{blockIdx.x} * teams + own;
+    copies = number < a.outer;
+    first = number * n + r;
+    row.x = static_cast<const Key*>(a.x) + number * n;
+    if (!copies) row.n = 0;
+  }
+  const int64_t step = kColumns ? a.team * a.inner : a.team;
+  const int team_bits = 31 - __clz(static_cast<int>(a.team));
+  // How many elements the thread copies, and how many of its slots are of the row.
+  const int to_copy = copies && r < n ? static_cast<int>((n - r + a.team - 1) >> team_bits) : 0;
+  const int there = team.t < row.n ? static_cast<int>((row.n - team.t + a.team - 1) >> team_bits) : 0;
+  const auto each = [&](auto* at, auto use) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j, at += step)
+      if (j < to_copy) use(j, at);
+  };
+  uint32_t* const copied = shared + c * a.pitch + padded(r);  // the row that the thread copies from or to
+  const auto sync = [] { kColumns || kBlock ? __syncthreads() : __syncwarp(); };
+
+  uint32_t words[kEach];
+  const Key* const from = static_cast<const Key*>(a.x) + first;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) words[j] = 0;
+  each(from, [&](int j, const Key* at) { words[j] = *at; });
+  if (kIndices || kColumns) {
+    each(from, [&](int j, const Key*) { copied[j << team_bits] = words[j]; });
+    sync();
+  }
+  const auto write = [&](auto* to) {
+    sync();
+    each(to + first, [&](int j, auto* at) {
+      *at = static_cast<std::remove_reference_t<decltype(*at)>>(copied[padded(j << team_bits)]);
+    });
+  };
+  uint32_t* const sorted = row.words + team.t * (kEach + 1);
+  if constexpr (kIndices) {
+    auto* const places = reinterpret_cast<uint16_t*>(shared + a.order_at + own * (a.team * (kEach / 2 + 1)));
+    sort_indices(row, a.order, places, words);
+    if (a.values) {
+      uint32_t bits[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) bits[j] = row.words[min(words[j], n - 1)];
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) sorted[j] = bits[j];
+      write(static_cast<Key*>(a.values));
+    }
+    sync();
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) sorted[j] = words[j];
+    write(a.indices);
+  } else {
+    if constexpr (kColumns) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) words[j] = j < there ? row.words[row.slot(j)] : 0;
+      __syncwarp();
+    }
+    uint32_t differ = 0;  // whether elements have other bits than their keys give back
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const auto bits = static_cast<Key>(words[j]);
+      const Key key = sort_key(bits, a.order);
+      const bool is_there = j < there;
+      if (is_there) differ |= key ^ encode(bits, a.order.ascending.order) ^ static_cast<Key>(a.order.invert);
+      words[j] = is_there ? key : 0;
+    }
+    team.sort(words);
+    const bool has_equals = team.any(differ != 0);
+    Equals to = {0, 0};
+    if (has_equals) {
+      const uint32_t zero = sort_key(Key{0}, a.order);
+      const uint32_t nan = sort_key(static_cast<Key>(a.order.ascending.nan_above + 1), a.order);
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) to.zeros += words[j] > zero, to.nans += words[j] > nan;
+      to = {team.sum(to.zeros, 0), team.sum(to.nans, 1)};
+      team.sync();
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      sorted[j] = decode(static_cast<Key>(words[j] ^ static_cast<Key>(a.order.invert)), a.order.ascending.order);
+    if (has_equals) {
+      team.sync();
+      place_equals(row, to, a.order);
+    }
+    write(static_cast<Key*>(a.values));
+  }
+}
+
+template <class Key>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const auto [outer, length, inner] = problem.rows;
+  const NetworkShape shape(problem.rows, problem.indices);
+  SortOrder order = problem.order;
+  order.invert = ~order.invert;
+  const NetworkArgs a{buffers.x,
+                      buffers.values,
+                      buffers.indices,
+                      outer,
+                      inner,
+                      static_cast<uint32_t>(length),
+                      static_cast<uint32_t>(shape.team),
+                      static_cast<uint32_t>(shape.tiles),
+                      static_cast<uint32_t>(shape.pitch),
+                      static_cast<uint32_t>(shape.order_at),
+                      order};
+  const Launch config{dim3(static_cast<unsigned>(plan.blocks)), dim3(plan.threads),
+                      static_cast<size_t>(plan.shared_bytes)};
+  if constexpr (sizeof(Key) == 4)
+    if (shape.team > 32) return launch(stream, config, network_kernel<Key, false, false, true>, a);
+  if (problem.indices)
+    return launch(stream, config,
+                  inner > 1 ? network_kernel<Key, true, true, false> : network_kernel<Key, true, false, false>, a);
+  return launch(stream, config,
+                inner > 1 ? network_kernel<Key, false, true, false> : network_kernel<Key, false, false, false>, a);
+}
+
+}  // namespace
+
+cudaError_t launch_network(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  return problem.key_bits == 16 ? run<uint16_t>(stream, plan, problem, buffers)
+                                : run<uint32_t>(stream, plan, problem, buffers);
+}
+
+}  // namespace jaxgpuops::sort
