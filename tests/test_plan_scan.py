@@ -26,14 +26,17 @@ SCAN_POINTS = [
     ((1, 2048, 88), "bfloat16", "pieces"),
     ((1, 4096, 40), "float32", "column_twice"),
     ((1, 100_000, 3), "float32", "span_twice"),
-    ((1, 100_000, 34), "float32", "column_twice"),
+    ((1, 100_000, 34), "float32", "span_twice"),
+    ((1, 100_000, 36), "float32", "column_twice"),
     ((1, 100_000, 35), "bfloat16", "span_twice"),
     ((1 << 20, 32, 1), "float32", "short"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "packs"),
     ((1 << 20, 13, 1), "int8", "packs"),
     ((80_000, 256, 1), "int8", "rows"),
-    ((1000, 20_000, 1), "int16", "spans"),
+    ((1000, 20_000, 1), "int16", "walk"),
+    ((1000, 20_000, 3), "int16", "spans"),
+    ((9, 524_288, 1), "int8", "row_look_ahead"),
     ((1 << 17, 8, 1), "float32", "packs"),
     ((1, 1000, 5), "int32", "small"),
     ((1, 3000, 5), "int32", "pieces"),
@@ -59,7 +62,8 @@ def scan_calls():
                 yield target, *rows, dtype, segmented, 1
 
 
-# The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it.
+# The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it. Clusters
+# ("resident" of few tiles) are neither: they need no workspace.
 SCAN_KERNELS = {
     "along": ({"small", "pieces", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
@@ -82,6 +86,9 @@ def test_scan_forms(capability):
         plan = plan_scan(*call, capability)
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
+        if plan["algorithm"] == "resident" and plan["workspace_bytes"] == 0:
+            assert capability >= 90 and 2 <= plan["tiles"] <= 8 and plan["strips"] <= 132, (call, plan)
+            continue
         assert plan["algorithm"] in alone | shared, (call, plan)
         most = 1024 if plan["algorithm"] in ("small", "pieces") else 512 if plan["layout"] == "across" else 256
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
@@ -121,9 +128,9 @@ def test_scans_in_pieces():
     for op, dtype, rows, most in (
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
-        ("cummax", "int16", (9000, 1), 1 << 20),
+        ("cummax", "int16", (3000, 3), 1 << 20),
         ("cummax", "float32", (2000, 3), 1 << 19),
-        ("cumsum", "bfloat16", (200, 100), 1 << 18),
+        ("cumsum", "bfloat16", (200, 104), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
         ("linear_scan", "bfloat16", (1500, 5), 1 << 14),
         ("linear_scan", "bfloat16", (256, 34), 1 << 17),
@@ -147,8 +154,8 @@ def test_scans_in_pieces():
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
-    plans = [plan_scan("cumprod", 5, 16_384, 1, "int32", False, 1, capability) for capability in (75, 80)]
-    assert [plan["algorithm"] for plan in plans] == ["span_twice", "pieces"]
+    plans = [plan_scan("cummax", 5, 16_384, 1, "bool", False, 1, capability) for capability in (75, 80)]
+    assert [plan["algorithm"] for plan in plans] == ["spans", "pieces"]
 
 
 def test_scans_of_few_columns():
@@ -166,7 +173,7 @@ def test_scans_of_few_columns():
     for call, dtype, rows, tiles in (
         ("cummax", "float16", (12_165, 3), (17, 5, 3)),
         ("cumprod", "int32", (8192, 20), (114, 32, 32)),
-        ("cumsum", "int8", (338_129, 1), (147, 21, 21)),
+        ("cumsum", "int8", (112_710, 3), (157, 22, 22)),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert tuple(plan["tiles"] for plan in plans) == tiles
@@ -181,7 +188,8 @@ def test_scans_of_few_columns():
         assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
     # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
     for outer, length, inner, algorithm in (
-        (40, 300, 64, "columns"),
+        (40, 300, 64, "resident"),
+        (70, 300, 64, "columns"),
         (40, 1000, 64, "column_twice"),
         (60, 1000, 64, "columns"),
         (45, 4000, 64, "column_twice"),
@@ -200,6 +208,46 @@ def test_scans_of_few_columns():
     ):
         plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
         assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
+
+
+def test_scans_in_clusters():
+    """The blocks of a cluster have up to eight tiles of few columns, without a workspace and without other tiles than a
+    larger batch has."""
+    for call, dtype, rows, most in (
+        ("cumsum", "float32", (8192, 1), 132),  # 2 tiles
+        ("cumsum", "float32", (32_768, 1), 49),  # 8 tiles: three blocks on a multiprocessor
+        ("cumprod", "int16", (20_000, 1), 132),
+        ("linear_scan_vjp", "bfloat16", (16_000, 1), 99),
+        ("cumsum", "float32", (5000, 3), 132),
+        ("cumlogsumexp", "bfloat16", (1024, 20), 132),
+        ("linear_scan", "bfloat16", (12_000, 5), 49),
+        ("cumlogsumexp", "float32", (2000, 64), 24),
+        ("linear_scan", "float32", (1000, 64), 24),
+    ):
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (most, most + 1)]
+        names = [plan["algorithm"] for plan in plans]
+        assert names[0] == "resident" and plans[0]["workspace_bytes"] == 0, (call, rows, plans)
+        assert names[1] != "resident" or plans[1]["workspace_bytes"] > 0, (call, rows, plans)
+        assert plans[0]["tile"] == plans[1]["tile"] and 2 <= plans[0]["tiles"] <= 8
+        before = plan_scan(call, most, *rows, dtype, False, 1, 80)
+        assert before["workspace_bytes"] > 0 and before["tile"] == plans[0]["tile"], (call, rows, before)
+
+
+def test_lines_of_odd_length():
+    """Cumulative operations take lines that are not whole vectors as they lie in memory."""
+    for call, dtype, inner, layout in (
+        ("cumsum", "float32", 46, "spans"),
+        ("cumsum", "float32", 48, "across"),
+        ("cummax", "bfloat16", 100, "spans"),
+        ("cummax", "bfloat16", 104, "across"),
+        ("cumprod", "float64", 35, "spans"),
+        ("cumsum", "float32", 126, "spans"),
+        ("cumsum", "float32", 130, "across"),
+        ("cumlogsumexp", "float32", 46, "across"),
+        ("linear_scan", "float32", 46, "across"),
+        ("cummax_jvp", "float32", 46, "across"),
+    ):
+        assert plan_scan(call, 50, 2000, inner, dtype, False, 1, 90)["layout"] == layout, (call, dtype, inner)
 
 
 def test_scans_whose_blocks_share_the_axis():
@@ -223,6 +271,17 @@ def test_scans_whose_blocks_share_the_axis():
         ("cumsum", "bfloat16", (300, 50_001, 1), "walk"),
         ("linear_scan_vjp", "bfloat16", (300, 100_001, 1), "walk"),
         ("cumsum", "float32", (300, 100_001, 1), "walk"),
+        # Rows that would fill the GPU a few times.
+        ("cumsum", "float32", (300, 65_536, 1), "row_look_ahead"),
+        ("cumsum", "float64", (300, 65_536, 1), "row_look_ahead"),
+        ("cummax", "int64", (300, 65_536, 1), "row_look_ahead"),
+        ("cumsum", "float64", (300, 20_000, 1), "walk"),
+        ("linear_scan", "float64", (300, 65_536, 1), "walk"),
+        # The fewer tiles, the fewer rows have a block each.
+        ("cumsum", "float32", (133, 12_000, 1), "walk"),
+        ("cumsum", "float32", (190, 20_000, 1), "row_look_ahead"),
+        ("cumsum", "float32", (198, 20_000, 1), "walk"),
+        ("cumsum", "float32", (250, 40_000, 1), "row_look_ahead"),
     ):
         assert plan_scan(call, *rows, dtype, False, 1, 90)["algorithm"] == algorithm, (call, dtype, rows)
 
@@ -239,9 +298,9 @@ def test_scan_tiles_do_not_depend_on_the_batch():
 def test_rare_scans():
     """Calls that docs/scan.md names as rare take one layout whatever their rows are; others take that of their rows."""
     rare = {
-        ("cumsum", "int8", False),
+        ("cummax", "bool", False),
         ("cumsum", "complex128", False),
-        ("cumprod", "int64", False),
+        ("cumprod", "int64", True),
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
         ("cumsum", "float16", True),
@@ -267,9 +326,14 @@ def test_rare_scans():
     for op, dtype, segmented in rare | others:
         layouts = [plan_scan(op, 9, 9000, inner, dtype, segmented, 1, 90)["layout"] for inner in (1, 256)]
         assert layouts == (["spans"] * 2 if (op, dtype, segmented) in rare else ["along", "across"]), (op, dtype)
-    for op, dtype, most in (("cumsum", "int8", 8192), ("cummin", "uint16", 8192), ("cumprod", "int32", 4096)):
-        for shape, layout in (((most, 1), "along"), ((most + 1, 1), "spans"), ((most, 256), "spans")):
-            assert plan_scan(op, 900, *shape, dtype, False, 1, 90)["layout"] == layout, (op, dtype, shape)
+    for op, dtype in (("cumsum", "int8"), ("cummin", "uint16"), ("cumprod", "int32")):
+        for shape, segmented, layout in (
+            ((4096, 1), False, "along"),
+            ((70_000, 1), False, "along"),
+            ((70_000, 1), True, "spans"),
+            ((4096, 256), False, "spans"),
+        ):
+            assert plan_scan(op, 900, *shape, dtype, segmented, 1, 90)["layout"] == layout, (op, dtype, shape)
     for options in ({"exclusive": True}, {"transpose": False}):  # options of tangents
         assert plan_scan("cumprod_jvp", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "spans"
         assert plan_scan("linear_scan", 9, 5000, 1, "float32", False, 1, 90, **options)["layout"] == "along"

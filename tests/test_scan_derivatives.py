@@ -184,6 +184,23 @@ def test_derivatives_that_are_left_to_xla_on_a_gpu(name, length):
                 np.testing.assert_allclose(remade, given, rtol=1e-5, atol=1e-6)
 
 
+def test_short_derivatives_of_cumlogsumexp_of_any_numbers():
+    """Infinities and NaNs weigh as along longer axes, and large equal numbers share their weight exactly."""
+    kernel = scan_primitives.TANGENT["cumlogsumexp"]
+    numbers = np.array([0, 1, -3, 50, -80, INF, -INF, NAN], np.float32)
+    x = np.stack(np.meshgrid(numbers, numbers, numbers), -1).reshape(-1, 3)
+    t = jnp.asarray(np.random.default_rng(0).standard_normal(x.shape, np.float32))
+    for reverse, exclusive, transpose in itertools.product([False, True], repeat=3):
+        flags = {"axis": 1, "reverse": reverse, "exclusive": exclusive}
+        [y] = scan_primitives.CUMULATIVE["cumlogsumexp"].fallback(jnp.asarray(x), **flags)
+        [remade] = kernel.left(t, jnp.asarray(x), y, **flags, transpose=transpose)
+        [given] = kernel.fallback(t, jnp.asarray(x), y, **flags, transpose=transpose)
+        np.testing.assert_allclose(remade, given, rtol=1e-5, atol=1e-5)  # y is near 50
+    flags = {"axis": 0, "reverse": False, "exclusive": False, "transpose": True}
+    large, ones = jnp.full(2, 1e30, jnp.float32), jnp.ones(2, jnp.float32)
+    assert kernel.left(ones, large, large, **flags)[0].tolist() == [1.5, 0.5]
+
+
 def test_gradient_of_cumlogsumexp_is_stable():
     x = np.array([-INF, 1000.0, -1000.0, 1000.0, -INF, 1e30], np.float32)
     gradient = jax.grad(lambda x: jaxgpuops.cumlogsumexp(x)[1:].sum())(x)

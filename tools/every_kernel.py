@@ -411,8 +411,11 @@ SCANS = [  # along axis 1
     ((37, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
     ((300, 9001), "float32"),
+    *(((2, 20_001), dtype) for dtype in ("float32", "int8", "int64")),  # clusters
+    *(((2, 2003, inner), "float32") for inner in (3, 64)),
     ((2, 70_001), "float32"),
     ((1, 65_536), "float32"),  # aligned
+    ((1, 100_001), "int8"),
     ((1, 2_100_001), "float32"),  # many tiles of one row
     ((268, 270, 32), "float32"),  # columns in vectors
     ((2, 1001, 16), "float32"),

@@ -20,15 +20,19 @@ int operands_of(Kind kind) {
 // With fewer strips than this, one block for each strip would leave much of the device idle, so blocks share the axis.
 // Blocks that share an axis of spans read it twice; the more there is to compute for a byte, the more strips this pays
 // for. One block of kAcross has several tiles in flight and fills a multiprocessor; if there are few tiles, fewer
-// blocks are enough, as it takes some time to begin to share an axis.
+// blocks are enough, as it takes some time to begin to share an axis. So the fewer tiles rows have, the fewer rows are
+// enough.
 int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_out, int64_t tiles, const Gpu& gpu) {
   const int64_t all = gpu.multiprocessors;
   const int operands = operands_of(problem.kind), bytes = bytes_of(problem.dtype);
   const bool cumulative = problem.kind == Kind::kCumulative, exponentials = cumulative && problem.op == Op::kLogSumExp;
-  if (layout == Layout::kAlong)
-    return tiles > 2 && (operands > 2 || (cumulative && problem.segmented)) ? all * 3 / 2 : 2 * all;
+  if (layout == Layout::kAlong) {
+    if (operands > 2 || (cumulative && problem.segmented)) return tiles > 2 ? all * 3 / 2 : 2 * all;
+    return tiles <= 3 ? all + 1 : tiles <= 8 ? all * 3 / 2 : 2 * all;
+  }
   if (layout == Layout::kSpans) {
-    if (tiles > 2 && (bytes <= 2 || exponentials)) return 3 * all;
+    if (tiles > 2 && (bytes <= 2 || exponentials))
+      return problem.rows.inner > kFewColumns && !exponentials ? 2 * all : 3 * all;
     return tiles > 2 && operands == 1 && bytes == 4 ? 2 * all : all * 11 / 8;
   }
   if (exponentials) return all;
@@ -38,7 +42,7 @@ int64_t enough_strips(const Problem& problem, Layout layout, Algorithm shared_ou
 
 // With one block for each row, blocks run in waves, and the last wave leaves much of the device idle; that matters if
 // there are few waves. So blocks share rows if there are fewer than kManyRows rows, a row has at least kLongRow almost
-// full tiles, and a sum is one word (larger sums take longer to fold than to load).
+// full tiles, and a sum is one number (larger sums take longer to fold than to load).
 constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
 constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
@@ -47,6 +51,8 @@ constexpr int64_t kManyTiles = 256;        // kSpans of two operands: tiles are 
 constexpr int64_t kExactBlocks = 132;      // kSpans of exact operations: tiles are smaller if there are fewer
 constexpr int64_t kOnceBytes = 24 << 20;   // columns of more bytes are not read twice if a kernel can read them once
 constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
+constexpr int64_t kClusterBlocks = 3;      // blocks of clusters on a multiprocessor
+constexpr int64_t kOddLines = 128;         // the most columns of lines that are no whole vectors in kSpans
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 // The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
@@ -295,12 +301,12 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool rare = is_rare(problem);
   // Whether neighbouring columns of all operands are neighbours in memory.
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
-  const bool across = inner * bytes % 4 == 0 && inner > 32 && simple;
+  // Lines of one operand that are no whole vectors are loaded faster as they lie in memory.
+  const bool odd_lines = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && inner * bytes % 16 != 0 &&
+                         inner <= kOddLines;
+  const bool across = inner * bytes % 4 == 0 && inner > 32 && simple && !odd_lines;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
-  // Rows of integers have a kernel for any operator if they are one tile.
-  const RunShape of_row = run_shape(Layout::kAlong, operands, bytes);
-  const bool rows = is_any_operator(problem) && inner == 1 && length <= kThreads * of_row.run * of_row.per_lane &&
-                    forced != static_cast<int>(Algorithm::kSpans);
+  const bool rows = is_any_operator(problem) && inner == 1 && forced != static_cast<int>(Algorithm::kSpans);
   plan.layout = (rare && !rows) || twice || length <= kShortAxis ? Layout::kSpans
                 : inner == 1                                     ? Layout::kAlong
                 : across                                         ? Layout::kAcross
@@ -429,14 +435,16 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool odd =
       plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
   // Whether all tiles may be on the GPU at the same time.
-  const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
-  const bool ragged = plan.layout == Layout::kAlong && !cut && bytes == 4 && state_bytes == 4 && length % 4 == 0 &&
-                      plan.strips < kManyRows && plan.tiles >= kLongRow &&
+  const bool fits =
+      plan.layout == Layout::kAlong && !cut && !is_any_operator(problem) && plan.strips * plan.tiles <= kResidentTiles;
+  const bool ragged = plan.layout == Layout::kAlong && !cut && bytes >= 4 && state_bytes == bytes && length % 4 == 0 &&
+                      !is_complex(problem.dtype) && plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
-  const bool cluster = plan.layout == Layout::kSpans && operands > 1 && !enough && forced < 0 &&
-                       plan.tiles <= std::min<int64_t>(kClusterTiles, gpu.max_cluster) &&
-                       plan.strips * plan.tiles <= 2 * gpu.multiprocessors;
+  const bool cluster = forced < 0 && plan.width() == 1 && plan.strips <= gpu.multiprocessors &&
+                       plan.strips * plan.tiles <= kClusterBlocks * gpu.multiprocessors &&
+                       plan.tiles <= std::min<int64_t>(kClusterTiles, gpu.max_cluster);
   if (cluster) {
+    plan.algorithm = Algorithm::kResident;
     plan.cluster = static_cast<int>(plan.tiles);
     plan.stages = 1;
     return plan;

@@ -21,14 +21,14 @@ enum class Algorithm {
   kPieces,           // kAcross, kSpans: few elements in all, and a block has whole columns
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
-  kResident,         // kAlong: blocks share a row, and all run at the same time
+  kResident,         // blocks share an axis, and all run at the same time; they are a cluster if they are few
   kRowLookAhead,     // kAlong: blocks share a row; some warps only fold what comes before a tile
   kChunkLookAhead,   // kAlong: the same for three operands of 32 bits
   kChunkTwice,       // kAlong: the same for three of 16 bits, and segments of cumulative calls; tiles are read twice
   kColumns,          // kAcross: a block walks over the tiles of its columns
   kColumnLookAhead,  // kAcross: blocks share the columns; some warps only fold what comes before a tile
   kColumnTwice,      // kAcross: blocks share the columns, and read tiles twice: for sums, and for results
-  kSpans,            // kSpans: a block walks over the tiles of its columns, or a cluster has them
+  kSpans,            // kSpans: a block walks over the tiles of its columns
   kSpanTwice,        // kSpans: blocks share the columns, and read tiles twice: for sums, and for results
 };
 
@@ -56,7 +56,7 @@ struct Plan {
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
   int stages = 1;        // tiles that a block has in shared memory at a time
   int warps = 0;         // kPieces: warps of a block
-  int cluster = 1;       // kSpans, more than one operand: blocks of a cluster, each with one of the tiles
+  int cluster = 1;       // kResident: blocks of a cluster, each with one of the tiles
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // workspace of one outer index
 

@@ -359,6 +359,26 @@ def _tangent_fallback(name):
     return fallback
 
 
+def _fold_in_turn(name, x, before):
+    """Returns the fold up to a position, and `_factors` there, given the fold up to the previous position (None at the
+    first). Of logsumexps, all three follow from one exponential.
+    """
+    identity = _identity(name, x.dtype)
+    if name != "cumlogsumexp":
+        y = x if before is None else _FOLD[name](before, x)
+        return y, *_factors(name, x, y, jnp.full_like(x, identity) if before is None else before)
+    zero, one = np.zeros((), x.dtype), np.ones((), x.dtype)
+    if before is None:
+        return x, None, jnp.where(x == -np.inf, zero, jnp.where(jnp.isnan(x), x, one))
+    equal = (x == before) & jnp.isinf(x)
+    apart = jnp.where(equal, zero, x - before)
+    less = jnp.exp(-abs(apart))
+    most = one / (one + less)
+    c, w = jnp.where(apart > 0, less, one) * most, jnp.where(apart > 0, one, less) * most
+    c, w = jnp.where(equal, one, c), jnp.where(x == -np.inf, zero, jnp.where(equal, one, w))
+    return jnp.maximum(x, before) + jnp.log1p(less), c, w
+
+
 def _tangent_in_turn(name):
     """Of a short axis, one position after the other: XLA makes one loop of it. It folds y again, which a kernel may compute,
     so that the loop waits for none."""
@@ -376,11 +396,10 @@ def _tangent_in_turn(name):
             return jnp.where(begins[0][k], np.array(fill, a.dtype), a) if begins else a
 
         identity = _identity(name, x[0].dtype)
-        before, y = [jnp.full_like(x[0], identity)], [x[0]]
+        y, c, w = ([each] for each in _fold_in_turn(name, x[0], None))
         for k in range(1, len(x)):
-            before.append(crossing(k, y[-1], identity))
-            y.append(_FOLD[name](before[-1], x[k]))
-        c, w = zip(*(_factors(name, *at) for at in zip(x, y, before, strict=True)), strict=True)
+            for all_of, one in zip((y, c, w), _fold_in_turn(name, x[k], crossing(k, y[-1], identity)), strict=True):
+                all_of.append(one)
         added = lambda k, s, b: jnp.where(c[k] == 0, b, c[k] * s + b)
         nothing, last = jnp.zeros_like(t[0]), len(t) - 1
         if transpose and exclusive:

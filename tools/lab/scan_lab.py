@@ -190,7 +190,7 @@ def check_call(lab, rng, call):
 
     offset = int(rng.choice([0, 0, 0, 1, 3]))
     results, bits = [], None
-    for forced in lab.choices(call):
+    for forced in [None, *lab.choices(call)]:  # None: the plan's own, which may be a cluster
         capability = int(rng.choice([90, 80]))
         results.append(lab.run(call, x, a, y, h0, starts_bits, offset, forced=forced, capability=capability))
     if rows[0] > 1 and kind != "linear" and (starts_bits is None or starts_bits.shape[:axis] == shape[:axis]):
@@ -424,7 +424,7 @@ def sweep(lab):
             continue
         timed = {algorithm: time_call(lab, call, algorithm)[0] for algorithm in choices}
         others = [(us, algorithm) for algorithm, us in timed.items() if algorithm != planned["algorithm"]]
-        seen.add(point[:5], (timed[planned["algorithm"]], planned["algorithm"]), others)
+        seen.add(point[:5], (time_call(lab, call)[0], planned["algorithm"]), others)
     seen.end()
 
 

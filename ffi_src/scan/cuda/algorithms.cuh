@@ -4,7 +4,8 @@
 //   packs                nothing comes before: a lane has whole rows (packs.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
-//   resident             blocks share a row, and all tiles are on the GPU at the same time (shared_rows.cuh)
+//   resident             blocks share the axis, and all tiles are on the GPU at the same time (shared_rows.cuh,
+//                        resident.cuh)
 //   .._twice             blocks share the axis: first the sums of all tiles, then the results (twice.cuh)
 //   .._look_ahead        blocks share the axis: warps read the sums of earlier tiles (look_ahead.cuh, shared_rows.cuh)
 //
@@ -20,6 +21,7 @@
 #include "scan/cuda/loop.cuh"
 #include "scan/cuda/packs.cuh"
 #include "scan/plan.h"
+#include "scan/cuda/resident.cuh"
 #include "scan/cuda/shared_rows.cuh"
 #include "scan/cuda/twice.cuh"
 
@@ -166,15 +168,21 @@ cudaError_t launch_walk(cudaStream_t stream, Parameters p) {
   return launch(stream, {dim3(p.strips), dim3(kThreads), bytes}, scan_walk<Policy>, p);
 }
 
-// A block walks over the tiles of `columns` columns, or each block of a cluster has one of these tiles.
+// A block walks over the tiles of `columns` columns.
 template <class Policy, class Work>
 cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   const int slots = Work::kFoldsAll || plan.axis_warps > 1 ? kLoopSlots : 0;
-  size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
-  if (plan.cluster > 1) bytes += plan.cluster * columns * sizeof(typename Policy::State);
-  Launch shape{dim3(p.strips * plan.cluster), dim3(plan.threads()), bytes};
+  const size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
+  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
+}
+
+// Each block of a cluster has one of the tiles of `columns` columns.
+template <class Policy, class Work>
+cudaError_t launch_cluster(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
+  Launch shape{dim3(static_cast<unsigned>(p.tiles), p.strips), dim3(plan.threads())};
+  shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns) + p.tiles * columns * sizeof(typename Policy::State);
   shape.cluster = plan.cluster;
-  return launch(stream, shape, scan_columns<Policy, Work>, p);
+  return launch(stream, shape, scan_resident_cluster<Policy, Work>, p);
 }
 
 template <class Policy>
@@ -199,7 +207,11 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
       case Algorithm::kRows: return launch_rows<Policy>(stream, plan, p);
       case Algorithm::kWalk: return launch_walk<Policy>(stream, p);
       case Algorithm::kResident:
-        if constexpr (!Policy::kCut) return launch_resident<Policy>(stream, plan, p);
+        if (plan.layout == Layout::kAlong && plan.cluster > 1)
+          return launch_cluster<Policy, Chunks<Policy>>(stream, plan, p, 1);
+        if (plan.layout == Layout::kAcross) return launch_cluster<Policy, Columns<Policy>>(stream, plan, p, columns);
+        if constexpr (!Policy::kCut)
+          if (plan.layout == Layout::kAlong) return launch_resident<Policy>(stream, plan, p);
         break;
       case Algorithm::kRowLookAhead:
       case Algorithm::kChunkLookAhead:
@@ -216,6 +228,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kShort: return launch_short<Policy>(stream, plan, p);
+    case Algorithm::kResident: return launch_cluster<Policy, Spans<Policy>>(stream, plan, p, p.width);
     case Algorithm::kSpans: return launch_columns<Policy, Spans<Policy>>(stream, plan, p, p.width);
     case Algorithm::kSpanTwice: return launch_twice<Policy, Spans<Policy>>(stream, plan, p, p.width);
     default: return cudaErrorInvalidValue;

@@ -51,7 +51,6 @@ struct Parameters {
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
-  int cluster;                              // blocks of a cluster, each of which has one of the tiles
   bool folded;                              // .._twice: whether each tile's sum is already the fold of all before
 };
 

@@ -25,7 +25,7 @@ class Columns : public BetweenWarps<Policy> {
   static constexpr int kRun = kShape.run, kWidth = kShape.width, kLaneColumns = kWidth, kLaneStates = kWidth,
                        kTileExtras = 1;
   static constexpr int kThreadsAtMost = kWideThreads, kLoopBlocks = 1, kLookerWarps = kWidth, kLookBlocks = 1;
-  static constexpr bool kOneColumn = false, kFoldsAll = false, kClusters = false, kFewColumns = false;
+  static constexpr bool kOneColumn = false, kFoldsAll = false, kFewColumns = false;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;  // the lane's part of a line
   static constexpr int kLine = 32 * sizeof(Word), kInPack = 16 / sizeof(Bits), kPacks = kLine / 16;
   static constexpr int kStageBytes = stage_bytes(Layout::kAcross, Policy::kOperands, sizeof(Bits), sizeof(State));

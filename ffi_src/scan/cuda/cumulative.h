@@ -48,7 +48,6 @@ struct Cumulative<Op, true> {
   static constexpr scan::Op kOp = Op::kOp;
   static constexpr bool kCut = true;
 
-  JAXGPUOPS_FN static bool is_uncut(const Options&) { return true; }
   JAXGPUOPS_FN static State identity(const Options& o) { return {Op::identity(o), 0}; }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return {Op::element(h0, o), 0}; }
   JAXGPUOPS_FN static State combine(State l, State r, const Options&) {
@@ -63,11 +62,14 @@ struct Cumulative<Op, true> {
   }
 };
 
+template <class E>
+struct AnyOperator;
+
 // Sums, products, minima and maxima, with segments. The operator is in the options and in each state, so one kernel
 // serves all of them. Rare element types use this policy without segments, too.
 template <class E>
 struct General {
-  using Uncut = Cumulative<Sum<E>, false>;
+  using Uncut = AnyOperator<E>;
   using Element = E;
   using Acc = typename E::Acc;
   struct State {
@@ -80,7 +82,6 @@ struct General {
   static constexpr Op kOp = Op::kProd;  // is_rare() in shape.h decides by this operator, the rarest of them
   static constexpr bool kCut = true, kOrdered = !is_complex(E::kDType);
 
-  JAXGPUOPS_FN static bool is_uncut(const Options& o) { return o.op == Options::kSum; }
   JAXGPUOPS_FN static uint32_t tag(const Options& o) { return static_cast<uint32_t>(o.op) << 1; }
   JAXGPUOPS_FN static Acc fold(uint32_t op, Acc l, Acc r) {
     if constexpr (kOrdered) {
@@ -121,7 +122,8 @@ struct General {
   }
 };
 
-// The same without segments, for the kernels of whole rows of integers that have no kernel for their operator alone.
+// The same without segments, for whole rows of integers that have no kernel for their operator alone, and for runs of
+// small integers in which no segment begins.
 template <class E>
 struct AnyOperator {
   using Of = General<E>;

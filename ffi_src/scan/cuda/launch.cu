@@ -83,7 +83,6 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.levels = plan.levels;
   p.late = plan.late;
   p.stages = plan.stages;
-  p.cluster = plan.cluster;
   p.copies = resident_copies(plan.tiles);
   p.threads = plan.threads();
   p.runs = plan.runs;

@@ -38,32 +38,24 @@ __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(c
   work.finish(tile, folds, work.earlier_warps(folds));
 }
 
-// Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1. If there are few
-// strips and few tiles, the blocks of a cluster have a tile each, and send its sums to the blocks of later ones.
-// (Columns by vectors, and spans of one operand, were up to a sixth slower with the code for that.)
+// Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1.
 template <class Policy, class Work>
 __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
     scan_columns(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   const Work work(p);
-  const bool cluster = Work::kClusters && p.cluster > 1;
-  const unsigned strip = cluster ? blockIdx.x / p.cluster : blockIdx.x;
-  const int first = cluster ? block_of_cluster() : 0, after = cluster ? first + 1 : p.tiles;
-  const auto is_own = [&](int t) { return t < (Work::kClusters ? after : p.tiles); };
-  if (cluster) arrive_at_cluster_start();
-  const auto place = work.place(strip);
-  const int columns = work.block_columns();
-  const bool shared = Work::kFoldsAll || p.axis_warps > 1, keeps = shared && threadIdx.x < columns;
+  const auto place = work.place(blockIdx.x);
+  const bool shared = Work::kFoldsAll || p.axis_warps > 1, keeps = shared && threadIdx.x < work.block_columns();
   Counter<Policy> counter(p);
-  const State initial = keeps ? work.initial(work.column_of(strip, threadIdx.x)) : work.identity();
+  const State initial = keeps ? work.initial(work.column_of(blockIdx.x, threadIdx.x)) : work.identity();
   if (keeps) work.carry(0)[threadIdx.x] = initial;
   typename Work::Extra extra[1];
   const auto fetch = [&](int t) {
-    if (is_own(t)) work.fetch(t % p.stages, place, work.span(t), extra);
+    if (t < p.tiles) work.fetch(t % p.stages, place, work.span(t), extra);
     commit_async_copies();
   };
   for (int t = 0; t < p.stages - 1; ++t) fetch(t);
-  for (int t = first; is_own(t); ++t) {
+  for (int t = 0; t < p.tiles; ++t) {
     fetch(t + p.stages - 1);
     if (p.stages == 3) {
       wait_for_async_copies<2>();
@@ -80,41 +72,12 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
     State base[Work::kWidth];
     if (shared) {
       folds = work.fold(place, span, tile, starts);
-      if constexpr (Work::kClusters) {
-        const int slot = cluster ? 0 : t % 2;
-        work.publish_warp(slot, folds);
-        __syncthreads();
-        State* const sums = work.totals(kLoopSlots) + threadIdx.x;  // of the tiles of a cluster
-        if (cluster) {
-          wait_at_cluster_barrier();
-          if (keeps && t + 1 < p.cluster) {
-            const State sum = work.tile_total(slot, threadIdx.x);
-            for (int later = t + 1; later < p.cluster; ++later) store_in_cluster(sums + t * columns, later, sum);
-          }
-          __syncwarp();
-          arrive_at_cluster_barrier();
-          wait_at_cluster_barrier();
-        } else {
-          work.earlier_warps(slot, base);
-        }
-        const int begin = cluster ? 0 : t, end = cluster ? t : t + 1;  // tiles to be added
-        if (keeps && end > 0 && end < p.tiles) {
-          for (int i = begin; i < end; ++i)
-            counter.add(i, cluster ? sums[i * columns] : work.tile_total(slot, threadIdx.x));
-          work.carry(cluster ? 0 : end % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(end), p.options);
-        }
-        if (cluster) {
-          __syncthreads();
-          work.earlier_warps(slot, base);
-        }
-      } else {
-        work.publish_warp(t % 2, folds);
-        __syncthreads();
-        work.earlier_warps(t % 2, base);
-        if (t + 1 < p.tiles && keeps) {
-          counter.add(t, work.tile_total(t % 2, threadIdx.x));
-          work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1), p.options);
-        }
+      work.publish_warp(t % 2, folds);
+      __syncthreads();
+      work.earlier_warps(t % 2, base);
+      if (t + 1 < p.tiles && keeps) {
+        counter.add(t, work.tile_total(t % 2, threadIdx.x));
+        work.carry((t + 1) % 2)[threadIdx.x] = Policy::combine(initial, counter.fold(t + 1), p.options);
       }
     } else {
 #pragma unroll

@@ -18,7 +18,7 @@ template <class Policy>
 constexpr bool kCutParts = false;
 template <class E>
 constexpr bool kCutParts<Cumulative<LogSumExp<E>, true>> = true;
-// So do sums of small integers without segments, to which the choice of an operator would be most of the work.
+// So do small integers, of which the choice of an operator and the tests for segments would be most of the work.
 template <>
 constexpr bool kCutParts<General<Integer<uint8_t>>> = true;
 template <>

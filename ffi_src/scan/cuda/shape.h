@@ -92,7 +92,7 @@ constexpr bool reads_once(Layout layout, Kind kind, Op op, bool cut, DType dtype
   return layout == Layout::kAlong && (kind == Kind::kTangent || kind == Kind::kLinearVjp) && bytes == 4;
 }
 
-// Whether kRows and kPacks take integers in kernels that get the operator as an option.
+// Whether rows of integers take kernels that get the operator as an option.
 inline bool is_any_operator(const Problem& problem) {
   return is_general(problem) && !problem.segmented && !is_float(problem.dtype) && !is_complex(problem.dtype) &&
          problem.dtype != DType::kBool;

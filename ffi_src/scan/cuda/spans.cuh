@@ -27,8 +27,7 @@ class Spans : public BetweenWarps<Policy> {
   using Base::identity, Base::p, Base::totals;
 
   static constexpr bool kFoldsAll = true;
-  static constexpr bool kClusters = Policy::kOperands > 1;
-  static constexpr bool kFewColumns = true;  // a block may have few columns
+  static constexpr bool kOneColumn = false, kFewColumns = true;  // a block may have few columns
   static constexpr int kWidth = 2, kLaneColumns = 1, kLaneStates = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
@@ -92,15 +91,20 @@ class Spans : public BetweenWarps<Policy> {
 
   // ---- Where things are
 
+  // The outer index of a strip, and its first column.
+  __device__ unsigned outer_of(unsigned strip) const { return p.parts == 1 ? strip : strip / p.parts; }
+  __device__ int64_t first_of(unsigned strip) const { return p.parts == 1 ? 0 : int64_t{strip % p.parts} * p.width; }
+
   __device__ int64_t column_of(unsigned strip, int member) const {
-    const unsigned part = strip % p.parts;
-    const int64_t i = int64_t{part} * p.width + member;
-    return i < p.inner && member < p.width ? strip / p.parts * p.inner + i : p.columns;
+    const int64_t i = first_of(strip) + member;
+    return i < p.inner && member < p.width ? outer_of(strip) * p.inner + i : p.columns;
   }
 
   __device__ Place place(unsigned strip) const {
-    Place place = place_of(run < p.runs ? column_of(strip, column) : p.columns);
-    place.base = strip / p.parts * p.length * p.inner + strip % p.parts * int64_t{p.width};
+    const int64_t outer = outer_of(strip), first = first_of(strip), i = first + column;
+    const bool inside = run < p.runs && column < p.width && i < p.inner;
+    Place place = place_at({inside ? outer * p.inner + i : p.columns, outer, i});
+    place.base = outer * p.length * p.inner + first;
     return place;
   }
 
@@ -160,9 +164,13 @@ class Spans : public BetweenWarps<Policy> {
       if (!(p.staged >> o & 1)) continue;
       const Bits* const from = static_cast<const Bits*>(p.operands[o]) + image.origin;
       unsigned char* const to = staging(stage, o);
-#pragma unroll 4
-      for (int pack = image.begin / kInPack + static_cast<int>(threadIdx.x); pack < packs; pack += p.threads)
-        copy_async(to + padded(16 * pack), from + pack * kInPack);
+      int pack = image.begin / kInPack + static_cast<int>(threadIdx.x);
+      for (; pack + 3 * p.threads < packs; pack += 4 * p.threads)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          copy_async(to + padded(16 * (pack + i * p.threads)), from + (pack + i * p.threads) * kInPack);
+#pragma unroll 1
+      for (; pack < packs; pack += p.threads) copy_async(to + padded(16 * pack), from + pack * kInPack);
       const int rest = packs * kInPack + static_cast<int>(threadIdx.x);
       if (rest < image.end) *in(to, padded(rest * kBytes)) = from[rest];
     }
@@ -212,7 +220,7 @@ class Spans : public BetweenWarps<Policy> {
       Words<kTogether> words;
       read(stage, place, image, run, r, words);
       if constexpr (kCutParts<Policy> && kParts) {
-        if (words.starts == 0 && Policy::is_uncut(p.options)) {
+        if (words.starts == 0) {
           fold_on<typename Policy::Uncut, kTogether, true>(
               state.value, [&](int j) { return input(words, j); }, p.options);
           continue;
@@ -532,7 +540,7 @@ class Spans : public BetweenWarps<Policy> {
       if constexpr (Policy::kResults == 2) results[1][j] = Element::store(out.second);
     };
     if constexpr (kCutParts<Policy> && kParts && n > 1)
-      if (count == n && words.starts == 0 && Policy::is_uncut(p.options))
+      if (count == n && words.starts == 0)
         return step_run<typename Policy::Uncut, n>(state.value, [&](int j) { return input(words, j); }, p.options, put);
     if constexpr (((kByParts<Policy> && kParts) || kAnyWeights<Policy>) && n > 1)
       if (count == n) return step_run<Policy, n, true>(state, [&](int j) { return input(words, j); }, p.options, put);
