@@ -23,7 +23,6 @@ ALGORITHMS = {
     "compare",
     "held",
     "stream",
-    "grid",
     "wave",
     "sieve",
     "columns",
@@ -66,11 +65,11 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
     elif k > 256 and SHARED_LIMIT[capability] == 227:
         expected = {"sieve"}
     else:
-        expected = {"stream", "grid", "buckets"}
+        expected = {"stream", "buckets"}
     if (
         k > 1 and SHARED_LIMIT[capability] < 163
     ):  # if the best kernel does not fit, the next best one may take its place
-        expected |= {"stream", "grid", "buckets", "radix", "block", "sweep"}
+        expected |= {"stream", "buckets", "radix", "block", "sweep"}
     assert plan["algorithm"] in expected
     if length <= 4096:
         assert plan["slices"] == 1
@@ -121,7 +120,7 @@ def test_only_clusters_are_missing_on_older_gpus():
             continue
         if new["algorithm"] in ("held", "sieve"):
             assert old["algorithm"] in (
-                ("stream", "grid", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
+                ("stream", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
             ), call
         elif new["algorithm"] == "digits":
             assert bits < 64 and k > 64, call
@@ -130,11 +129,11 @@ def test_only_clusters_are_missing_on_older_gpus():
         elif new["algorithm"] == "argmax":
             assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:
-            assert new["algorithm"] in ("stream", "grid", "buckets"), call
-            assert old["algorithm"] in ("stream", "grid", "buckets", "radix"), call
+            assert new["algorithm"] in ("stream", "buckets"), call
+            assert old["algorithm"] in ("stream", "buckets", "radix"), call
         else:
             assert new["algorithm"] == "stream", call  # a block has fewer threads where two share a multiprocessor
-            assert old["algorithm"] in (("grid", "buckets") if new["slices"] > 1 else ("stream",)), call
+            assert old["algorithm"] in (("buckets",) if new["slices"] > 1 else ("stream",)), call
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -253,47 +253,29 @@ int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu&
   return std::min(blocks / rows.count(), rows.length / std::max<int64_t>(tile_elements(key_bytes, threads), 2 * k));
 }
 
-// Whether a cluster has enough blocks for a row.
-bool shares_in_cluster(int64_t slices, int64_t k, const Gpu& gpu) {
-  return has_clusters(gpu) && slices <= 16 && k <= 256;
-}
-
-// Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
-void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
-  const int64_t composite = composite_bytes(key_bytes);
-  int64_t slices = most_slices(rows, k, key_bytes, plan.threads, gpu);
-  if (slices <= 1) return;
-  if (shares_in_cluster(slices, k, gpu)) {
-    // A cluster has at most 8 blocks here, but saves the launch of a second kernel.
-    while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
-    return;
-  }
-  slices = std::min<int64_t>(slices, plan.threads);
-  while (slices > 1 && workspace_bytes >= 0 &&
-         rows.inner * stream_exchange_bytes(slices, k, composite) > workspace_bytes)
-    --slices;
-  if (slices <= 1) return;
-  plan.algorithm = Algorithm::kGrid;
-  plan.slices = static_cast<int>(slices);
-  plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * stream_exchange_bytes(slices, k, composite);
+// The blocks that would keep the device busy with a row, if these are many more than stream it: those of a cluster, if
+// k is small. Else 0.
+int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
+  return slices > (has_clusters(gpu) && k <= 256 ? 2 * kStreamBlocks : 1) ? slices : 0;
 }
 
 // Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
 // come in waves, or the larger block does not fit, two blocks of 256 threads share a multiprocessor, so that one reads
 // while the other selects.
-Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const auto attempt = [&](int threads) {
     plan = {};
     plan.algorithm = Algorithm::kStream;
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
-    share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
+    const int64_t slices = most_slices(rows, k, key_bytes, threads, gpu);
+    while (has_clusters(gpu) && k <= 256 && 2 * plan.slices <= std::min(slices, kStreamBlocks)) plan.slices *= 2;
     const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
                                            static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
     plan.blocks = rows.count() * plan.slices;
-    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
+    plan.shared_bytes = static_cast<int64_t>(shape.shared_bytes);
     return fits(plan);
   };
   const bool few = has_few(rows, k, gpu);
@@ -325,7 +307,7 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
 
 // At most one wave of blocks that share rows, each with several steps to read. The first loads of the blocks serve as a
 // sample for the threshold.
-Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
   const int64_t bytes = rows.length * key_bytes, most = whole ? 1 : std::max<int64_t>(bytes / kSieveLeast, 1);
@@ -337,6 +319,7 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
   plan.algorithm = Algorithm::kSieve;
   plan.threads = kSieveThreads;
   plan.slices = static_cast<int>(slices);
+  plan.overlap = !sorted && gpu.dependent_launch;
   plan.blocks = rows.count() * slices;
   if (slices > 1) plan.workspace_bytes = sieve_exchange_bytes(slices);
   plan.shared_limit = gpu.shared_bytes;
@@ -470,13 +453,10 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
   return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
 }
 
-// Whether the buckets kernels are faster than the streaming kernels. The streaming kernels cut their candidates to k
-// again and again and, if a grid of blocks shares a row (kGrid), merge k candidates of each block. That takes long if k
-// is large.
+// Whether the buckets kernels are faster than the streaming kernel. That one leaves a part of the device idle if rows
+// are few, and cuts its candidates to k again and again, which takes long if k is large.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
-  const bool grid = slices > 1 && !shares_in_cluster(slices, k, gpu), large = k > (rows.inner > 1 ? 64 : 96);
-  if (grid && (large || rows.inner < 5)) return large;
+  if (idle_blocks(rows, k, key_bytes, gpu)) return true;
   if (rows.inner >= 8 && rows.length >= 1 << 15 && k > 128) return true;
   if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
   const bool short_rows = rows.length <= 2 * kMaxSortLength;
@@ -549,8 +529,9 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
     if (fits(plan) && !streams) return plan;
   }
-  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
-    const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
+  if (may(Algorithm::kSieve) && rows.inner == 1 && (sorted || forced >= 0) && k <= kMaxSieveK &&
+      (key_bytes == 2 || key_bytes == 4)) {
+    const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
@@ -564,9 +545,13 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
-  if ((may(Algorithm::kStream) || may(Algorithm::kGrid)) &&
+  // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
+  const Plan radix = plan_radix(rows, k, key_bytes, sorted, gpu);
+  const bool idle = forced < 0 && idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks &&
+                    (workspace_bytes < 0 || radix.workspace_bytes <= workspace_bytes);
+  if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
-    const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
+    const Plan plan = plan_stream(rows, k, key_bytes, gpu);
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
@@ -579,7 +564,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
-  return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
+  return may(Algorithm::kRadix) ? radix : Plan{};
 }
 
 }  // namespace jaxgpuops::topk
