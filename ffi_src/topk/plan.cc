@@ -130,12 +130,12 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
 // bytes wherever it begins. (Forced on rows of two elements, it would read beyond them.)
 constexpr int64_t kLeastHeld = 16;
 
-// Whether the held kernel takes rows of 16-bit keys that are not aligned. It reads them as vectors; the rows kernel
+// Whether the held kernel takes rows of narrow keys that are not aligned. It reads them as vectors; the rows kernel
 // does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
-         rows.length >= kLeastHeld * k &&
+  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 && !rows_shape(rows.length, k, key_bytes).network &&
+         k <= 32 && rows.length >= kLeastHeld * k &&
          (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
 }
 
@@ -148,6 +148,7 @@ bool takes_few(Rows rows, int64_t k) {
 // an H200.
 bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
   // The columns kernel fills its lanes only if many columns lie side by side, and it does not take keys of 64 bits.
+  if (k <= 4 && key_bytes <= 2) return rows.length <= 1024;
   const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
   return rows.length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
 }
@@ -410,29 +411,49 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return k > 256 && (few || 8 * k >= rows.length);
 }
 
-// Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from a
+// Whether rows of bytes are so long, and few, that two passes of a sort over memory take less time than to select.
+bool sorts_bytes(Rows rows, int64_t k, int key_bytes) {
+  return key_bytes == 1 && rows.inner == 1 && rows.length > 2 * kMaxSortLength && rows.elements() <= 1 << 19 && k > 64;
+}
+
+// Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
 // thousand random problems on an H200. Other kernels are faster where they find a good threshold by few elements: for
 // small k, for sorted results of long rows, and for most rows of 32 bits.
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  const int64_t length = rows.length;
-  if (key_bytes == 8 || k <= 64) return false;
-  if (rows.inner > 1)
-    return key_bytes == 2 && length >= 1024 && length <= 1 << 16 && (length <= kMaxSortLength || 8 * k <= length);
-  if (length <= kMaxSortLength) return false;
-  if (!sorted && key_bytes == 4)
-    return k > 192 && 3 * k <= length && length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
-  if (!sorted) return k > 128 && 3 * k <= length && length <= 1 << 18;
-  if (key_bytes == 1) return length > 2 * kMaxSortLength && length <= 1 << 16 && 24 * k < length;
+  const int64_t length = rows.length, elements = rows.elements();
+  const bool longer = length > kMaxSortLength;
+  if (key_bytes == 8 || (k <= 64 && (rows.inner == 1 || !longer))) return false;
+  if (rows.inner > 1) {
+    if (!sorted && longer && k > kMaxStreamK) return 3 * k <= length;
+    if (key_bytes == 2)
+      return length >= 1024 &&
+             (longer ? 8 * k <= length && (elements <= 1 << 21 || (k > 64 && length <= 1 << 16)) : true);
+    return key_bytes == 4 && longer && k > 512 && rows.inner <= 32 && length <= 1 << 16 && 3 * k <= length;
+  }
+  if (!longer) return false;
+  if (!sorted) {
+    if (3 * k > length || k <= (key_bytes == 4 ? 192 : 128)) return false;
+    if (elements <= 1 << 22 && k > kMaxSieveK) return true;
+    // The sieve takes about as long for a few short rows.
+    const bool few_short = 2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16;
+    if (key_bytes == 4) return length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
+    return length <= 1 << 18 &&
+           (key_bytes == 1 || few_short || length < kMinWholeLength || k > kMaxSieveK || 16 * k > length);
+  }
+  if (key_bytes == 1) {
+    if (length <= 2 * kMaxSortLength) return 8 * k <= length;
+    return 24 * k < length && (length <= 1 << 16 || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
+  }
   if (length >= 2 * kMaxSortLength) return false;
   return key_bytes == 2 ? k <= 2048 : k > 512 && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. It is faster
-  // to read small arrays several times.
+  // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
+  // a large part of the row, or the array is small, it is faster to read it several times.
   if (!sorted && k > kMaxStreamK &&
-      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 1 && rows.count() > 2 * gpu.multiprocessors)))
+      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 8 ? 5 : 10) * k > rows.length))
     return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
@@ -471,7 +492,7 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole, and many
 // rows of 16 bits only for a larger k.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
-  if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
+  if (rows.elements() <= (key_bytes == 8 ? 1 << 15 : key_bytes == 4 ? 1 << 17 : 1 << 19)) return true;
   const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
   if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
   if (divides && key_bytes == 2 && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19)
@@ -486,8 +507,12 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
+  const auto has_room = [&](const Plan& plan) {
+    return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
+  };
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
-      rows.length * key_bytes >= kMinWaveBytes) {
+      rows.length * key_bytes >= (rows.count() <= 4 ? 1 : 2) * kMinWaveBytes &&
+      (key_bytes > 1 || forced >= 0 || rows.length <= 1 << 20)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
@@ -504,6 +529,10 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
   if (few) return plan_few(rows, k, key_bytes, gpu);
+  if (forced < 0 && sorted && sorts_bytes(rows, k, key_bytes)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
+      return plan;
+  }
   if (may(Algorithm::kDigits) && (forced >= 0 || prefers_digits(rows, k, key_bytes, sorted, gpu))) {
     if (const Plan plan = plan_digits(rows, k, key_bytes, sorted, gpu);
         plan.algorithm == Algorithm::kDigits && fits(plan))
@@ -529,8 +558,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
     if (fits(plan) && !streams) return plan;
   }
-  if (may(Algorithm::kSieve) && rows.inner == 1 && (sorted || forced >= 0) && k <= kMaxSieveK &&
-      (key_bytes == 2 || key_bytes == 4)) {
+  if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
@@ -547,8 +575,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   }
   // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
   const Plan radix = plan_radix(rows, k, key_bytes, sorted, gpu);
-  const bool idle = forced < 0 && idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks &&
-                    (workspace_bytes < 0 || radix.workspace_bytes <= workspace_bytes);
+  const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu);
@@ -556,8 +583,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
-        plan.algorithm != Algorithm::kEmpty && may(plan.algorithm) &&
-        (workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes))
+        plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm))
       return plan;
   }
   if (divides && may(Algorithm::kBuckets)) {
