@@ -83,7 +83,6 @@ REGIMES = {
     "stream, a guess": ((300, 131_072), 1, 138),
     "stream, large k": ((600, 30_001), 1, 2048),
     "buckets, few of columns that lie apart": ((1, 200_001, 3), 1, 50),
-    "buckets, few of rows": ((5, 2_000_003), 1, 200),
     "sieve, two rows": ((2, 1_500_003), 1, 721),
     "buckets, shorter columns": ((1, 20_001, 3), 1, 300),
     "sort, a warp selects": ((3000, 700), 1, 100),

@@ -306,6 +306,13 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   return plan;
 }
 
+// Whether the wave kernels take less time than those that hold or stream a row. They have many instructions for bytes.
+bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (key_bytes == 1 && rows.length > 1 << 20) return false;
+  const bool holds = has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= kMaxHeldLength;
+  return rows.count() <= (holds ? 4 : kMaxWaveRows);
+}
+
 // At most one wave of blocks that share rows, each with several steps to read. The first loads of the blocks serve as a
 // sample for the threshold.
 Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
@@ -424,11 +431,11 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
   const bool longer = length > kMaxSortLength;
   if (key_bytes == 8 || (k <= 64 && (rows.inner == 1 || !longer))) return false;
   if (rows.inner > 1) {
-    if (!sorted && longer && k > kMaxStreamK) return 3 * k <= length;
+    if (!sorted && longer && k > kMaxStreamK) return 3 * k <= length && elements <= 1 << 23;
     if (key_bytes == 2)
       return length >= 1024 &&
              (longer ? 8 * k <= length && (elements <= 1 << 21 || (k > 64 && length <= 1 << 16)) : true);
-    return key_bytes == 4 && longer && k > 512 && rows.inner <= 32 && length <= 1 << 16 && 3 * k <= length;
+    return key_bytes == 4 && longer && k > 512 && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
   }
   if (!longer) return false;
   if (!sorted) {
@@ -445,7 +452,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     return 24 * k < length && (length <= 1 << 16 || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
   }
   if (length >= 2 * kMaxSortLength) return false;
-  return key_bytes == 2 ? k <= 2048 : k > 512 && 2 * rows.count() > 3 * gpu.multiprocessors;
+  return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
 
 // Whether the buckets kernels can take the problem.
@@ -510,9 +517,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   const auto has_room = [&](const Plan& plan) {
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
-  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
-      rows.length * key_bytes >= (rows.count() <= 4 ? 1 : 2) * kMinWaveBytes &&
-      (key_bytes > 1 || forced >= 0 || rows.length <= 1 << 20)) {
+  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.length * key_bytes >= kMinWaveBytes &&
+      (forced < 0 ? prefers_wave(rows, k, key_bytes, gpu) : rows.count() <= kMaxWaveRows)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
