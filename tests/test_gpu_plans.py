@@ -126,7 +126,6 @@ KERNELS = {
         "rows": "rows_kernel",
         "held": "held_kernel",
         "stream": "stream_kernel",
-        "grid": "merge_kernel",
     }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
     | {"buckets": "buckets_kernel", "radix": "histogram_kernel", "sort": "sort_kernel", "compare": "compare_kernel"}

@@ -82,16 +82,15 @@ REGIMES = {
     "stream, cluster": ((64, 128_256), 1, 100),
     "stream, a guess": ((300, 131_072), 1, 138),
     "stream, large k": ((600, 30_001), 1, 2048),
-    "grid": ((5, 2_000_003), 1, 90),
-    "grid, columns": ((1, 200_001, 3), 1, 50),
-    "buckets, few of rows": ((5, 2_000_003), 1, 200),
-    "buckets, unsorted where a sieve would sort": ((2, 1_500_003), 1, 721),
+    "buckets, few of columns that lie apart": ((1, 200_001, 3), 1, 50),
+    "sieve, two rows": ((2, 1_500_003), 1, 721),
     "buckets, shorter columns": ((1, 20_001, 3), 1, 300),
     "sort, a warp selects": ((3000, 700), 1, 100),
     "sort, a warp selects from a column": ((20, 700, 9), 1, 100),
     "buckets, which the sample divides": ((2, 524_288), 1, 4_131),
     "sieve, small k": ((58, 22_091), 1, 73),
     "wave": ((3, 100_003), 1, 50),
+    "wave, five rows": ((5, 2_000_003), 1, 90),
     "wave, one row": ((1, 1_000_003), 1, 200),
     "wave, no few candidates": ((1, 262_144), 1, 128),
     "sieve": ((100, 66_003), 1, 2048),
@@ -129,7 +128,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis, k in REGIMES.values():
         fn = functools.partial(jaxgpuops.topk, k=k, axis=axis)
         found.add(plan(fn, jax.ShapeDtypeStruct(shape, jnp.float32))["algorithm"])
-    assert found == {"argmax", "rows", "few", "sort", "compare", "held", "stream", "grid", "wave", "sieve"} | {
+    assert found == {"argmax", "rows", "few", "sort", "compare", "held", "stream", "wave", "sieve"} | {
         "columns",
         "buckets",
         "digits",
@@ -291,7 +290,7 @@ def test_command_buffers_with_changing_inputs():
 def test_plans_for_older_gpus():
     """Plans are for the compute capability of JAXGPUOPS_COMPUTE_CAPABILITY. (tools/gpu.sh runs more tests with it.)"""
     if "JAXGPUOPS_COMPUTE_CAPABILITY" in os.environ:
-        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "grid"
+        assert plan(lambda x: jaxgpuops.topk(x, 50), jnp.zeros((64, 128_256)))["algorithm"] == "buckets"
         return
     command = ("-m", "pytest", "test_gpu_topk.py", "-q", "-p", "no:cacheprovider", "-k", "older")
     in_subprocess(*command, JAXGPUOPS_COMPUTE_CAPABILITY="80")

@@ -23,7 +23,6 @@ ALGORITHMS = {
     "compare",
     "held",
     "stream",
-    "grid",
     "wave",
     "sieve",
     "columns",
@@ -66,11 +65,11 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
     elif k > 256 and SHARED_LIMIT[capability] == 227:
         expected = {"sieve"}
     else:
-        expected = {"stream", "grid", "buckets"}
+        expected = {"stream", "buckets"}
     if (
         k > 1 and SHARED_LIMIT[capability] < 163
     ):  # if the best kernel does not fit, the next best one may take its place
-        expected |= {"stream", "grid", "buckets", "radix", "block", "sweep"}
+        expected |= {"stream", "buckets", "radix", "block", "sweep"}
     assert plan["algorithm"] in expected
     if length <= 4096:
         assert plan["slices"] == 1
@@ -115,26 +114,26 @@ def test_forms(capability):
 def test_only_clusters_are_missing_on_older_gpus():
     """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit elements."""
     for call in calls():
-        _, _, _, k, bits, sorted = call
+        _, length, inner, k, bits, sorted = call
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
-        if new["algorithm"] in ("held", "sieve"):
-            assert old["algorithm"] in (
-                ("stream", "grid", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")
-            ), call
+        if new["algorithm"] == "held" and length <= 16384 and bits <= 16:
+            assert old["algorithm"] == "rows", call  # which reads elements that are not aligned one by one
+        elif new["algorithm"] in ("held", "sieve"):
+            assert old["algorithm"] in (("stream", "buckets") if k <= 2048 else ("buckets", "radix", "sweep")), call
         elif new["algorithm"] == "digits":
-            assert bits < 64 and k > 64, call
+            assert bits < 64 and (k > 64 or inner > 1), call
         elif new["algorithm"] == "compare":
             assert not sorted and 1 < new["slices"] <= 8, call
         elif new["algorithm"] == "argmax":
             assert new["slices"] > 1 and new["workspace_bytes"] == 0 and old["algorithm"] == "argmax", call
         elif bits == 64:
-            assert new["algorithm"] in ("stream", "grid", "buckets"), call
-            assert old["algorithm"] in ("stream", "grid", "buckets", "radix"), call
+            assert new["algorithm"] in ("stream", "buckets"), call
+            assert old["algorithm"] in ("stream", "buckets", "radix"), call
         else:
             assert new["algorithm"] == "stream", call  # a block has fewer threads where two share a multiprocessor
-            assert old["algorithm"] in (("grid", "buckets") if new["slices"] > 1 else ("stream",)), call
+            assert old["algorithm"] in (("buckets", "radix") if new["slices"] > 1 else ("stream",)), call
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -236,6 +235,10 @@ FASTEST = [
     ((125_000, 24, 1), 4, "float32", "few"),
     ((1071, 400, 7), 4, "float32", "few"),
     ((125, 400, 60), 2, "float32", "columns"),
+    ((33, 818, 256), 3, "int16", "few"),
+    ((6, 461, 1000), 8, "bfloat16", "columns"),
+    ((53, 5018, 1), 16, "uint8", "held"),
+    ((26, 4404, 1), 64, "int8", "rows"),
     ((117, 16, 16), 6, "bfloat16", "compare"),
     ((34, 131_072, 1), 6532, "float16", "buckets"),
     ((34, 131_072, 1), 13_107, "bfloat16", "sweep"),
@@ -252,9 +255,9 @@ FASTEST = [
     ((600, 16_384, 1), 1000, "bfloat16", "sieve"),
     ((60, 10_876, 1), 1059, "bfloat16", "digits"),
     ((60, 10_876, 1), 2100, "bfloat16", "block"),  # no sieve, since k is large
-    ((102, 14_656, 1), 315, "uint8", "block"),
-    ((102, 14_656, 1), 127, "uint8", "stream"),
-    ((600, 14_656, 1), 256, "uint8", "stream"),
+    ((102, 14_656, 1), 315, "uint8", "digits"),
+    ((102, 14_656, 1), 127, "uint8", "digits"),
+    ((600, 14_656, 1), 256, "uint8", "digits"),
     ((600, 9000, 1), 300, "bfloat16", "digits"),
     ((600, 9000, 1), 64, "bfloat16", "rows"),
     ((600, 9000, 1), 2100, "bfloat16", "block"),
@@ -262,12 +265,24 @@ FASTEST = [
     ((58, 70_000, 1), 73, "float32", "stream"),
     ((600, 32_768, 1), 66, "bfloat16", "sieve"),
     ((600, 16_384, 1), 66, "bfloat16", "stream"),
-    ((7, 1 << 20, 1), 60, "float32", "grid"),
-    ((7, 1 << 20, 1), 100, "float32", "buckets"),
+    ((7, 1 << 20, 1), 60, "float32", "wave"),
+    ((16, 511_133, 1), 59, "float32", "wave"),
+    ((17, 511_133, 1), 59, "float32", "stream"),
+    ((14, 1 << 22, 1), 18, "uint8", "stream"),
+    ((14, 65_536, 1), 5, "int16", "held"),
+    ((14, 65_536, 1), 5, "int64", "wave"),
+    ((300, 9001, 1), 9000, "float32", "block"),
+    ((7, 1 << 20, 1), 100, "float32", "wave"),
     ((30, 11_590, 1), 790, "float32", "buckets"),
     ((600, 11_590, 1), 790, "float32", "digits"),
     ((600, 11_590, 1), 500, "float32", "stream"),
     ((150, 40_000, 1), 1600, "uint8", "digits"),
+    ((22, 113_005, 1), 997, "uint8", "digits"),
+    ((85, 131_072, 1), 943, "uint8", "stream"),
+    ((2, 192_635, 1), 862, "int8", "sweep"),
+    ((1194, 8793, 1), 2865, "int8", "block"),
+    ((2, 131_072, 1), 6648, "int32", "buckets"),
+    ((1, 52_054, 1), 10_862, "float32", "sweep"),
     ((150, 40_000, 1), 1700, "uint8", "buckets"),
     ((9, 4735, 37), 77, "bfloat16", "digits"),
     ((9, 4735, 37), 77, "float32", "stream"),
@@ -280,8 +295,13 @@ FASTEST = [
     ((3000, 64, 1), 33, "bfloat16", "compare"),
     ((7000, 64, 1), 33, "bfloat16", "sort"),
     ((90, 128, 17), 62, "int32", "compare"),
-    ((3, 88_939, 4), 8432, "bfloat16", "sweep"),
-    ((3, 88_939, 4), 2432, "bfloat16", "buckets"),
+    ((3, 88_939, 4), 8432, "bfloat16", "digits"),
+    ((3, 88_939, 4), 2432, "bfloat16", "digits"),
+    ((7, 131_072, 13), 251, "float16", "buckets"),
+    ((1, 118_035, 4), 2, "bfloat16", "digits"),
+    ((52, 15_138, 5), 1829, "int32", "digits"),
+    ((10, 16_384, 8), 241, "float32", "stream"),
+    ((2, 10_137, 120), 2399, "int32", "block"),
     ((50, 568_943, 1), 70_994, "int32", "buckets"),
     ((50, 568_943, 1), 170_994, "int32", "sweep"),
     ((3, 1284, 1), 25, "int16", "rows"),
@@ -322,17 +342,19 @@ def test_a_warp_selects_from_rows_that_fit(rows, length, k, bits, sorted, warp):
     assert (plan["threads"] == 256 and plan["blocks"] == rows // 8) == warp
 
 
-def test_bytes_of_many_rows_are_counted():
-    """Buckets of candidates would be few and large."""
+def test_large_parts_of_rows_are_not_divided():
+    """Where results are in the order of indices, it is faster to read a row several times."""
     assert plan_topk(915, 48_229, 1, 17_845, 8, False, 90)["algorithm"] == "radix"
-    assert plan_topk(215, 48_229, 1, 17_845, 8, False, 90)["algorithm"] == "buckets"
+    assert plan_topk(32, 262_144, 1, 60_113, 16, False, 90)["algorithm"] == "radix"
+    assert plan_topk(47, 890_052, 1, 58_051, 16, False, 90)["algorithm"] == "buckets"
+    assert plan_topk(193, 24_990, 1, 3657, 64, False, 90)["algorithm"] == "buckets"
 
 
 @pytest.mark.parametrize(
     "rows,k,bits,takes",
     [
         *[((4, 65_536, 1), 1658, 16, True), ((4, 65_536, 1), 128, 16, False), ((4, 65_536, 1), 30_000, 16, False)],
-        *[((34, 131_072, 1), 6532, 16, True), ((34, 131_072, 1), 6532, 32, False), ((4, 300_000, 1), 6532, 16, False)],
+        *[((34, 131_072, 1), 6532, 16, True), ((34, 131_072, 1), 6532, 32, False), ((4, 300_000, 1), 6532, 16, True)],
         *[((33, 65_536, 1), 800, 32, True), ((34, 65_536, 1), 800, 32, False), ((138, 16_384, 1), 709, 32, True)],
         *[((4, 8192, 1), 300, 16, False), ((4, 65_536, 1), 1658, 64, False), ((107, 32_768, 1), 2463, 8, True)],
     ],
@@ -340,6 +362,19 @@ def test_bytes_of_many_rows_are_counted():
 def test_results_in_the_order_of_indices_are_not_sorted(rows, k, bits, takes):
     assert (plan_topk(*rows, k, bits, False, 90)["algorithm"] == "digits") == takes
     assert plan_topk(*rows, k, bits, False, 80)["algorithm"] != "digits"  # no clusters
+
+
+@pytest.mark.parametrize(
+    "rows,k,dtype,algorithm",
+    [
+        *[((22, 262_144, 1), 3488, "float32", "sieve"), ((117, 24_255, 1), 101, "float32", "sieve")],
+        *[((180, 65_536, 1), 1133, "int16", "sieve"), ((9, 65_536, 1), 144, "int16", "digits")],
+        *[((26, 304_138, 1), 228, "int32", "stream"), ((1, 4_646_238, 1), 305, "bfloat16", "sieve")],
+        *[((5, 71_530, 1), 10_368, "float32", "digits"), ((10, 65_536, 5), 10_430, "float32", "digits")],
+    ],
+)
+def test_the_fastest_where_results_are_in_the_order_of_indices(rows, k, dtype, algorithm):
+    assert plan_topk(*rows, k, 8 * jnp.dtype(dtype).itemsize, False, 90)["algorithm"] == algorithm
 
 
 @pytest.mark.parametrize("rows,k,dtype,algorithm", FASTEST)

@@ -130,12 +130,12 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
 // bytes wherever it begins. (Forced on rows of two elements, it would read beyond them.)
 constexpr int64_t kLeastHeld = 16;
 
-// Whether the held kernel takes rows of 16-bit keys that are not aligned. It reads them as vectors; the rows kernel
+// Whether the held kernel takes rows of narrow keys that are not aligned. It reads them as vectors; the rows kernel
 // does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes == 2 && rows.length % 8 != 0 && !rows_shape(rows.length, k, key_bytes).network && k <= 32 &&
-         rows.length >= kLeastHeld * k &&
+  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 && !rows_shape(rows.length, k, key_bytes).network &&
+         k <= 32 && rows.length >= kLeastHeld * k &&
          (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
 }
 
@@ -148,6 +148,7 @@ bool takes_few(Rows rows, int64_t k) {
 // an H200.
 bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
   // The columns kernel fills its lanes only if many columns lie side by side, and it does not take keys of 64 bits.
+  if (k <= 4 && key_bytes <= 2) return rows.length <= 1024;
   const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
   return rows.length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
 }
@@ -253,47 +254,29 @@ int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu&
   return std::min(blocks / rows.count(), rows.length / std::max<int64_t>(tile_elements(key_bytes, threads), 2 * k));
 }
 
-// Whether a cluster has enough blocks for a row.
-bool shares_in_cluster(int64_t slices, int64_t k, const Gpu& gpu) {
-  return has_clusters(gpu) && slices <= 16 && k <= 256;
-}
-
-// Decides how many blocks share a row: those of a cluster, or those of a grid with a second kernel that merges.
-void share_rows(Plan& plan, Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
-  const int64_t composite = composite_bytes(key_bytes);
-  int64_t slices = most_slices(rows, k, key_bytes, plan.threads, gpu);
-  if (slices <= 1) return;
-  if (shares_in_cluster(slices, k, gpu)) {
-    // A cluster has at most 8 blocks here, but saves the launch of a second kernel.
-    while (2 * plan.slices <= std::min<int64_t>(slices, 8)) plan.slices *= 2;
-    return;
-  }
-  slices = std::min<int64_t>(slices, plan.threads);
-  while (slices > 1 && workspace_bytes >= 0 &&
-         rows.inner * stream_exchange_bytes(slices, k, composite) > workspace_bytes)
-    --slices;
-  if (slices <= 1) return;
-  plan.algorithm = Algorithm::kGrid;
-  plan.slices = static_cast<int>(slices);
-  plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * stream_exchange_bytes(slices, k, composite);
+// The blocks that would keep the device busy with a row, if these are many more than stream it: those of a cluster, if
+// k is small. Else 0.
+int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
+  return slices > (has_clusters(gpu) && k <= 256 ? 2 * kStreamBlocks : 1) ? slices : 0;
 }
 
 // Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
 // come in waves, or the larger block does not fit, two blocks of 256 threads share a multiprocessor, so that one reads
 // while the other selects.
-Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_stream(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const auto attempt = [&](int threads) {
     plan = {};
     plan.algorithm = Algorithm::kStream;
     plan.threads = threads;
     plan.shared_limit = gpu.shared_bytes;
-    share_rows(plan, rows, k, key_bytes, gpu, workspace_bytes);
+    const int64_t slices = most_slices(rows, k, key_bytes, threads, gpu);
+    while (has_clusters(gpu) && k <= 256 && 2 * plan.slices <= std::min(slices, kStreamBlocks)) plan.slices *= 2;
     const StreamShape shape = stream_shape(key_bytes, threads, static_cast<uint32_t>(rows.length),
                                            static_cast<uint32_t>(k), plan.slices, gpu.shared_bytes);
     plan.blocks = rows.count() * plan.slices;
-    plan.shared_bytes = static_cast<int64_t>(std::max(shape.shared_bytes, shape.merge_bytes));
+    plan.shared_bytes = static_cast<int64_t>(shape.shared_bytes);
     return fits(plan);
   };
   const bool few = has_few(rows, k, gpu);
@@ -323,9 +306,16 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   return plan;
 }
 
+// Whether the wave kernels take less time than those that hold or stream a row. They have many instructions for bytes.
+bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (key_bytes == 1 && rows.length > 1 << 20) return false;
+  const bool holds = has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= kMaxHeldLength;
+  return rows.count() <= (holds ? 4 : kMaxWaveRows);
+}
+
 // At most one wave of blocks that share rows, each with several steps to read. The first loads of the blocks serve as a
 // sample for the threshold.
-Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
   const int64_t bytes = rows.length * key_bytes, most = whole ? 1 : std::max<int64_t>(bytes / kSieveLeast, 1);
@@ -337,6 +327,7 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t wor
   plan.algorithm = Algorithm::kSieve;
   plan.threads = kSieveThreads;
   plan.slices = static_cast<int>(slices);
+  plan.overlap = !sorted && gpu.dependent_launch;
   plan.blocks = rows.count() * slices;
   if (slices > 1) plan.workspace_bytes = sieve_exchange_bytes(slices);
   plan.shared_limit = gpu.shared_bytes;
@@ -427,29 +418,49 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return k > 256 && (few || 8 * k >= rows.length);
 }
 
-// Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from a
+// Whether rows of bytes are so long, and few, that two passes of a sort over memory take less time than to select.
+bool sorts_bytes(Rows rows, int64_t k, int key_bytes) {
+  return key_bytes == 1 && rows.inner == 1 && rows.length > 2 * kMaxSortLength && rows.elements() <= 1 << 19 && k > 64;
+}
+
+// Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
 // thousand random problems on an H200. Other kernels are faster where they find a good threshold by few elements: for
 // small k, for sorted results of long rows, and for most rows of 32 bits.
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  const int64_t length = rows.length;
-  if (key_bytes == 8 || k <= 64) return false;
-  if (rows.inner > 1)
-    return key_bytes == 2 && length >= 1024 && length <= 1 << 16 && (length <= kMaxSortLength || 8 * k <= length);
-  if (length <= kMaxSortLength) return false;
-  if (!sorted && key_bytes == 4)
-    return k > 192 && 3 * k <= length && length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
-  if (!sorted) return k > 128 && 3 * k <= length && length <= 1 << 18;
-  if (key_bytes == 1) return length > 2 * kMaxSortLength && length <= 1 << 16 && 24 * k < length;
+  const int64_t length = rows.length, elements = rows.elements();
+  const bool longer = length > kMaxSortLength;
+  if (key_bytes == 8 || (k <= 64 && (rows.inner == 1 || !longer))) return false;
+  if (rows.inner > 1) {
+    if (!sorted && longer && k > kMaxStreamK) return 3 * k <= length && elements <= 1 << 23;
+    if (key_bytes == 2)
+      return length >= 1024 &&
+             (longer ? 8 * k <= length && (elements <= 1 << 21 || (k > 64 && length <= 1 << 16)) : true);
+    return key_bytes == 4 && longer && k > 512 && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
+  }
+  if (!longer) return false;
+  if (!sorted) {
+    if (3 * k > length || k <= (key_bytes == 4 ? 192 : 128)) return false;
+    if (elements <= 1 << 22 && k > kMaxSieveK) return true;
+    // The sieve takes about as long for a few short rows.
+    const bool few_short = 2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16;
+    if (key_bytes == 4) return length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
+    return length <= 1 << 18 &&
+           (key_bytes == 1 || few_short || length < kMinWholeLength || k > kMaxSieveK || 16 * k > length);
+  }
+  if (key_bytes == 1) {
+    if (length <= 2 * kMaxSortLength) return 8 * k <= length;
+    return 24 * k < length && (length <= 1 << 16 || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
+  }
   if (length >= 2 * kMaxSortLength) return false;
-  return key_bytes == 2 ? k <= 2048 : k > 512 && 2 * rows.count() > 3 * gpu.multiprocessors;
+  return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. It is faster
-  // to read small arrays several times.
+  // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
+  // a large part of the row, or the array is small, it is faster to read it several times.
   if (!sorted && k > kMaxStreamK &&
-      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 1 && rows.count() > 2 * gpu.multiprocessors)))
+      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 8 ? 5 : 10) * k > rows.length))
     return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
@@ -470,13 +481,10 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
   return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
 }
 
-// Whether the buckets kernels are faster than the streaming kernels. The streaming kernels cut their candidates to k
-// again and again and, if a grid of blocks shares a row (kGrid), merge k candidates of each block. That takes long if k
-// is large.
+// Whether the buckets kernels are faster than the streaming kernel. That one leaves a part of the device idle if rows
+// are few, and cuts its candidates to k again and again, which takes long if k is large.
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
-  const bool grid = slices > 1 && !shares_in_cluster(slices, k, gpu), large = k > (rows.inner > 1 ? 64 : 96);
-  if (grid && (large || rows.inner < 5)) return large;
+  if (idle_blocks(rows, k, key_bytes, gpu)) return true;
   if (rows.inner >= 8 && rows.length >= 1 << 15 && k > 128) return true;
   if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
   const bool short_rows = rows.length <= 2 * kMaxSortLength;
@@ -491,7 +499,7 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole, and many
 // rows of 16 bits only for a larger k.
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
-  if (key_bytes > 1 && rows.elements() <= (key_bytes == 8 ? 1 << 15 : 1 << 19)) return true;
+  if (rows.elements() <= (key_bytes == 8 ? 1 << 15 : key_bytes == 4 ? 1 << 17 : 1 << 19)) return true;
   const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
   if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
   if (divides && key_bytes == 2 && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19)
@@ -506,8 +514,11 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
-  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.count() <= kMaxWaveRows &&
-      rows.length * key_bytes >= kMinWaveBytes) {
+  const auto has_room = [&](const Plan& plan) {
+    return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
+  };
+  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.length * key_bytes >= kMinWaveBytes &&
+      (forced < 0 ? prefers_wave(rows, k, key_bytes, gpu) : rows.count() <= kMaxWaveRows)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
@@ -524,6 +535,10 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
   if (few) return plan_few(rows, k, key_bytes, gpu);
+  if (forced < 0 && sorted && sorts_bytes(rows, k, key_bytes)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
+      return plan;
+  }
   if (may(Algorithm::kDigits) && (forced >= 0 || prefers_digits(rows, k, key_bytes, sorted, gpu))) {
     if (const Plan plan = plan_digits(rows, k, key_bytes, sorted, gpu);
         plan.algorithm == Algorithm::kDigits && fits(plan))
@@ -549,8 +564,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
     if (fits(plan) && !streams) return plan;
   }
-  if (may(Algorithm::kSieve) && rows.inner == 1 && sorted && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
-    const Plan plan = plan_sieve(rows, k, key_bytes, gpu, workspace_bytes);
+  if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
+    const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
@@ -564,22 +579,24 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
-  if ((may(Algorithm::kStream) || may(Algorithm::kGrid)) &&
+  // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
+  const Plan radix = plan_radix(rows, k, key_bytes, sorted, gpu);
+  const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
+  if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
-    const Plan plan = plan_stream(rows, k, key_bytes, gpu, workspace_bytes);
+    const Plan plan = plan_stream(rows, k, key_bytes, gpu);
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
-        plan.algorithm != Algorithm::kEmpty && may(plan.algorithm) &&
-        (workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes))
+        plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm))
       return plan;
   }
   if (divides && may(Algorithm::kBuckets)) {
     const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
-  return may(Algorithm::kRadix) ? plan_radix(rows, k, key_bytes, sorted, gpu) : Plan{};
+  return may(Algorithm::kRadix) ? radix : Plan{};
 }
 
 }  // namespace jaxgpuops::topk

@@ -25,7 +25,6 @@ enum class Algorithm {
   kCompare,  // few elements in all: each is compared with all others of its row
   kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster
   kStream,   // one block or cluster streams a row and keeps the elements above a rising threshold
-  kGrid,     // as kStream, with many blocks for each row; a second kernel merges their lists
   kWave,     // few long rows, k <= 256: one wave of blocks reads them; a second kernel merges the best of each
   kSieve,    // k from 257 to 4096, or from 65 with a block a row: keeps what reaches a threshold, and ranks it by bins
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
@@ -38,9 +37,9 @@ enum class Algorithm {
 };
 
 // The names, in the order of the enumeration.
-constexpr const char* kNames[] = {"empty",   "argmax", "rows",  "few",   "sort",  "compare",
-                                  "held",    "stream", "grid",  "wave",  "sieve", "columns",
-                                  "buckets", "digits", "radix", "short", "block", "sweep"};
+constexpr const char* kNames[] = {"empty",  "argmax", "rows",  "few",   "sort",    "compare",
+                                  "held",   "stream", "wave",  "sieve", "columns", "buckets",
+                                  "digits", "radix",  "short", "block", "sweep"};
 static_assert(std::size(kNames) == static_cast<size_t>(Algorithm::kSweep) + 1);
 constexpr const char* name(Algorithm algorithm) {
   return algorithm <= Algorithm::kSweep ? kNames[static_cast<size_t>(algorithm)] : "?";
@@ -52,7 +51,7 @@ struct Plan {
   int threads = 0;              // threads of a block
   int slices = 1;               // blocks that share a row
   int64_t blocks = 0;           // blocks of the largest launch
-  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kGrid, kWave, kBuckets)
+  bool overlap = false;         // a kernel may start before the previous one ends (kArgmax, kWave, kSieve, kBuckets)
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_limit = 0;     // shared memory that the device allows a block
   SortShape sort;               // used by kSort

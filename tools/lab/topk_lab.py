@@ -10,9 +10,13 @@ import numpy as np
 from machine import ROOT, Sweep, build, kernels, library, log_uniform, random_rows, replay
 
 SOURCES = [
-    *kernels("topk"),
-    *kernels("sort"),
-    *("ffi_src/count/plan.cc", "ffi_src/sort/plan.cc", "ffi_src/topk/plan.cc", "tools/lab/topk_lab.cc"),
+    *(kernel for family in ("topk", "sort", "count") for kernel in kernels(family)),
+    *(
+        str(plan.relative_to(ROOT))
+        for family in ("topk", "sort", "count")
+        for plan in sorted((ROOT / "ffi_src" / family).glob("plan*.cc"))
+    ),
+    "tools/lab/topk_lab.cc",
 ]
 DISTRIBUTIONS = ["normal", "rising", "falling", "equal", "two", "relu", "nan", "high bits", "period", "tail", "bits"]
 

@@ -55,6 +55,7 @@ cudaError_t launch_columns_stream(cudaStream_t, const Problem&, const Buffers&);
 cudaError_t launch_stream(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_buckets(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_digits(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_reorder(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_radix(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sieve(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sieve_whole(cudaStream_t, const Problem&, const Buffers&);

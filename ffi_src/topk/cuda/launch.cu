@@ -33,9 +33,11 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kCompare: return launch_compare(stream, plan, problem, buffers);
     case Algorithm::kHeld: return launch_held(stream, plan, problem, buffers);
     case Algorithm::kColumns: return launch_columns(stream, plan, problem, buffers);
-    case Algorithm::kStream:
-    case Algorithm::kGrid: return launch_stream(stream, plan, problem, buffers);
-    case Algorithm::kSieve: return launch_sieve(stream, plan, problem, buffers);
+    case Algorithm::kStream: return launch_stream(stream, plan, problem, buffers);
+    case Algorithm::kSieve: {
+      const cudaError_t status = launch_sieve(stream, plan, problem, buffers);
+      return status != cudaSuccess || problem.sorted ? status : launch_reorder(stream, plan, problem, buffers);
+    }
     case Algorithm::kWave: return launch_wave(stream, plan, problem, buffers);
     case Algorithm::kBuckets: {
       // A part of a GPU may be too small to run a block for each of the columns side by side at the same time.

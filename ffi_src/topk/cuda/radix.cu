@@ -26,6 +26,7 @@ template <class Key>
 constexpr uint32_t kTile = radix_tile(sizeof(Key));
 template <class Key>
 constexpr int kPer = kTile<Key> / kThreads;  // elements of a thread
+constexpr uint32_t kStayingBlocks = 512;     // as many as keep a device busy
 
 struct Radix : Call {
   int64_t first_row;  // the first row of this launch
@@ -61,7 +62,7 @@ __global__ void clear_kernel(const Radix a, uint32_t words) {
 }
 
 // Computes, from the histograms so far, the top `digits` bytes of the k-th key, and how many elements with that prefix
-// are still needed. All threads of a block call it, and the first 256 of them get the results.
+// are still needed. All threads of a block call it.
 template <class Key>
 __device__ void find_prefix(const Radix& a, int digits, Key* prefix, uint32_t* needed) {
   __shared__ uint32_t warps[8], digit_found, rest;
@@ -87,59 +88,77 @@ __device__ void find_prefix(const Radix& a, int digits, Key* prefix, uint32_t* n
   *needed = wanted;
 }
 
+// The first tile of a block, and the step to its next one.
+template <class Key>
+__device__ uint32_t first_tile() {
+  return blockIdx.x * kTile<Key>;
+}
+template <class Key>
+__device__ uint32_t tile_step() {
+  return gridDim.x * kTile<Key>;
+}
+
+// Each lane has counters of its own, in a bank of its own: equal digits of a warp do not wait for each other.
 template <class Key>
 __global__ void __launch_bounds__(kThreads) histogram_kernel(const Radix a, int digit) {
-  constexpr int kBits = 8 * sizeof(Key), kCopies = 4;
-  __shared__ uint32_t histogram[kCopies][256];
-  for (uint32_t i = threadIdx.x; i < kCopies * 256; i += kThreads) (&histogram[0][0])[i] = 0;
+  constexpr int kBits = 8 * sizeof(Key);
+  __shared__ uint32_t histogram[256][32];
+  for (uint32_t i = threadIdx.x; i < 32 * 256; i += kThreads) (&histogram[0][0])[i] = 0;
   Key prefix;
   uint32_t needed;
   find_prefix<Key>(a, digit, &prefix, &needed);
   __syncthreads();
   const Key* x = row_of<Key>(a);
   const int shift = kBits - 8 * (digit + 1);
-  const uint32_t begin = blockIdx.x * kTile<Key>;
+#pragma unroll 1
+  for (uint32_t begin = first_tile<Key>(); begin < a.length; begin += tile_step<Key>()) {
+    Key keys[kPer<Key>];
 #pragma unroll
-  for (int j = 0; j < kPer<Key>; ++j) {
-    const uint32_t i = begin + j * kThreads + threadIdx.x;
-    if (i >= a.length) continue;
-    const Key key = encode(x[i * a.inner], a.order);
-    if (digit == 0 || static_cast<Key>(key >> (shift + 8)) == prefix)
-      atomicAdd(&histogram[threadIdx.x % kCopies][(key >> shift) & 255], 1u);
+    for (int j = 0; j < kPer<Key>; ++j) {
+      const uint32_t i = begin + j * kThreads + threadIdx.x;
+      keys[j] = encode(x[min(i, a.length - 1) * a.inner], a.order);
+    }
+#pragma unroll
+    for (int j = 0; j < kPer<Key>; ++j)
+      if (begin + j * kThreads + threadIdx.x < a.length &&
+          (digit == 0 || static_cast<Key>(keys[j] >> (shift + 8)) == prefix))
+        atomicAdd(&histogram[(keys[j] >> shift) & 255][threadIdx.x % 32], 1u);
   }
   __syncthreads();
   uint32_t* all = part<uint32_t>(a, a.histograms) + digit * 256;
-  for (uint32_t i = threadIdx.x; i < 256; i += kThreads) {
-    uint32_t sum = 0;
-    for (int c = 0; c < kCopies; ++c) sum += histogram[c][i];
-    if (sum) atomicAdd(&all[i], sum);
+  for (uint32_t i = threadIdx.x / 32; i < 256; i += kThreads / 32) {
+    const uint32_t sum = sum_of_warp(histogram[i][threadIdx.x % 32]);
+    if (sum && threadIdx.x % 32 == 0) atomicAdd(&all[i], sum);
   }
 }
 
 template <class Key>
 __global__ void __launch_bounds__(kThreads) count_kernel(const Radix a) {
   __shared__ uint32_t above, ties;
-  if (threadIdx.x == 0) above = ties = 0;
   Key kth;
   uint32_t needed;
   find_prefix<Key>(a, sizeof(Key), &kth, &needed);
-  __syncthreads();
   const Key* x = row_of<Key>(a);
-  const uint32_t begin = blockIdx.x * kTile<Key>;
-  uint32_t more = 0, same = 0;
+#pragma unroll 1
+  for (uint32_t begin = first_tile<Key>(); begin < a.length; begin += tile_step<Key>()) {
+    if (threadIdx.x == 0) above = ties = 0;
+    __syncthreads();
+    uint32_t more = 0, same = 0;
 #pragma unroll
-  for (int j = 0; j < kPer<Key>; ++j) {
-    const uint32_t i = begin + j * kThreads + threadIdx.x;
-    const Key key = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
-    more += __popc(__ballot_sync(kEveryLane, i < a.length && key > kth));
-    same += __popc(__ballot_sync(kEveryLane, i < a.length && key == kth));
+    for (int j = 0; j < kPer<Key>; ++j) {
+      const uint32_t i = begin + j * kThreads + threadIdx.x;
+      const Key key = encode(x[min(i, a.length - 1) * a.inner], a.order);
+      more += __popc(__ballot_sync(kEveryLane, i < a.length && key > kth));
+      same += __popc(__ballot_sync(kEveryLane, i < a.length && key == kth));
+    }
+    if (threadIdx.x % 32 == 0) {
+      atomicAdd(&above, more);
+      atomicAdd(&ties, same);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) part<uint2>(a, a.counts)[begin / kTile<Key>] = make_uint2(above, ties);
+    __syncthreads();
   }
-  if (threadIdx.x % 32 == 0) {
-    atomicAdd(&above, more);
-    atomicAdd(&ties, same);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) part<uint2>(a, a.counts)[blockIdx.x] = make_uint2(above, ties);
 }
 
 // Replaces each tile's counts by the sums over the tiles before it.
@@ -174,40 +193,43 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Radix a) {
   find_prefix<Key>(a, sizeof(Key), &kth, &needed);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, lower = (1u << lane) - 1;
   const Key* x = row_of<Key>(a);
-  const uint32_t begin = blockIdx.x * kTile<Key>;
-  Key keys[kPer<Key>];
-  uint32_t above[kPer<Key>], ties[kPer<Key>];
-#pragma unroll
-  for (int j = 0; j < kPer<Key>; ++j) {
-    const uint32_t i = begin + j * kThreads + threadIdx.x;
-    keys[j] = i < a.length ? encode(x[i * a.inner], a.order) : Key{0};
-    above[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] > kth);
-    ties[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] == kth);
-    if (lane == 0) more[j][warp] = __popc(above[j]), same[j][warp] = __popc(ties[j]);
-  }
-  __syncthreads();
-  const uint2 before = part<uint2>(a, a.counts)[blockIdx.x];
-  uint32_t greater = before.x, equal = before.y;  // elements before the j-th of each thread
   const Packing<Key> packing = Packing<Key>::make(a.length);
   Composite<Key>* out = part<Composite<Key>>(a, a.first);
+#pragma unroll 1
+  for (uint32_t begin = first_tile<Key>(); begin < a.length; begin += tile_step<Key>()) {
+    Key keys[kPer<Key>];
+    uint32_t above[kPer<Key>], ties[kPer<Key>];
 #pragma unroll
-  for (int j = 0; j < kPer<Key>; ++j) {
-    // These also count elements of earlier threads.
-    uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);
+    for (int j = 0; j < kPer<Key>; ++j) {
+      const uint32_t i = begin + j * kThreads + threadIdx.x;
+      keys[j] = encode(x[min(i, a.length - 1) * a.inner], a.order);
+      above[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] > kth);
+      ties[j] = __ballot_sync(kEveryLane, i < a.length && keys[j] == kth);
+      if (lane == 0) more[j][warp] = __popc(above[j]), same[j][warp] = __popc(ties[j]);
+    }
+    __syncthreads();
+    const uint2 before = part<uint2>(a, a.counts)[begin / kTile<Key>];
+    uint32_t greater = before.x, equal = before.y;  // elements before the j-th of each thread
 #pragma unroll
-    for (uint32_t w = 0; w < kWarps; ++w) {
-      if (w < warp) g += more[j][w], e += same[j][w];
-      greater += more[j][w];
-      equal += same[j][w];
+    for (int j = 0; j < kPer<Key>; ++j) {
+      // These also count elements of earlier threads.
+      uint32_t g = greater + __popc(above[j] & lower), e = equal + __popc(ties[j] & lower);
+#pragma unroll
+      for (uint32_t w = 0; w < kWarps; ++w) {
+        if (w < warp) g += more[j][w], e += same[j][w];
+        greater += more[j][w];
+        equal += same[j][w];
+      }
+      const bool tie = ties[j] >> lane & 1;
+      if (!(above[j] >> lane & 1) && !(tie && e < needed)) continue;
+      const uint32_t at = g + min(e, needed), i = begin + j * kThreads + threadIdx.x;
+      if (a.sorted) {
+        out[at] = packing.pack(keys[j], i);
+      } else {
+        write(a, at, keys[j], i);
+      }
     }
-    const bool tie = ties[j] >> lane & 1;
-    if (!(above[j] >> lane & 1) && !(tie && e < needed)) continue;
-    const uint32_t at = g + min(e, needed), i = begin + j * kThreads + threadIdx.x;
-    if (a.sorted) {
-      out[at] = packing.pack(keys[j], i);
-    } else {
-      write(a, at, keys[j], i);
-    }
+    __syncthreads();
   }
 }
 
@@ -297,25 +319,28 @@ __global__ void __launch_bounds__(kThreads) merge_pass_kernel(const Radix a, boo
 template <class Key>
 cudaError_t run(cudaStream_t stream, uint32_t rows, Radix a) {
   using C = Composite<Key>;
-  const auto launch_tiles = [&](int64_t elements, size_t shared_bytes, auto kernel, auto... arguments) {
-    const dim3 grid(static_cast<unsigned>((elements + kTile<Key> - 1) / kTile<Key>), rows);
-    return launch(stream, {grid, dim3(kThreads), shared_bytes}, kernel, arguments...);
+  const auto launch_blocks = [&](int64_t blocks, size_t shared_bytes, auto kernel, auto... arguments) {
+    return launch(stream, {dim3(static_cast<unsigned>(blocks), rows), dim3(kThreads), shared_bytes}, kernel,
+                  arguments...);
   };
+  // Blocks that select stay, since all of them begin by finding the prefix.
+  const int64_t staying = std::min<int64_t>(a.tiles, (kStayingBlocks + rows - 1) / rows);
   cudaError_t status =
       launch(stream, {dim3(1, rows), dim3(256)}, clear_kernel, a, static_cast<uint32_t>(sizeof(Key) * 256));
   for (int digit = 0; digit < static_cast<int>(sizeof(Key)) && status == cudaSuccess; ++digit)
-    status = launch_tiles(a.length, 0, histogram_kernel<Key>, a, digit);
-  if (status == cudaSuccess) status = launch_tiles(a.length, 0, count_kernel<Key>, a);
+    status = launch_blocks(staying, 0, histogram_kernel<Key>, a, digit);
+  if (status == cudaSuccess) status = launch_blocks(staying, 0, count_kernel<Key>, a);
   if (status == cudaSuccess) status = launch(stream, {dim3(1, rows), dim3(1024)}, scan_kernel, a);
-  if (status == cudaSuccess) status = launch_tiles(a.length, 0, gather_kernel<Key>, a);
+  if (status == cudaSuccess) status = launch_blocks(staying, 0, gather_kernel<Key>, a);
   if (status != cudaSuccess || a.to_sort == 0) return status;
   const size_t shared_bytes = kTile<Key> * sizeof(C);
+  const int64_t sorted_tiles = (a.to_sort + kTile<Key> - 1) / kTile<Key>;
   a.run = kTile<Key>;
   bool last = a.run >= a.to_sort;
-  status = launch_tiles(a.to_sort, shared_bytes, sort_tiles_kernel<Key>, a, last);
+  status = launch_blocks(sorted_tiles, shared_bytes, sort_tiles_kernel<Key>, a, last);
   while (!last && status == cudaSuccess) {
     last = 2ull * a.run >= a.to_sort;
-    status = launch_tiles(a.to_sort, shared_bytes, merge_pass_kernel<Key>, a, last);
+    status = launch_blocks(sorted_tiles, shared_bytes, merge_pass_kernel<Key>, a, last);
     const int64_t written = a.second;
     a.second = a.first;
     a.first = written;

@@ -15,6 +15,8 @@
 // range into bins. If that fails, too (there are fewer than k survivors, or more than a block holds, or a bin is still
 // crowded), the exact selection of sieve_row.cuh runs.
 //
+// For results in the order of indices, reorder.cu sorts them once more.
+//
 // Bytes moved: the input once, and k results (value and index). With several blocks a row, the survivors also go
 // through the workspace, about three times. Sources: Dr. Top-k's delegates (arXiv 2109.08219), sample sort, AIR's
 // histograms (SC'23).

@@ -13,14 +13,11 @@
 // index is added to the threshold.
 //
 // Blocks that share a row take its tiles in turn. Each publishes a key that some of its delegates reach; enough of
-// these keys give a bound for the whole row. In a cluster (kStream), the first block collects the candidates that reach
-// the bound from the shared memory of the others. Without a cluster (kGrid), the blocks write their candidates to the
-// workspace, and a second kernel collects them. On long rows, the blocks of a grid also publish keys while they read,
-// and a kernel before them clears these keys. The kernels overlap.
+// these keys give a bound for the whole row. They are a cluster, whose first block collects the candidates that reach
+// the bound from the shared memory of the others.
 //
-// Bytes moved: the input once (twice after a wrong guess), and k results (value and index); kGrid adds some candidates
-// of each block. Sources: DeepSelect's running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms
-// (SC'23).
+// Bytes moved: the input once (twice after a wrong guess), and k results (value and index). Sources: DeepSelect's
+// running threshold, Dr. Top-k's delegates (arXiv 2109.08219), AIR's histograms (SC'23).
 #include <cooperative_groups.h>
 
 #include "common/cuda/async_copy.cuh"
@@ -41,38 +38,7 @@ struct Stream : Call {
   uint32_t reach, quorum;  // if `reach` elements of each of `quorum` slices reach a key, at least k of the row do
   uint32_t keep, room;     // candidates that a full buffer is cut to; candidates that the buffer holds
   uint32_t stages;         // tiles in flight
-  bool cluster;
-  bool shares;  // blocks of a grid also publish bounds while they read
 };
-
-// The data in the workspace that the blocks of a row (kGrid) publish for each other.
-template <class Key>
-struct Exchange {
-  uint64_t* bounds;            // one of each block: a key that a.reach of its elements reach, or 0
-  uint64_t* counts;            // the number of each block's candidates
-  Composite<Key>* candidates;  // exchange_candidates(a.k) of each block
-
-  __device__ Exchange(const Stream& a, int64_t row) {
-    unsigned char* bytes = a.workspace_of(row);
-    bounds = reinterpret_cast<uint64_t*>(bytes);
-    counts = bounds + a.slices;
-    candidates = reinterpret_cast<Composite<Key>*>(bytes + exchange_header_bytes(a.slices));
-  }
-  // Returns the highest key of which it follows, from what the blocks have published so far, that k elements of the row
-  // reach it.
-  template <int kThreads>
-  __device__ Key bound(const Stream& a) const {
-    const uint32_t i = spread_index<kThreads>();
-    const Key told = i < a.slices ? static_cast<Key>(*static_cast<volatile uint64_t*>(bounds + i)) : Key{0};
-    return kth_of_block<kThreads>(told, a.quorum);
-  }
-};
-
-__global__ void clear_kernel(const Stream a) {
-  let_dependents_start();
-  uint64_t* bounds = reinterpret_cast<uint64_t*>(a.workspace_of(blockIdx.x));
-  for (uint32_t i = threadIdx.x; i < a.slices; i += blockDim.x) bounds[i] = 0;
-}
 
 // Waits for the oldest of the tiles in flight. (The instruction contains the number of later tiles that may still be in
 // flight.)
@@ -156,8 +122,6 @@ struct Block {
   const uint32_t tid = threadIdx.x;
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices;
-  const bool grid = a.slices > 1 && !a.cluster, shares = grid && a.shares;
-  const Exchange<Key> exchange{a, row};
   const Packing<Key> packing = Packing<Key>::make(a.length);
   const Key* const x = static_cast<const Key*>(a.x) + row / a.inner * a.length * a.inner + row % a.inner;
 
@@ -176,7 +140,6 @@ struct Block {
   uint32_t start;  // the first tile
   Key best;        // the largest of this thread's elements: its delegate
   C threshold;
-  Key bound;  // a key that k elements of the row reach, as follows from what other blocks have published
   Filter<Key> filter{0, a.order};
   uint32_t last;   // index of the threshold
   uint32_t left;   // hits of the present tile that found no place
@@ -278,13 +241,6 @@ struct Block {
     return found < k ? packing.lowest(key) : packing.pack(key, s.boundary);
   }
 
-  // Publishes a key that a.reach delegates of this block reach.
-  __device__ __forceinline__ void tell() {
-    wait_for_predecessor();  // the exchange has been cleared
-    const Key mine = kth_of_block<kThreads>(best, a.reach);
-    if (tid == 0) *static_cast<volatile uint64_t*>(exchange.bounds + rank) = mine;
-  }
-
   // Starts to load the first tiles, and appends the loose elements. (If it started to load all tiles at once, the later
   // ones would delay the loose elements.)
   __device__ __forceinline__ void begin(uint32_t early) {
@@ -300,7 +256,6 @@ struct Block {
     }
     threshold = 0;
     filter = Filter<Key>(0, a.order);
-    bound = 0;
     left = 0;
     last = a.length;
     step = 0, tile = start, stage = 0;
@@ -361,33 +316,24 @@ struct Block {
     return __syncthreads_or(step < stop);
   }
 
-  // Raises the threshold after `stop` tiles, by the delegates of this block or by the keys that other blocks have
-  // published.
+  // Raises the threshold after `stop` tiles, by the delegates of this block.
   __device__ __forceinline__ void raise(uint32_t stop) {
-    if (stop == 0 && (delegates || guesses || shares)) {
+    if (!delegates && !guesses) return;
+    if (stop == 0) {
       const uint32_t there = present();
 #pragma unroll
       for (uint32_t j = 0; j < kPer; ++j)
         if (there >> j & 1) best = larger(best, element(j));
     }
-    if (stop > 0 && shares) {  // others published at the last stop
-      if (stop > kFirstStop) {
-        bound = larger(bound, exchange.template bound<kThreads>(a));
-        threshold = larger(threshold, packing.lowest(bound));
-      }
-      tell();
-    } else if (delegates || guesses) {
-      uint32_t reach = k;
-      if (guesses) {  // the expected share of threads that have read one of the k largest, and five deviations more
-        const float share = static_cast<float>(k) / count, seen = 1 - __expf(-share * kPer * (stop + 1.0f));
-        reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
-      }
-      if (reach <= kThreads * 3 / 4) {
-        const Key kth = kth_of_block<kThreads>(best, reach);
-        threshold = larger(threshold, packing.lowest(kth));
-        if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
-      }
+    uint32_t reach = k;
+    if (guesses) {  // the expected share of threads that have read one of the k largest, and five deviations more
+      const float share = static_cast<float>(k) / count, seen = 1 - __expf(-share * kPer * (stop + 1.0f));
+      reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
     }
+    if (reach > kThreads * 3 / 4) return;
+    const Key kth = kth_of_block<kThreads>(best, reach);
+    threshold = larger(threshold, packing.lowest(kth));
+    if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
   }
 
   // Collects the elements of this block's tiles that reach a threshold. Afterwards either there are at least k
@@ -412,7 +358,7 @@ struct Block {
         filter = Filter<Key>(packing.key(threshold), a.order);
         last = packing.index(threshold);
       }
-      if (!guesses || packing.lowest(bound) == threshold) break;
+      if (!guesses) break;
       // Drops elements below the last guess, which the buffer has from before that guess: later tiles may have had more
       // elements that are as large, and did not append them.
       compact<kThreads>(s, buffer, threshold);
@@ -435,24 +381,10 @@ struct Block {
     write();
   }
 
-  // In a grid, writes the candidates of the block to the workspace, for merge_kernel.
-  __device__ __forceinline__ void leave_candidates() {
-    if (a.reach) tell();
-    if (shares) {
-      // If blocks have many candidates, it pays to use the keys that other blocks have published by now.
-      if (a.k > 256) threshold = larger(threshold, packing.lowest(exchange.template bound<kThreads>(a)));
-      compact<kThreads>(s, buffer, threshold);
-    }
-    const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
-    if (s.count > most) reselect<kThreads, Key>(s, buffer, packing, a.k, most);
-    if (tid == 0) exchange.counts[rank] = s.count;
-    for (uint32_t i = tid; i < s.count; i += kThreads) exchange.candidates[rank * most + i] = buffer[i];
-  }
-
   // In a cluster, the first block collects the candidates of all blocks.
   __device__ __forceinline__ void gather_and_write() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    __shared__ uint32_t counts[8];  // how many candidates the other blocks have
+    __shared__ uint32_t counts[kStreamBlocks];  // how many candidates the other blocks have
     const cg::cluster_group cluster = cg::this_cluster();
     if (a.reach) {
       const Key mine = kth_of_block<kThreads>(best, a.reach);
@@ -482,39 +414,12 @@ template <class Key, int kThreads, bool kStrided>
 __global__ void __launch_bounds__(kThreads, 512 / kThreads) stream_kernel(const Stream a) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   Block<Key, kThreads, kStrided> block(a, shared_bytes);
-  if (block.grid) let_dependents_start();
   block.read();
-  if (block.grid) {
-    block.leave_candidates();
-  } else if (a.slices == 1) {
+  if (a.slices == 1) {
     block.write_alone();
   } else {
     block.gather_and_write();
   }
-}
-
-template <class Key, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1) merge_kernel(const Stream a) {
-  using C = Composite<Key>;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
-  C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
-  const uint32_t tid = threadIdx.x;
-  const int64_t row = blockIdx.x;
-  const Packing<Key> packing = Packing<Key>::make(a.length);
-  const Exchange<Key> exchange(a, row);
-  uint32_t* const counts = reinterpret_cast<uint32_t*>(buffer + a.room);
-  if (tid == 0) s.count = s.full = s.kept = 0;
-  __syncthreads();
-  wait_for_predecessor();
-  const uint32_t held = tid < a.slices ? static_cast<uint32_t>(exchange.counts[tid]) : 0;
-  const C threshold = a.reach ? packing.lowest(exchange.template bound<kThreads>(a)) : C{0};
-  if (tid < a.slices) atomicMax(&s.kept, counts[tid] = held);
-  __syncthreads();
-  const uint32_t most = static_cast<uint32_t>(exchange_candidates(a.k));
-  collect<kThreads, Key>(s, buffer, packing, a, threshold, a.slices, counts, s.kept,
-                         [&](uint32_t from, uint32_t i) { return exchange.candidates[from * most + i]; });
-  write_result<kThreads, Key>(s, a, packing, buffer, buffer + a.keep, a.keep, row);
 }
 
 template <class Key, int kThreads>
@@ -523,24 +428,14 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
   a.keep = shape.keep;
   a.room = shape.room;
   a.stages = shape.stages;
-  a.shares = a.reach && a.length / a.slices >= 16u * tile_elements(sizeof(Key), kThreads);
   const bool strided = a.inner > 1;
   Launch config;
   config.block = dim3(kThreads);
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.shared_bytes = shape.shared_bytes;
-  config.cluster = a.cluster ? static_cast<int>(a.slices) : 1;
+  config.cluster = static_cast<int>(a.slices);
   const auto kernel = strided ? stream_kernel<Key, kThreads, true> : stream_kernel<Key, kThreads, false>;
-  if (plan.algorithm != Algorithm::kGrid) return launch(stream, config, kernel, a);
-  const dim3 rows(static_cast<unsigned>(problem.rows.count()));
-  cudaError_t status = a.shares ? launch(stream, {rows, dim3(128)}, clear_kernel, a) : cudaSuccess;
-  config.overlap = plan.overlap && a.shares;
-  if (status == cudaSuccess) status = launch(stream, config, kernel, a);
-  config.overlap = plan.overlap;
-  config.grid = rows;
-  config.shared_bytes = shape.merge_bytes;
-  if (status == cudaSuccess) status = launch(stream, config, merge_kernel<Key, kThreads>, a);
-  return status;
+  return launch(stream, config, kernel, a);
 }
 
 }  // namespace
@@ -548,14 +443,12 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, S
 cudaError_t launch_stream(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Stream a = {call_of(problem, buffers)};
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.row_bytes = stream_exchange_bytes(plan.slices, problem.k, composite_bytes(problem.key_bits / 8));
   // Each block publishes a key that twice its share of k elements reach. So half of the blocks suffice for a bound, and
   // nobody waits for the slowest ones. Where delegates are few, the key is for one share.
   const uint32_t even = (a.k + a.slices - 1) / a.slices, twice = (2 * a.k + a.slices - 1) / a.slices;
   const uint32_t threads = static_cast<uint32_t>(plan.threads);
   a.reach = twice <= threads / 4 ? twice : even <= threads * 3 / 4 ? even : 0;
   if (a.reach) a.quorum = (a.k + a.reach - 1) / a.reach;
-  a.cluster = plan.algorithm == Algorithm::kStream && a.slices > 1;
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
     return plan.threads == 256 ? run<Key, 256>(stream, plan, problem, a) : run<Key, 512>(stream, plan, problem, a);

@@ -10,6 +10,7 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxStreamK = 2048;
+constexpr int64_t kStreamBlocks = 8;  // the most blocks of a cluster that share a row
 
 // How many elements a tile has: 64 bytes for each thread, or 32 bytes of 8-bit elements.
 JAXGPUOPS_HD constexpr int tile_elements(int key_bytes, int threads) {
@@ -20,16 +21,6 @@ JAXGPUOPS_HD constexpr int tile_elements(int key_bytes, int threads) {
 // copies to other addresses are slow. candidates.cuh checks the number.
 JAXGPUOPS_HD constexpr size_t stream_control_bytes(size_t composite, int threads) {
   return (threads * 32 + threads / 32 * (2 * composite + 4) + 32 + 127) / 128 * 128;
-}
-
-// Each block of a grid writes a bound, a count and its candidates to the workspace. These are the bytes of the bounds
-// and counts of a row.
-JAXGPUOPS_HD constexpr int64_t exchange_header_bytes(int64_t slices) { return slices * 16; }
-// The most candidates that a block of a grid writes to the workspace: about as many as reach a guessed threshold. It
-// drops the others.
-JAXGPUOPS_HD constexpr int64_t exchange_candidates(int64_t k) { return 2 * k - k / 8; }
-JAXGPUOPS_HD constexpr int64_t stream_exchange_bytes(int64_t slices, int64_t k, int64_t composite) {
-  return exchange_header_bytes(slices) + slices * exchange_candidates(k) * composite;
 }
 
 // The most elements of a row that one block holds whole. Shared memory has room for them twice, and for a tile in
@@ -44,7 +35,6 @@ constexpr uint32_t kMaxStages = 5;
 struct StreamShape {
   uint32_t keep = 0, room = 0, stages = 0;
   size_t shared_bytes = 0;
-  size_t merge_bytes = 0;  // shared memory of the kernel that merges the candidates of a grid's blocks
 };
 
 // Shared memory that is kept free for the kernels' own variables; no kernel has more of them.
@@ -73,7 +63,6 @@ inline StreamShape stream_shape(int key_bytes, int threads, uint32_t length, uin
   if (shape.stages > tiles) shape.stages = static_cast<uint32_t>(tiles);
   if (shape.stages > kMaxStages) shape.stages = kMaxStages;
   shape.shared_bytes = used + shape.stages * tile_bytes;
-  shape.merge_bytes = used + threads * sizeof(uint32_t);
   return shape;
 }
 

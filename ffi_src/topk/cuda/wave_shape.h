@@ -8,7 +8,7 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int64_t kMaxWaveK = 256, kMaxWaveRows = 4, kMinWaveBytes = 1 << 17;
+constexpr int64_t kMaxWaveK = 256, kMaxWaveRows = 16, kMinWaveBytes = 1 << 17;
 constexpr int kWaveThreads = 512;    // threads of a block
 constexpr int kWaveLoads = 4;        // vectors of 16 bytes that a thread loads together; two such groups are in flight
 constexpr uint32_t kWaveTold = 4;    // elements that a warp publishes to its block
