@@ -329,6 +329,14 @@ def test_plans_of_segments(capability):
             assert found["rows"] * found["tiles"] >= length > found["rows"] * (found["tiles"] - 1)
             assert found["columns"] <= min(inner, 32) and found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
             assert (found["shared_bytes"] > 0) == (segments <= 1000) or SHARED_LIMIT[capability] < 163
+    # Cells in shared memory, if that leaves enough blocks.
+    for length, inner, segments, shared in [
+        (16_384, 1, 2000, True), (65_536, 1, 2000, True), (65_536, 1, 8000, False), (1 << 18, 1, 3000, True),
+        (1 << 18, 1, 16_000, False), (16_384, 8, 100, True), (16_384, 8, 1000, False), (8192, 64, 20, True),
+        (8192, 64, 200, False), (4200, 512, 500, False),
+    ]:  # fmt: skip
+        found = plan_softmax(1, length, inner, segments)
+        assert (found["algorithm"], found["shared_bytes"] > 0) == ("cells", shared)
     # Many numbers in more cells than L2 holds are put in order.
     for length, inner, segments, algorithm in [
         (1 << 22, 1, 1 << 20, "cells"), (1 << 22, 1, 1 << 21, "ordered"), (4 * 10**6, 1, 1 << 21, "cells"),
