@@ -145,6 +145,7 @@ KERNELS = {
         "merge": "merge_(tiles|runs)_kernel",
         "sweep": "(pass|fill)_kernel",
         "segments": "segments_kernel",
+        "compare": "compare_kernel",
     },
     "scan": {
         "small": "scan_small",

@@ -126,9 +126,14 @@ def test_rows_of_a_batch_and_misaligned_ones(shape, axis, algorithm, turns):
 
 # Rows whose segments a block sorts, and longer ones.
 SEGMENTS = {
-    "256 threads": ((30, 1001), "segments"),
-    "512 threads": ((3, 4001), "segments"),
-    "1024 threads": ((3, 8001), "segments"),
+    "comparisons of one element": ((7, 1), "compare"),
+    "comparisons of several rows": ((500, 33), "compare"),
+    "comparisons in short rows": ((100, 255), "compare"),
+    "comparisons in a few rows": ((9, 3001), "compare"),
+    "comparisons in long rows": ((3, 9001), "compare"),
+    "256 threads": ((70, 1001), "segments"),
+    "512 threads": ((17, 4001), "segments"),
+    "1024 threads": ((9, 8001), "segments"),
     "half of the warps": ((200, 2049), "segments"),
     "a merge": ((3, 17_001), "merge"),
     "merges": ((2, 70_001), "merge"),
@@ -142,13 +147,18 @@ def test_segments(shape, algorithm, dtype):
     """Many short segments, few long ones, and offsets out of order and out of range."""
     n, rng = shape[1], np.random.default_rng(0)
     every = [np.arange(1, n, 3), np.array([0, n]), np.array([5, n // 3, n // 2, n - 9]), np.zeros(1)]
+    compares = lambda count: n <= 256 or shape[0] * n <= 1024 * count
     every += [rng.integers(-n // 2, 2 * n, 70), np.sort(rng.integers(0, n, 2 * n))]
     with jax.enable_x64(dtype in ("float64", "int64")):
         x = data(shape, 1, jnp.dtype(dtype))
         for offsets, descending in itertools.product(every, (False, True)):
             offsets = jnp.asarray(offsets, jnp.int32)
             both = lambda x, of: [f(x, offsets=of, descending=descending) for f in (jaxgpuops.sort, jaxgpuops.argsort)]
-            if algorithm and (n <= 8192 or algorithm == "merge" and n <= 256 * offsets.size):
+            if algorithm == "compare":
+                is_known = compares(offsets.size) and (n < 8192 or np.dtype(x.dtype).itemsize < 8)
+            else:
+                is_known = algorithm and (n <= 8192 or algorithm == "merge" and n <= 256 * offsets.size)
+            if is_known:
                 calls = jaxgpuops.explain(both, x, offsets)
                 assert {call.plan["algorithm"] for call in calls if call.op == "sort_segments"} == {algorithm}
             fallback = functools.partial(sort_segments_p.fallback, axis=1, descending=descending)

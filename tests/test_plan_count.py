@@ -190,8 +190,8 @@ def test_plans_of_sorts_of_segments(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, capability)
     assert plan(3, 0, 1, 5, 32)["algorithm"] == "empty"
     for length, bits, threads in [
-        (1, 8, 256), (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024),
-        (8192, 64, 1024), (4097, 32, 1024), (16_384, 16, 1024),
+        (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024), (8192, 64, 1024),
+        (4097, 32, 1024), (16_384, 16, 1024),
     ]:  # fmt: skip
         found = plan(100, length, 1, 70, bits)
         if found["algorithm"] != "segments":
@@ -200,6 +200,20 @@ def test_plans_of_sorts_of_segments(capability):
             continue
         assert (found["algorithm"], found["threads"], found["workspace_bytes"]) == ("segments", threads, 0)
         assert 6 * length < found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+    # Few elements are compared, unless there are few segments. (rows, elements, offsets, bits, whether they are)
+    for outer, length, count, bits, compares in [
+        (1, 1, 1, 8, True), (19, 13, 2, 32, True), (300, 100, 2, 16, True), (128, 256, 2, 32, True),
+        (129, 256, 999, 32, False), (256, 256, 2, 64, True), (257, 256, 999, 64, False), (1, 370, 2, 32, True),
+        (1, 2000, 1, 64, True), (1, 2049, 1, 32, False), (1, 2048, 1, 8, False), (1, 2048, 2, 8, True),
+        (8, 4096, 15, 32, False), (8, 4096, 16, 32, True), (4, 8192, 16, 32, True), (5, 8192, 999, 32, False),
+        (1, 16_384, 8, 8, False), (1, 16_384, 16, 8, True), (2, 16_384, 999, 8, False), (1, 16_384, 999, 64, False),
+    ]:  # fmt: skip
+        found = plan(outer, length, 1, count, bits)
+        assert (found["algorithm"] == "compare") == compares or SHARED_LIMIT[capability] < 80
+        if compares and found["algorithm"] == "compare":
+            assert outer * length <= 256 * found["blocks"] <= 256 * 8 * 132 and found["workspace_bytes"] == 0
+            assert found["shared_bytes"] < SHARED_LIMIT[capability] << 10
+    assert plan(3, 100, 2, 9, 32)["algorithm"] == "none"
     for outer, length, count, bits in [(3, 16_385, 70, 8), (3, 8193, 2, 64), (1000, 70_000, 110, 32)]:
         found = plan(outer, length, 1, count, bits)
         assert found["algorithm"] == "merge"
@@ -329,6 +343,14 @@ def test_plans_of_segments(capability):
             assert found["rows"] * found["tiles"] >= length > found["rows"] * (found["tiles"] - 1)
             assert found["columns"] <= min(inner, 32) and found["shared_bytes"] <= SHARED_LIMIT[capability] << 10
             assert (found["shared_bytes"] > 0) == (segments <= 1000) or SHARED_LIMIT[capability] < 163
+    # Cells in shared memory, if that leaves enough blocks.
+    for length, inner, segments, shared in [
+        (16_384, 1, 2000, True), (65_536, 1, 2000, True), (65_536, 1, 8000, False), (1 << 18, 1, 3000, True),
+        (1 << 18, 1, 16_000, False), (16_384, 8, 100, True), (16_384, 8, 1000, False), (8192, 64, 20, True),
+        (8192, 64, 200, False), (4200, 512, 500, False),
+    ]:  # fmt: skip
+        found = plan_softmax(1, length, inner, segments)
+        assert (found["algorithm"], found["shared_bytes"] > 0) == ("cells", shared)
     # Many numbers in more cells than L2 holds are put in order.
     for length, inner, segments, algorithm in [
         (1 << 22, 1, 1 << 20, "cells"), (1 << 22, 1, 1 << 21, "ordered"), (4 * 10**6, 1, 1 << 21, "cells"),

@@ -181,6 +181,19 @@ def test_fallback_of_segments_is_the_kernel(count, dtype):
         np.testing.assert_array_equal(reference.bits(plain), reference.bits(ours))
 
 
+@pytest.mark.parametrize("count", [1, 2, 20])
+def test_fallback_of_offsets_in_no_order_is_the_kernel(count):
+    """Places are compared with so few offsets, whichever of them are out of order or out of range."""
+    rng, n = np.random.default_rng(2), 5001
+    x = rng.integers(0, 99, (3, n)).astype(np.float32)
+    for seed in range(3):
+        offsets = np.random.default_rng(seed).integers(-n // 4, n + n // 4, (1, count)).astype(np.int32)
+        params = {"axis": 1, "descending": False, "values": False, "indices": True}
+        [plain] = jax.jit(functools.partial(sort_segments_p.fallback, **params))(x, offsets)
+        [ours] = jax.jit(functools.partial(sort_segments_p, **params))(x, offsets)
+        np.testing.assert_array_equal(plain, ours)
+
+
 def assert_same_bits(a, b):
     assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
 

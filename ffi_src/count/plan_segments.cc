@@ -420,13 +420,16 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
   const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
   while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
-  const bool has_table = bytes() <= kMostCellBytes && length >= 8 * segments;
+  const bool fits = bytes() <= kMostCellBytes && length >= 8 * segments;
+  // A block has as many rows as there are segments, or folding its cells would take longer than its rows. Of many cells
+  // that leaves few blocks: then atomics in the workspace take less time, unless there are many rows for all blocks.
+  const bool has_table = fits && segments * plan.columns <= 2048 + length * plan.columns / 128;
   if (has_table && bytes() <= most) {
     plan.shared_bytes = bytes();
     plan.warps = bytes() <= half ? 16 : 32;
     const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
     plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
-  } else if (must || has_table || numbers <= kFew || (inner < 4 && !spread)) {
+  } else if (must || fits || numbers <= kFew || (inner < 4 && !spread)) {
     plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
     plan.warps = 8;
     const int64_t batch = 8 * (32 * plan.warps / plan.columns);

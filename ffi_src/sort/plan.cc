@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
 #include "count/plan.h"
 #include "sort/cuda/shape.h"
 
@@ -49,7 +50,27 @@ bool sorts_in_warps(const Problem& problem, const Gpu& gpu) {
   return rows.count() * shape.team >= (problem.indices ? 12 : 3) * 32 * gpu.multiprocessors;
 }
 
+// Plans comparisons of all elements with the others of their segments. Returns false where a radix sort takes less
+// time: for many elements, and for few long segments. If one of many segments has most of the elements, comparisons
+// take up to three times as long as that.
+bool plan_compare(const Problem& problem, int64_t shared_limit, Plan& plan) {
+  constexpr int64_t kMostComparisons = int64_t{1} << 28;  // if a row is one segment
+  const Rows& rows = problem.rows;
+  const int key_bytes = problem.key_bits / 8;
+  const int64_t elements = rows.elements(), most = key_bytes == 8 ? 1 << 16 : 1 << 15;
+  if (rows.inner > 1 || rows.length > kMostCompared || elements > most) return false;
+  if (elements * rows.length * (key_bytes == 8 ? 2 : 1) > kMostComparisons) return false;
+  if (rows.length > 256 && elements > problem.offsets * (key_bytes == 1 ? 1024 : 2048)) return false;
+  const CompareShape shape = compare_shape(rows, true);
+  plan.algorithm = Algorithm::kCompare;
+  plan.threads = kCompareThreads;
+  plan.blocks = ceil_div(rows.count(), shape.together) * shape.chunks;
+  plan.shared_bytes = compare_shared_bytes(rows, shape, key_bytes);
+  return plan.shared_bytes <= shared_limit - (8 << 10);
+}
+
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
+  if (plan_compare(problem, shared_limit, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kNone;
@@ -144,6 +165,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kMerge: return "merge";
     case Algorithm::kSweep: return "sweep";
     case Algorithm::kSegments: return "segments";
+    case Algorithm::kCompare: return "compare";
     case Algorithm::kNone: return "none";
   }
   return "?";

@@ -22,6 +22,7 @@ enum class Algorithm {
   kMerge,     // few elements in all, or segments of longer rows: tiles are sorted, and then merged
   kSweep,     // rows of any length: radix sort in passes over memory
   kSegments,  // segments of rows that a block holds: radix sort in its shared memory
+  kCompare,   // segments of few elements: each is compared with the others of its segment
   kNone,      // segments of other rows, or numbers carried by other kernels than kSweep: other calls are faster
 };
 

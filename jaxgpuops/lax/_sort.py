@@ -110,21 +110,27 @@ def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
     return [part for pair in parts for part in pair]
 
 
+def _clipped(offsets: jax.Array, length: int) -> jax.Array:
+    wide = offsets.astype(np.int32) if offsets.dtype.itemsize < 4 else offsets
+    return jnp.clip(wide, 0, length).astype(np.int32)
+
+
 def bounds(offsets: jax.Array, length: int) -> jax.Array:
     """Returns offsets as int32, clipped to the axis and made ascending, so that no access can be out of bounds."""
-    wide = offsets.astype(np.int32) if offsets.dtype.itemsize < 4 else offsets
-    return cummax(jnp.clip(wide, 0, length).astype(np.int32), 0)
+    return cummax(_clipped(offsets, length), 0)
 
 
 def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: int) -> jax.Array:
     """Returns the number of the segment of each place, which is how many offsets are at or before it."""
     length, count = shape[axis] if split is None else split.length, offsets.shape[0]
-    edges, dtype = bounds(offsets, length), np.min_scalar_type(count)
-    known = not any(map(jax.export.is_symbolic_dim, (*shape, count)))
-    if split is None and known and count * math.prod(shape) <= most:
-        place = lax.broadcasted_iota(np.int32, shape, axis)
-        return jnp.sum(place[..., None] >= edges, -1, dtype=dtype)
-    passed = cumsum(bincount(edges, 0, length + 1), 0)[:length].astype(dtype)
+    dtype = np.min_scalar_type(count)
+    known = not any(map(jax.export.is_symbolic_dim, (length, count)))
+    if split is None and known and count * length <= most:
+        place, number = (lax.broadcasted_iota(np.int32, (length, count), d) for d in (0, 1))
+        # As many as stand before the first offset behind the place, so that offsets need not ascend.
+        passed = jnp.min(jnp.where(_clipped(offsets, length) > place, number, count), 1, initial=count).astype(dtype)
+    else:
+        passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length].astype(dtype)
     return lax.broadcast_in_dim(passed if split is None else split.part_of(passed, 0), shape, (axis,))
 
 

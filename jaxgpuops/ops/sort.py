@@ -55,8 +55,9 @@ def sort(
     pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
-    With segments, a GPU sorts the axis as a whole, by the elements and by the numbers of the segments: in one sort if that
-    is faster, otherwise in two. The lengths of segments do not matter. A CPU sorts one segment after another.
+    With segments, a GPU compares few elements with the others of their segments. It sorts more of them as a whole, by the
+    elements and by the numbers of the segments: in one sort if that is faster, otherwise in two. Then the lengths of
+    segments do not matter. A CPU sorts one segment after another.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,

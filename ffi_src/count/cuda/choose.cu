@@ -45,6 +45,7 @@ struct ChooseArgs {
 class Mask {
  public:
   static constexpr int kBlocks = kMaskBlocks;
+  static constexpr bool kNear = true;  // the units of a warp are neighbours
 
   __device__ Mask(const ChooseArgs& a, uint32_t row) {
     const auto* const first = static_cast<const uint8_t*>(a.x) + row * a.length;
@@ -126,6 +127,7 @@ template <class Word>
 class Starts {
  public:
   static constexpr int kBlocks = kStartsBlocks;  // with registers for many loads at once
+  static constexpr bool kNear = false;           // those of all warps take turns
 
   __device__ Starts(const ChooseArgs& a, uint32_t row)
       : a_(a),
@@ -203,12 +205,13 @@ class Starts {
 // ---- Results --------------------------------------------------------------------------------------------------------
 
 // Lists the places of the set bits of a unit, of which each lane has a word. `up_to`: how many bits are set in the
-// words of all lanes up to this one. A lane lists its last place first, since the highest set bit is found fastest.
-__device__ __forceinline__ void list_places(uint32_t word, uint32_t up_to, uint16_t* list) {
+// words of all lanes up to this one; `first`: the place of the first bit. A lane lists its last place first, since the
+// highest set bit is found fastest.
+__device__ __forceinline__ void list_places(uint32_t word, uint32_t up_to, uint16_t* list, uint32_t first = 0) {
   for (uint16_t* end = list + up_to; word;) {
     const int bit = 31 - __clz(static_cast<int>(word));
     word ^= 1u << bit;
-    *--end = static_cast<uint16_t>(threadIdx.x % 32 * 32 + bit);
+    *--end = static_cast<uint16_t>(first + threadIdx.x % 32 * 32 + bit);
   }
 }
 
@@ -337,18 +340,21 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   const auto is_listed = [&](uint32_t count) {
     return lists = lists && count <= kChooseList && listed + count <= a.list;
   };
+  constexpr bool kNear = Bits::kNear;
+  const uint32_t each = kNear ? (units + kWarps - 1) / kWarps : 1, step = kNear ? 1 : kWarps;
+  const uint32_t own_unit = warp * each, own_end = kNear ? min(units, own_unit + each) : units;
   typename Bits::Loaded next = {};
-  if (warp < units) next = bits.load((first_unit + warp) * 32 + lane);
+  if (own_unit < own_end) next = bits.load((first_unit + own_unit) * 32 + lane);
 #pragma unroll 1
-  for (uint32_t unit = warp; unit < units; unit += kWarps) {
+  for (uint32_t unit = own_unit; unit < own_end; unit += step) {
     const auto loaded = next;
     const uint32_t word_at = (first_unit + unit) * 32 + lane;
-    if (unit + kWarps < units) next = bits.load(word_at + kWarps * 32);
+    if (unit + step < own_end) next = bits.load(word_at + step * 32);
     const uint32_t word = bits.word(word_at, loaded), up_to = sum_up_to_lane(static_cast<uint32_t>(__popc(word)));
     const uint32_t count = shuffle_from(up_to, 31);
     if (lane == 0) counts[unit] = count;
     if (is_listed(count)) {
-      list_places(word, up_to, list + listed);
+      list_places(word, up_to, list + listed, kNear ? (unit - own_unit) * 1024 : 0);
       listed += count;
     } else {
       words[unit * 32 + lane] = word;
@@ -370,14 +376,22 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     earlier += word - 1;
   }
   sum_before(earlier, sums, static_cast<int>(kWarps), before);
+  // The units that are listed come before the others. If they are neighbours, they have one list, which is written at
+  // once.
+  const auto place_of = [&](uint32_t unit) { return static_cast<int32_t>((first_unit + unit) * 1024) - bits.past(); };
+  if (kNear && listed > 0) {
+    __syncwarp();
+    copy_places(a, turn.row, list, listed, place_of(own_unit), before + counts[own_unit]);
+    __syncwarp();
+  }
   listed = 0;
   lists = a.early;
 #pragma unroll 1
-  for (uint32_t unit = warp; unit < units; unit += kWarps) {
-    const auto first = static_cast<int32_t>((first_unit + unit) * 1024) - bits.past();
+  for (uint32_t unit = own_unit; unit < own_end; unit += step) {
+    const int32_t first = place_of(unit);
     const uint32_t own = (unit + 1 < units ? counts[unit + 1] : count) - counts[unit];
     if (is_listed(own)) {
-      copy_places(a, turn.row, list + listed, own, first, before + counts[unit]);
+      if (!kNear) copy_places(a, turn.row, list + listed, own, first, before + counts[unit]);
       listed += own;
     } else {
       const uint32_t word = words[unit * 32 + lane], up_to = sum_up_to_lane(static_cast<uint32_t>(__popc(word)));

@@ -12,6 +12,14 @@ struct Range {
   uint32_t begin, end;
 };
 
+// The places of the first and of the last bit of a word, whose bits are those of 32 neighbouring places.
+__device__ __forceinline__ uint32_t first_bit(uint32_t number, uint32_t word) {
+  return number * 32 + static_cast<uint32_t>(__ffs(static_cast<int>(word)) - 1);
+}
+__device__ __forceinline__ uint32_t last_bit(uint32_t number, uint32_t word) {
+  return number * 32 + static_cast<uint32_t>(31 - __clz(static_cast<int>(word)));
+}
+
 // Calls mark(place) for every offset, and returns the places between which all segments are. Offsets need not ascend:
 // one that is less than any before it counts as the largest of those. All threads of the block call it. `largest` is
 // shared memory for a number of each warp.
@@ -22,6 +30,14 @@ __device__ __forceinline__ Range mark_offsets(const int32_t* offsets, int64_t co
   const auto offset_at = [&](int64_t i) {
     return static_cast<uint32_t>(min(max(offsets[i], 0), static_cast<int32_t>(length)));
   };
+  bool descends = false;  // mostly they do ascend
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i + 1 < count; i += kThreads) descends |= offset_at(i + 1) < offset_at(i);
+  if (!__syncthreads_or(descends)) {
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) mark(offset_at(i));
+    return {offset_at(0), offset_at(count - 1)};
+  }
   uint32_t most = 0;  // the largest offset so far
 #pragma unroll 1
   for (int64_t start = 0; start < count; start += kThreads) {

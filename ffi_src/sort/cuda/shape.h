@@ -72,6 +72,36 @@ constexpr int64_t segments_shared_bytes(int key_bytes, int threads, int items) {
   return threads / 32 * 1028 + 4096 + threads * items * (std::max(key_bytes, 4) + 2) + 64;
 }
 
+// ---- Segments of few elements ---------------------------------------------------------------------------------------
+
+constexpr int kCompareThreads = 256;
+constexpr int64_t kMostCompared = 64 * kCompareThreads;  // elements of a row
+
+// What a block of compare_kernel has: `each` elements of a row, of which a block has one of the `chunks`, or `together`
+// whole rows. So many `lanes` compare an element with others.
+struct CompareShape {
+  uint32_t lanes, each, chunks, together;
+};
+
+// `shared`: all rows have the same offsets. All blocks run at the same time, since each first finds the segments.
+inline CompareShape compare_shape(const Rows& rows, bool shared) {
+  constexpr int64_t kBlocks = 528, kLeast = 16;
+  const int64_t length = rows.length, wanted = std::max(kLeast, rows.elements() / kBlocks);
+  uint32_t lanes = 1;
+  while (lanes < kCompareThreads / kLeast && 2 * lanes * std::min(wanted, length) <= kCompareThreads) lanes *= 2;
+  if (shared && 2 * length <= wanted) {
+    const auto together = static_cast<uint32_t>(wanted / length);
+    return {lanes, static_cast<uint32_t>(together * length), 1, together};
+  }
+  const auto chunks = static_cast<uint32_t>((length - 1) / wanted + 1);
+  return {lanes, static_cast<uint32_t>((length - 1) / chunks + 1), chunks, 1};
+}
+
+// The keys of a row, or of several.
+inline int64_t compare_shared_bytes(const Rows& rows, const CompareShape& shape, int64_t element_bytes) {
+  return (rows.length * shape.together + 4) * std::max<int64_t>(element_bytes, 4);
+}
+
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384;

@@ -1,0 +1,198 @@
+// Sorts the segments of rows by comparing: the place of an element in its segment is the number of elements there that
+// come before it. So blocks share a row without waiting for each other, and one launch does all. For few elements,
+// which take less time to compare than the passes of a radix sort wait for each other (plan.cc).
+//
+// A block has some neighbouring elements of a row, or some short rows. A team of lanes compares one element with the
+// others of its segment, whose keys are in shared memory.
+//
+// Bytes moved: every element is read by the blocks that have elements of its segment, from L2 but for the first of
+// them, and every result is written once.
+#include <type_traits>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "common/rounding.h"
+#include "sort/cuda/kernels.h"
+#include "sort/cuda/offsets.cuh"
+
+namespace jaxgpuops::sort {
+namespace {
+
+constexpr uint32_t kThreads = kCompareThreads, kWords = kMostCompared / 32;
+static_assert(kWords == 2 * kThreads);  // a thread has two words of bits
+constexpr uint32_t kShortSegment = 8;   // elements that a lane compares one by one
+
+struct CompareArgs {
+  const void* x;
+  void* values;      // null: not wanted
+  int32_t* indices;  // null: not wanted
+  const int32_t* offsets;
+  IndexMap offsets_at;
+  int64_t count, rows;  // of offsets; of all
+  uint32_t length;
+  CompareShape shape;
+  SortOrder order;
+};
+
+// Where the segments of a row are, by bits at the places where they begin.
+struct Bounds {
+  uint32_t begins[kWords];  // a bit for each place
+  uint32_t before[kWords];  // the last place in the words before that has a bit
+  uint32_t after[kWords];   // the first place in the words behind that has one, or the length
+  uint32_t of_warps[2][kThreads / 32];
+
+  __device__ Range around(uint32_t place) const {
+    const uint32_t word = begins[place / 32], up_to = (2u << place % 32) - 1;
+    return {word & up_to ? last_bit(place / 32, word & up_to) : before[place / 32],
+            word & ~up_to ? first_bit(place / 32, word & ~up_to) : after[place / 32]};
+  }
+};
+
+// Finds the segments of a row, and returns the places between which all are. All threads of the block call it.
+__device__ __forceinline__ Range find_bounds(const CompareArgs& a, int64_t row, Bounds& bounds) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, pair = 2 * threadIdx.x;
+  bounds.begins[pair] = bounds.begins[pair + 1] = 0;
+  __syncthreads();
+  const auto mark = [&](uint32_t place) {
+    if (place < a.length) atomicOr(bounds.begins + place / 32, 1u << place % 32);
+  };
+  const Range all = mark_offsets<kThreads>(a.offsets + a.offsets_at(row), a.count, a.length, bounds.of_warps[0], mark);
+  __syncthreads();
+  const auto last_in = [&](uint32_t w, uint32_t none) {
+    return bounds.begins[w] ? last_bit(w, bounds.begins[w]) : none;
+  };
+  const auto first_in = [&](uint32_t w, uint32_t none) {
+    return bounds.begins[w] ? first_bit(w, bounds.begins[w]) : none;
+  };
+  uint32_t last = last_in(pair + 1, last_in(pair, 0)), first = first_in(pair, first_in(pair + 1, a.length));
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) {  // a lane without such a neighbour gets its own place
+    last = max(last, __shfl_up_sync(kEveryLane, last, lanes));
+    first = min(first, __shfl_down_sync(kEveryLane, first, lanes));
+  }
+  if (lane == 31) bounds.of_warps[0][warp] = last;
+  if (lane == 0) bounds.of_warps[1][warp] = first;
+  last = __shfl_up_sync(kEveryLane, last, 1);
+  first = __shfl_down_sync(kEveryLane, first, 1);
+  if (lane == 0) last = 0;
+  if (lane == 31) first = a.length;
+  __syncthreads();
+#pragma unroll
+  for (uint32_t w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) last = max(last, bounds.of_warps[0][w]);
+    if (w > warp) first = min(first, bounds.of_warps[1][w]);
+  }
+  bounds.before[pair] = last;
+  bounds.before[pair + 1] = last_in(pair, last);
+  bounds.after[pair] = first_in(pair + 1, first);
+  bounds.after[pair + 1] = first;
+  __syncthreads();
+  return all;
+}
+
+// Returns how many keys of a range come before, of those that this lane of a team looks at.
+template <class Key, class Before>
+__device__ __forceinline__ uint32_t count_keys(const Key* keys, Range range, uint32_t lane, uint32_t lanes,
+                                               Before before) {
+  struct alignas(16) Vector {
+    Key key[16 / sizeof(Key)];
+  };
+  constexpr uint32_t kKeys = 16 / sizeof(Key);
+  const uint32_t first = min((range.begin + kKeys - 1) / kKeys * kKeys, range.end);
+  const uint32_t last = max(first, range.end / kKeys * kKeys);
+  uint32_t found[kKeys] = {};
+  for (uint32_t i = range.begin + lane; i < first; i += lanes) found[0] += before(keys[i]);
+  for (uint32_t i = last + lane; i < range.end; i += lanes) found[0] += before(keys[i]);
+#pragma unroll 4
+  for (uint32_t i = first / kKeys + lane; i < last / kKeys; i += lanes) {
+    const Vector some = reinterpret_cast<const Vector*>(keys)[i];
+#pragma unroll
+    for (uint32_t j = 0; j < kKeys; ++j) found[j] += before(some.key[j]);
+  }
+  uint32_t sum = 0;
+#pragma unroll
+  for (const uint32_t count : found) sum += count;
+  return sum;
+}
+
+// Returns how many elements of a segment come before element i of it, of those that this lane looks at. Of equal
+// elements, those before it do.
+template <class Key>
+__device__ __forceinline__ uint32_t rank_in(const Key* keys, Range segment, uint32_t i, uint32_t lane, uint32_t lanes) {
+  const Key key = keys[i];
+  if (segment.end - segment.begin > kShortSegment * lanes)
+    return count_keys(keys, {segment.begin, i}, lane, lanes, [&](Key other) { return other <= key; }) +
+           count_keys(keys, {i + 1, segment.end}, lane, lanes, [&](Key other) { return other < key; });
+  uint32_t rank = 0;
+  for (uint32_t j = segment.begin + lane; j < segment.end; j += lanes)
+    rank += keys[j] < key || (keys[j] == key && j < i);
+  return rank;
+}
+
+template <class Bits>
+__global__ void __launch_bounds__(kThreads) compare_kernel(const __grid_constant__ CompareArgs a) {
+  using Key = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
+  __shared__ Bounds bounds;
+  auto* const keys = reinterpret_cast<Key*>(dynamic_shared_memory());
+  const uint32_t group = blockIdx.x / a.shape.chunks, chunk = blockIdx.x - group * a.shape.chunks;
+  const int64_t row = int64_t{group} * a.shape.together;
+  const auto there = static_cast<uint32_t>(min(int64_t{a.shape.together}, a.rows - row)) * a.length;
+  const uint32_t begin = chunk * a.shape.each, end = min(begin + a.shape.each, there);
+  const Bits* const from = static_cast<const Bits*>(a.x) + row * a.length;
+  const auto read = [&](uint32_t first, uint32_t last) {
+#pragma unroll 4
+    for (uint32_t i = first + threadIdx.x; i < last; i += kThreads) keys[i] = sort_key(from[i], a.order);
+  };
+  read(begin, end);
+  const Range all = find_bounds(a, row, bounds);
+  const auto is_inside = [&](uint32_t place) { return place - all.begin < all.end - all.begin; };
+  if (a.shape.chunks > 1) {  // other blocks have elements of the first and of the last segment, too
+    if (is_inside(begin)) read(bounds.around(begin).begin, begin);
+    if (is_inside(end - 1)) read(end, bounds.around(end - 1).end);
+  }
+  __syncthreads();
+  const uint32_t lanes = a.shape.lanes, lane = threadIdx.x % lanes, teams = kThreads / lanes;
+  for (uint32_t first = begin; first < end; first += teams) {
+    const uint32_t i = first + threadIdx.x / lanes;
+    const uint32_t head = a.shape.together > 1 ? i / a.length * a.length : 0, place = i - head;
+    uint32_t rank = 0, start = place;
+    Bits own = {};
+    if (i < end) {
+      own = from[i];
+      if (is_inside(place)) {
+        const Range segment = bounds.around(place);
+        start = segment.begin;
+        rank = rank_in(keys, {head + segment.begin, head + segment.end}, i, lane, lanes);
+      }
+    }
+    for (uint32_t other = lanes / 2; other > 0; other /= 2) rank += __shfl_xor_sync(kEveryLane, rank, other);
+    if (i >= end || lane > 0) continue;
+    const int64_t to = row * a.length + head + start + rank;
+    if (a.values) static_cast<Bits*>(a.values)[to] = own;
+    if (a.indices) a.indices[to] = static_cast<int32_t>(place);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_compare(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+  CompareArgs a = {buffers.x, buffers.values, buffers.indices, buffers.offsets};
+  a.offsets_at = problem.offsets_at.outer;
+  a.count = problem.offsets;
+  a.rows = problem.rows.count();
+  a.length = static_cast<uint32_t>(problem.rows.length);
+  bool shared = true;
+  for (int g = 0; g < a.offsets_at.groups; ++g) shared = shared && a.offsets_at.stride[g] == 0;
+  a.shape = compare_shape(problem.rows, shared);
+  a.order = problem.order;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(a.rows, a.shape.together) * a.shape.chunks));
+  config.block = dim3(kThreads);
+  return dispatch_key(problem.key_bits, [&](auto bits) {
+    using Bits = decltype(bits);
+    config.shared_bytes = compare_shared_bytes(problem.rows, a.shape, sizeof(Bits));
+    return launch(stream, config, compare_kernel<Bits>, a);
+  });
+}
+
+}  // namespace jaxgpuops::sort
