@@ -343,8 +343,10 @@ _experts.defvjp(lambda rows, y: (y, None), lambda _, ct: (jax.lax.optimization_b
 
 
 def _layer(layer, k, logits, x, weights, ct, y):
-    """The forward and the backward pass of a layer, and its rows."""
+    """The forward and the backward pass of a layer, and its rows. As in a training step, the backward pass begins after the
+    forward pass: XLA would let a gradient run before the result of combine, on which nothing here depends."""
     out, pull, rows = jax.vjp(lambda logits, x: layer(k, logits, x, y), logits, x, has_aux=True)
+    out, ct = jax.lax.optimization_barrier((out, ct))
     return out, *pull(ct), rows
 
 

@@ -131,8 +131,10 @@ def test_command_buffers_with_changing_inputs():
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(
     "width, tokens, k",
-    # Blocks that have a row, some, or all of a token; rows of part of a warp, of vectors or not, and too long for a block.
-    [(24, 300, 6), (1001, 30, 6), (1001, 3000, 6), (1000, 400, 40), (7168, 40, 6), (7168, 600, 6), (20_000, 100, 6)],
+    # Blocks that have a row, some, or all of a token; warps that have a row; rows of part of a warp, of vectors or not, and
+    # too long for a block.
+    [(24, 300, 6), (1001, 30, 6), (1001, 3000, 6), (1000, 400, 40), (7168, 40, 6), (7168, 600, 6), (20_000, 100, 6)]
+    + [(4096, 600, 6), (2048, 250, 10)],
 )
 def test_gradients_of_combine_have_the_same_bits_in_every_run(width, tokens, k, dtype):
     """The order of additions is the same for a few of the tokens, and for a slice whose rows are not aligned to vectors."""

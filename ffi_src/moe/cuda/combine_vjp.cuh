@@ -6,11 +6,17 @@
 // If kByRow, a block has one row. It goes by rows, not by assignments, so that it loads its row while it waits for the
 // number of the row's assignment. Other blocks write zeros for assignments without a row.
 //
+// If there are many rows of 8 to 16 KB, a warp has a row, and a block the rows of a token, whose cotangent it keeps in
+// shared memory. Its warps do not wait for each other, so that some read while others write.
+//
 // Bytes moved: y, its cotangent and that of the tokens once each. The order of additions depends on `inner` and the
-// dtype alone.
+// dtype alone: in each kernel, a lane adds up the products of kUnits units, the lanes of a warp are added, and these
+// sums follow each other.
 #pragma once
 
+#include "common/cuda/async_copy.cuh"
 #include "common/cuda/element.h"
+#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/warp.cuh"
 #include "moe/cuda/rows.cuh"
 
@@ -20,6 +26,8 @@ constexpr int kGradientThreads = 512;  // the most threads of a block
 constexpr int kGradientRows = 32;      // the most rows of a block: each lane of a warp keeps the index of one
 constexpr int kAtOnce = 2;             // rows that a block works on at a time
 constexpr int kUnits = 2;              // units that a thread works on at a time
+constexpr int kRowWarps = 8;           // the most warps of a block, if each has a row
+constexpr int kRowUnits = 4;           // units of a lane that are then loaded together, while as many are used
 
 // Reads and writes units of rows. A unit has as many elements as a vector. If `inner` is a multiple of that, they are
 // one vector; else they lie apart, so that neighbouring threads have neighbouring elements. If rows are not aligned to
@@ -229,6 +237,97 @@ __global__ void __launch_bounds__(kGradientThreads)
       if (w < blockDim.x / 32) total += sums[threadIdx.x][w];
     put_weight<Element>(p, dw, task.assignment + threadIdx.x, total);
   }
+}
+
+// Adds up each of kCount numbers over the lanes of a warp, in the order of sum_of_lanes(). The sum of the n-th is in
+// the lanes from 32 / kCount * n on.
+template <int kCount, class T>
+__device__ __forceinline__ T sums_of_lanes(T (&numbers)[kCount], uint32_t lane) {
+#pragma unroll
+  for (int lanes = 16; lanes; lanes /= 2) {
+    const int left = kCount * lanes / 32;
+    const bool upper = lane & lanes;
+    if (left == 0) numbers[0] += shuffle_xor(numbers[0], lanes);
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const T kept = upper ? numbers[i + left] : numbers[i], given = upper ? numbers[i] : numbers[i + left];
+      numbers[i] = kept + shuffle_xor(given, lanes);
+    }
+  }
+  return numbers[0];
+}
+
+template <class Element>
+__global__ void __launch_bounds__(32 * kRowWarps, sizeof(typename Element::Bits) > 4 ? 3 : 4)
+    combine_vjp_by_warp_kernel(const __grid_constant__ MoveProblem p, uint32_t blocks, uint32_t parts,
+                               const typename Element::Bits* __restrict__ y,
+                               const typename Element::Bits* __restrict__ ct,
+                               const int32_t* __restrict__ row_of_assignment,
+                               const int32_t* __restrict__ assignment_of_row, const void* __restrict__ weights,
+                               typename Element::Bits* __restrict__ dy, void* __restrict__ dw) {
+  using Acc = typename Element::Acc;
+  using V = typename Units<Element, true>::V;
+  constexpr int kVector = Units<Element, true>::kVector, kSums = kRowUnits / kUnits;
+  uint4* const own = reinterpret_cast<uint4*>(dynamic_shared_memory());
+  const auto units = static_cast<uint32_t>(p.inner / kVector), choices = static_cast<uint32_t>(p.choices);
+  if (blockIdx.x >= blocks) return fill(p, blockIdx.x - blocks, assignment_of_row, units, reinterpret_cast<V*>(dy));
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const uint32_t block = blockIdx.x / parts, choice = (blockIdx.x - block * parts) * warps + warp;
+  const uint32_t token = static_cast<uint32_t>(p.outer * p.tokens) - 1 - block;  // as in task_of_token()
+  const Shift shift = shift_of(p, token);
+  const int64_t assignment = int64_t{token} * choices + choice;
+  int32_t row = -1;
+  Weight<Element> weight = {};
+  if (choice < choices) {
+    row = row_of_assignment[assignment + shift.index];
+    weight = Weight<Element>::load(p, weights, assignment + shift.weight);
+  }
+  const auto* const of_token = reinterpret_cast<const uint4*>(ct) + int64_t{token} * units;
+#pragma unroll 1
+  for (uint32_t u = threadIdx.x; u < units; u += blockDim.x) copy_async(own + u, of_token + u);
+  commit_async_copies();
+  const int64_t at = (shift.row + max(row, 0)) * units + lane;
+  const auto* const from = reinterpret_cast<const uint4*>(y) + at;
+  V* const to = reinterpret_cast<V*>(dy) + at;
+  const uint32_t count = row >= 0 ? (units - lane + 31) / 32 : 0;  // units of the lane
+  uint4 held[2][kRowUnits];
+  const auto load = [&](uint4(&held)[kRowUnits], uint32_t first) {
+#pragma unroll
+    for (uint32_t n = 0; n < kRowUnits; ++n)
+      if (first + n < count) held[n] = from[(first + n) * 32];
+  };
+  load(held[0], 0);
+  wait_for_async_copies<0>();
+  __syncthreads();
+  const Acc scale = weight.number(p);
+  Acc total = 0;
+  const auto use = [&](const uint4(&held)[kRowUnits], uint32_t first) {
+    Acc dots[kSums] = {};
+#pragma unroll
+    for (uint32_t n = 0; n < kRowUnits; ++n) {
+      if (first + n >= count) continue;
+      const auto c = bits_as<V>(own[(first + n) * 32 + lane]), v = bits_as<V>(held[n]);
+      V scaled;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const Acc wide = Element::load(c.bits[i]);
+        dots[n / kUnits] += wide * Element::load(v.bits[i]);
+        scaled.bits[i] = Element::store(scale * wide);
+      }
+      to[(first + n) * 32] = scaled;
+    }
+    const Acc sums = sums_of_lanes(dots, lane);
+#pragma unroll
+    for (int n = 0; n < kSums; ++n) total += shuffle_from(sums, 32 / kSums * n);
+  };
+#pragma unroll 1
+  for (uint32_t first = 0; __any_sync(kEveryLane, first < count); first += 2 * kRowUnits) {
+    load(held[1], first + kRowUnits);
+    use(held[0], first);
+    load(held[0], first + 2 * kRowUnits);
+    use(held[1], first + kRowUnits);  // adds zeros if the row has ended
+  }
+  if (lane == 0 && choice < choices) put_weight<Element>(p, dw, assignment, total);
 }
 
 }  // namespace jaxgpuops::moe

@@ -16,7 +16,6 @@ struct Args {
   void* weights;
   int32_t* indices;
   float* log_sums;  // null: not asked for
-  Broadcast bias_at;
   int64_t rows, inner;
   uint32_t length, k, groups, topk_groups, group_size;
   uint32_t group_reciprocal;  // 2^20 / (size of a group), rounded up; exact enough for all indices up to kMaxLength
@@ -24,7 +23,8 @@ struct Args {
   Score score;
   bool normalize;
   float scale;
-  bool vectors;  // rows are vectors of 16 bytes
+  bool vectors;       // rows are vectors of 16 bytes
+  Broadcast bias_at;  // long, so it comes last: a call waits for each part of the arguments that it reads
 };
 
 // Where row r begins, and its results.
