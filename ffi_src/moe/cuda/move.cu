@@ -39,8 +39,7 @@ constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the
 constexpr int64_t kManyChoices = 6;        // if a token has so many rows
 // Vectors of a row, and rows, beyond which a warp of the gradient of combine has a row.
 constexpr int64_t kLongRow = 512, kManyRows = 132 * 16;
-constexpr int64_t kPastL2 = 256 << 20;  // so many bytes are several times what L2 keeps
-constexpr int64_t kStrip = 16 << 10;    // the most bytes that a block of the copy engine's has of a token
+constexpr int64_t kStrip = 16 << 10;  // the most bytes that a block of the copy engine's has of a token
 
 // The line of the grid in which a block is. A line has the parts of a token, or of several narrow ones: see Shares.
 __device__ __forceinline__ uint32_t line_of_grid() { return blockIdx.z * gridDim.y + blockIdx.y; }
@@ -140,23 +139,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// As copy_bulk_back(), of lines that L2 evicts first.
-__device__ __forceinline__ void copy_bulk_past_l2(void* to, const void* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .b64 policy;\n"
-      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, policy;\n"
-      "}" ::"l"(__cvta_generic_to_global(to)),
-      "r"(shared_address(from)), "r"(bytes)
-      : "memory");
-#endif
-}
-
-// A warp brings a strip of a token into shared memory, from where it goes to all rows. If kPast, these are so many that
-// L2 keeps few of them for the kernel that reads them: it then takes less time if L2 writes them to memory at once.
-template <bool kPast>
+// A warp brings a strip of a token into shared memory, from where it goes to all rows.
 __global__ void __launch_bounds__(32)
     dispatch_bulk_kernel(const uint4* __restrict__ x, const int32_t* __restrict__ row_of_assignment,
                          uint4* __restrict__ out, uint32_t units, uint32_t strip, uint32_t choices, uint32_t rows,
@@ -185,12 +168,7 @@ __global__ void __launch_bounds__(32)
   __syncwarp();
   wait_for_copies(copied, 0);
   for (uint32_t j = lane; j < choices; j += 32) {
-    if (row < rows) {
-      if constexpr (kPast)
-        copy_bulk_past_l2(row_at(out, row, units), held, bytes);
-      else
-        copy_bulk_back(row_at(out, row, units), held, bytes);
-    }
+    if (row < rows) copy_bulk_back(row_at(out, row, units), held, bytes);
     row = j + 32 < choices ? row_of_assignment[j + 32] : ~0u;
   }
   wait_for_copies_back();
@@ -391,10 +369,8 @@ cudaError_t dispatch_by_copies(cudaStream_t stream, const MoveProblem& p, int64_
   shape.grid = grid_of(strips, tokens + more);
   shape.block = dim3(32);
   shape.shared_bytes = static_cast<size_t>(16 * strip + 16);
-  const auto kernel =
-      p.outer * p.rows * units * 16 >= kPastL2 ? dispatch_bulk_kernel<true> : dispatch_bulk_kernel<false>;
-  return launch(stream, shape, kernel, static_cast<const uint4*>(x), row_of_assignment, static_cast<uint4*>(out), units,
-                strip, p.choices, p.rows, tokens, assignment_of_row, p);
+  return launch(stream, shape, dispatch_bulk_kernel, static_cast<const uint4*>(x), row_of_assignment,
+                static_cast<uint4*>(out), units, strip, p.choices, p.rows, tokens, assignment_of_row, p);
 }
 
 }  // namespace
