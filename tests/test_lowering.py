@@ -442,17 +442,19 @@ def test_explain(cuda):
 
 
 def test_explain_plans_the_call_that_runs(cuda):
-    """Element types of one width, masks and operands that broadcast take kernels of their own."""
+    """Element types of one width, segments, masks and operands that broadcast take kernels of their own."""
 
     def plan(fn, *args):
         [call] = jaxgpuops.explain(fn, *args, platform="cuda")
         return call.plan
 
-    def layout(dtype, fn=jaxgpuops.cumsum):
-        return plan(fn, jax.ShapeDtypeStruct((64, 1 << 20), dtype))["layout"]
+    def layout(dtype, *starts):
+        segmented = lambda x, *starts: jaxgpuops.cumsum(x, segment_starts=starts[0] if starts else None)
+        return plan(segmented, jax.ShapeDtypeStruct((64, 1 << 20), dtype), *starts)["layout"]
 
-    assert layout(np.float32) == layout(np.int32) == layout(np.float16) == "along"
-    assert layout(np.int16) == layout(np.int32, jaxgpuops.cumprod) == "spans"
+    starts = jax.ShapeDtypeStruct((64, 1 << 20), bool)
+    assert layout(np.int16) == layout(np.float16) == layout(np.float32, starts) == "along"
+    assert layout(np.int16, starts) == "spans"
 
     logits, mask = jax.ShapeDtypeStruct((8192, 65536), jnp.bfloat16), jax.ShapeDtypeStruct((1, 65536), bool)
     assert plan(jaxgpuops.softmax, logits)["vectors"] == 8
