@@ -29,13 +29,14 @@ from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._arguments import FLOATS, given
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to, zero_tangent
 from jaxgpuops._primitive import LEFT, Kernel, asks_partitioner, like
+from jaxgpuops.lax import _pairs
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
 # Rows of up to so many numbers are left to XLA on a GPU: softmax and log_softmax of pairs, log-sum-exps of SHORT numbers. Each
 # is one expression of a row, so the order of additions is fixed, and XLA fuses it with the operations around it.
-PAIR, SHORT = 2, 8
+SHORT = 8
 # Log-sum-exps of float32 columns of up to SHORT_COLUMN numbers are left to XLA, too, if at least BESIDE columns lie side by
 # side.
 SHORT_COLUMN, BESIDE = 16, 16
@@ -51,11 +52,11 @@ def _is_short(shape, axis, dtype):
 
 
 def _leaves_pairs(rows, avals, *, factor=1.0, scaled=False, biased=False, masked=False, query_axis=None, **_):
-    return rows[1] == PAIR and not (factor != 1 or scaled or biased or masked or query_axis is not None)
+    return rows[1] == _pairs.PAIR and not (factor != 1 or scaled or biased or masked or query_axis is not None)
 
 
 def _leaves_short(rows, avals, **params):
-    plain = _leaves_pairs((1, PAIR, 1), avals, **params)
+    plain = _leaves_pairs((1, _pairs.PAIR, 1), avals, **params)
     return plain and _is_short(rows, 1, avals[0].dtype)
 
 
@@ -170,67 +171,6 @@ def _log_sum(z, m, axis):
     return jnp.where(jnp.isfinite(rest) & (count > 0), jnp.log1p(rest), jnp.log(jnp.sum(e, axis, keepdims=True)))
 
 
-def _length(x, axis):
-    """Returns the length of the axis, or 0 if it is a symbol."""
-    return x.shape[axis] if isinstance(x.shape[axis], int) else 0
-
-
-def _other(x, axis):
-    """Returns the other number of each pair."""
-    return lax.rev(x, (axis,))
-
-
-def _row_sum(x, axis):
-    """Returns sums of rows, in a shape that broadcasts; those of pairs along other axes elementwise, in the shape of x.
-
-    For pairs along the last axis, the results before are reductions, too (see ``_pairs``). XLA compiles a chain of
-    reductions of rows to one kernel, but not if some of its steps are elementwise sums.
-    """
-    if _length(x, axis) == PAIR and axis != x.ndim - 1:
-        return x + _other(x, axis)
-    return jnp.sum(x, axis, keepdims=True)
-
-
-def _nan_if_infinite(z, axis):
-    """Returns NaN for pairs that have a NaN or +inf, or are -inf, else 0."""
-    m = jnp.maximum(z, _other(z, axis))
-    return m - m
-
-
-def _are_rows(x, rest, axis, factor=1.0, **_):
-    """Whether pairs are rows of an array whose elements are the logits."""
-    return _length(x, axis) == PAIR and axis == x.ndim - 1 and not rest and factor == 1
-
-
-def _probabilities_of_pairs(z, axis):
-    """Returns the probability of each number and that of the other number of its pair, both accurate where they are
-    small, with one exponential for each number."""
-    d = _other(z, axis) - z
-    e = jnp.exp(-abs(d))
-    larger = 1 / (1 + e)
-    smaller, nan = e * larger, _nan_if_infinite(z, axis)
-    return jnp.where(d > 0, smaller, larger) + nan, jnp.where(d > 0, larger, smaller) + nan
-
-
-def _elementwise_gradient(x, axis):
-    """Whether XLA is faster if the gradient of pairs is an elementwise expression, made from x.
-
-    It is not for rows of pairs of 16 bits, as it reads each element twice.
-    """
-    return axis != x.ndim - 1 or x.dtype.itemsize > 2
-
-
-def _pairs(z, axis):
-    """Returns each pair minus its larger number, and e^ of what the smaller one has left then, in a shape that
-    broadcasts: of the two one is 0, so a sum is the other.
-
-    XLA's GPU backend compiles such reductions of rows to one kernel, in which each row has two exponentials. An
-    elementwise expression takes twice as long, since each element has them.
-    """
-    d = z - jnp.max(z, axis, keepdims=True)
-    return d, jnp.exp(jnp.sum(d, axis, keepdims=True))
-
-
 def _call(x, rest, axis, factor, scaled, biased, masked, query_axis, split=None):
     """Returns the logits and the mask of a call."""
     scale, bias, where = _optional(rest, scaled, biased, masked)
@@ -255,7 +195,7 @@ def _is_likely(p):
 def _relative(t, p, axis):
     """Subtracts the tangent of the likely entry, if there is one, from all tangents. That changes their mean by as
     much."""
-    most = _row_sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis)
+    most = _pairs.row_sum(jnp.where(_is_likely(p), t, np.zeros((), t.dtype)), axis)
     return t - most
 
 
@@ -313,16 +253,16 @@ class _Derivative(Kernel):
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
     dtype, t, y, scale = t.dtype, wide(t), wide(y), () if of_logits else rest
     t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
-    out = or_zero(y, t - _row_sum(or_zero(y, t), axis))
+    out = or_zero(y, t - _pairs.row_sum(or_zero(y, t), axis))
     return (_times(out, factor, *_optional(scale, scaled)).astype(dtype),)
 
 
 def _softmax_jvp_left(t, y, *rest, axis, of_logits=False, **params):
     """The gradient of pairs is made of x: the probabilities cost less than y, which XLA then need not make."""
-    if not (of_logits and _elementwise_gradient(t, axis)):
+    if not (of_logits and _pairs.has_elementwise_gradient(t, axis)):
         return _softmax_jvp_fallback(t, y, *rest, axis=axis, of_logits=of_logits, **params)
-    p, q = _probabilities_of_pairs(wide(rest[-1]), axis)
-    slope, own, other = p * q, wide(t), _other(wide(t), axis)
+    p, q = _pairs.probabilities(wide(rest[-1]), axis)
+    slope, own, other = p * q, wide(t), _pairs.other(wide(t), axis)
     return ((or_zero(slope, own) - or_zero(slope, other)).astype(t.dtype),)
 
 
@@ -346,18 +286,20 @@ def _log_softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, masked, query_a
     mask = _mask(where, t.shape, axis, query_axis)
     t, p = _where(mask, t, 0), _where(mask, jnp.exp(y), 0)
     zero = np.zeros((), t.dtype)
-    if transpose and _length(t, axis) == PAIR:
+    if transpose and _pairs.are_pairs(t, axis):
         # The sum of a row's result is 0. So that of the likely entry is the negative of the other one.
         likely = _is_likely(p)
-        others = jnp.where(likely, zero, t - p * _row_sum(t, axis))
-        out = others - jnp.where(likely, _row_sum(others, axis), zero)
+        others = jnp.where(likely, zero, t - p * _pairs.row_sum(t, axis))
+        out = others - jnp.where(likely, _pairs.row_sum(others, axis), zero)
     elif transpose:
         likely = _is_likely(p)
-        total, others, q = (_row_sum(a, axis) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p)))
+        total, others, q = (
+            _pairs.row_sum(a, axis) for a in (t, jnp.where(likely, zero, t), jnp.where(likely, zero, p))
+        )
         out = jnp.where(likely, q * total - others, t - p * total)
     else:
         t = _relative(t, p, axis)
-        out = t - _row_sum(or_zero(p, t), axis)
+        out = t - _pairs.row_sum(or_zero(p, t), axis)
     return (_where(mask, _times(out, factor, scale), 0).astype(dtype),)
 
 
@@ -369,10 +311,10 @@ def _log_softmax_jvp_left(t, y, *rest, axis, transpose, of_logits=False, **param
     """
     if not (transpose and of_logits):
         return _log_softmax_jvp_fallback(t, y, *rest, axis=axis, transpose=transpose, of_logits=of_logits, **params)
-    if _elementwise_gradient(t, axis):
-        p, q = _probabilities_of_pairs(wide(rest[-1]), axis)
-        return ((q * wide(t) - p * _other(wide(t), axis)).astype(t.dtype),)
-    d, e = _pairs(wide(rest[-1]), axis)
+    if _pairs.has_elementwise_gradient(t, axis):
+        p, q = _pairs.probabilities(wide(rest[-1]), axis)
+        return ((q * wide(t) - p * _pairs.other(wide(t), axis)).astype(t.dtype),)
+    d, e = _pairs.below_larger(wide(rest[-1]), axis)
     q = jnp.where(d < 0, np.ones((), d.dtype), e) / (1 + e)
     sign = np.array([1, -1], d.dtype)
     return ((sign * jnp.sum(sign * wide(t) * q, axis, keepdims=True)).astype(t.dtype),)
@@ -457,12 +399,13 @@ _LOGITS = {"attributes": ("factor", "scaled", "biased", "masked"), "dimensions":
 
 def _softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
-    if _are_rows(x, rest, axis, **logits) and mask is None and x.dtype.itemsize < 8:  # elementwise, 64 bits are faster
-        d, e = _pairs(z, axis)
+    # Numbers of 64 bits are faster elementwise.
+    if _pairs.are_rows(x, rest, axis, **logits) and mask is None and x.dtype.itemsize < 8:
+        d, e = _pairs.below_larger(z, axis)
         return ((jnp.where(d < 0, e, np.ones((), d.dtype)) / (1 + e)).astype(x.dtype),)
-    if _length(x, axis) == PAIR and mask is None:
-        y = 1 / (1 + jnp.exp(_other(z, axis) - z))
-        return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)
+    if _pairs.are_pairs(x, axis) and mask is None:
+        y = 1 / (1 + jnp.exp(_pairs.other(z, axis) - z))
+        return ((y + _pairs.nan_if_infinite(z, axis)).astype(x.dtype),)
     e = _where(mask, jnp.exp(_below(z, _maximum(z, axis)[0])), 0)
     return (_where(mask, e / jnp.sum(e, axis, keepdims=True), 0).astype(x.dtype),)
 
@@ -480,13 +423,13 @@ softmax_p = _kernel(
 
 def _log_softmax_fallback(x, *rest, axis, **logits):
     z, mask = _call(x, rest, axis, **logits)
-    if _are_rows(x, rest, axis, **logits) and mask is None:
-        d, rest = _pairs(z, axis)
+    if _pairs.are_rows(x, rest, axis, **logits) and mask is None:
+        d, rest = _pairs.below_larger(z, axis)
         return ((d - jnp.log1p(rest)).astype(x.dtype),)
-    if _length(x, axis) == PAIR and mask is None:
-        d = _other(z, axis) - z
+    if _pairs.are_pairs(x, axis) and mask is None:
+        d = _pairs.other(z, axis) - z
         y = -(jnp.maximum(d, 0) + jnp.log1p(jnp.exp(-abs(d))))
-        return ((y + _nan_if_infinite(z, axis)).astype(x.dtype),)
+        return ((y + _pairs.nan_if_infinite(z, axis)).astype(x.dtype),)
     m, _ = _maximum(z, axis)
     return (_where(mask, _below(z, m) - _log_sum(z, m, axis), -np.inf).astype(x.dtype),)
 
