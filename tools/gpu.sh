@@ -4,11 +4,12 @@
 #   build     pip install of this tree with the machine's own python3, CUDA code for its GPU only
 #   test      the test suite on the GPU; TESTS="tests/test_scan.py -k exclusive" (say) selects
 #   sanitize  compute-sanitizer (memcheck, racecheck, initcheck, synccheck) over every kernel
+#   warm      compiles what bench measures, of all families at once; bench then takes about a third of the time
 #   bench     python -m benchmarks for each family; BENCH="--only 128256" (say) passes arguments on
 #   sweep     random problems, shapes of programs and whole programs; SWEEP="--seed 1 --problems 900" (say)
 #
-# All stages but the last by default; later ones run even if an earlier one fails. Logs and results go to $OUT, or
-# ./build/gpu. Without a .git directory, JAXGPUOPS_COMMIT says what is measured.
+# By default build, test, sanitize and bench; later ones run even if an earlier one fails. Logs and results go to $OUT,
+# or ./build/gpu. Without a .git directory, JAXGPUOPS_COMMIT says what is measured.
 # Wheels in ./.whl are installed first: what a machine without network lacks of [build-system] and of the extra "test".
 set -u -o pipefail
 cd "$(dirname "$0")/.."
@@ -77,10 +78,26 @@ sanitize() {
   return $status
 }
 
+# measure FAMILY ARGUMENT..: runs a benchmark, which keeps its compiled programs for the next stage.
+measure() {
+  JAX_COMPILATION_CACHE_DIR=$PWD/build/compiled JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 JAX_PLATFORMS=cuda python3 -u -m benchmarks "$@"
+}
+
+families='topk sort scan softmax count moe'
+
+stage_warm() {
+  local family
+  for family in $families; do
+    XLA_PYTHON_CLIENT_PREALLOCATE=false measure $family --libraries jaxgpuops --out "$(mktemp -d)" ${BENCH:-} >/dev/null &
+  done
+  wait
+}
+
 stage_bench() {
   local rc=0 family
-  for family in topk sort scan softmax count moe; do
-    JAX_PLATFORMS=cuda python3 -u -m benchmarks $family ${BENCH:-} || rc=1
+  for family in $families; do
+    measure $family ${BENCH:-} || rc=1
   done
   cp benchmarks/results/*.json "$out"
   return $rc
