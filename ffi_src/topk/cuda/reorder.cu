@@ -1,5 +1,5 @@
 // Puts the results of each row, which another kernel has written in the order of keys, into the order of indices: for
-// kernels that only sort (the sieve). A block sorts the results of a row, up to kMaxReorderedK, in shared memory.
+// kernels that only sort (the sieve). A block sorts the results of a row, up to kMaxSieveK, in shared memory.
 //
 // Bytes moved: the results, twice.
 #include "common/cuda/intrinsics.cuh"

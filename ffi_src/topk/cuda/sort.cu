@@ -1,6 +1,6 @@
 // Top-k of rows of up to 8192 elements by sorting all of them, for large k and for 64-bit keys. A team of threads,
-// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements, or 4
-// where whole rows are sorted that are short and few.
+// which is a part of a warp or a block, sorts a row in registers. A thread has 8 or 16 elements, or 4 where
+// whole rows are sorted that are short and few.
 //
 // Words of 32 bits are sorted. A word has as many bits of the key as fit above the element's index. Keys of up to 16
 // bits fit whole. Of a wider key, the least key of the row is subtracted, and the top bits of the difference are taken.
