@@ -84,7 +84,8 @@ def test_plans_of_selections(capability):
     assert plan(0, 5, 1, 3, 32)["algorithm"] == plan(3, 5000, 1, 0, 32)["algorithm"] == "empty"
     for rows in (
         (3, 4096, 1, 10, 32),
-        (3, 8, 1, 3, 32),
+        (4097, 8, 1, 3, 32),
+        (1000, 8, 300, 3, 32),
         (10**6, 100, 1, 3, 16),
         (9, 512, 1, 4, 32),
         (9, 600, 1, 4, 16),
@@ -95,11 +96,14 @@ def test_plans_of_selections(capability):
         if (length, bits, capability) == (64, 32, 75):  # the tables do not fit
             assert few["algorithm"] == many["algorithm"] == "none"
             continue
-        assert few["algorithm"] == ("thread" if bits < 64 and length <= 16 else "warp")
+        assert few["algorithm"] == "warp"
         assert many["algorithm"] == ("none" if bits == 64 else "thread")
         assert not many["turns"] and many["shared_bytes"] <= min(67, SHARED_LIMIT[capability]) << 10
+    for length, inner, bits in itertools.product((2, 8), (1, 5), (8, 64)):  # few rows are not sorted first
+        found = plan(800, length, inner, 3, bits)
+        assert (found["algorithm"], found["workspace_bytes"]) == ("warp", 0)
     # A part of a batch has a kernel if the batch has, and makes do with its part of the workspace.
-    for length, count, inner, bits in itertools.product((9, 20, 64, 65, 128, 129, 700), (3, 4), (1, 5), (8, 32, 64)):
+    for length, count, inner, bits in itertools.product((5, 9, 20, 64, 65, 128, 129, 700), (3, 4), (1, 5), (8, 32, 64)):
         parts = [plan(outer, length, inner, count, bits) for outer in (1 << 20, 4000, 1500, 300, 1)]
         for whole, part in itertools.pairwise(parts):
             if whole["algorithm"] != "none":

@@ -156,23 +156,27 @@ namespace {
 
 // Whether columns are so few that the caches deliver them to warps as fast as rows.
 bool reads_columns(const Rows& rows, int bits) {
-  return rows.elements() <= (bits <= 16 ? int64_t{1} << 20 : (int64_t{1} << 22) / bits);
+  const int64_t most = bits <= 16 ? 1 << 20 : bits == 32 && rows.inner <= 4 ? 1 << 18 : (1 << 22) / bits;
+  return rows.elements() <= most;
 }
 
 // Chooses the kernel for rows of up to kMostWarpSelect elements, or kNone where sorting them takes less time. If a
 // kernel takes the whole batch, one must take every part of it, too: that part only has its part of the workspace.
 Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
-  if (rows.length <= 8) return Selecting::kNone;
+  constexpr int64_t kMostTiny = 4096;  // rows of up to 16 elements, each of which a warp takes
+  const bool reads = rows.inner == 1 || reads_columns(rows, problem.bits);
+  if (rows.length <= 8) return rows.count() <= kMostTiny && reads ? Selecting::kWarp : Selecting::kNone;
   // The largest tables of threads do not fit in the shared memory of every GPU.
   if (rows.length == kMostThreadSelect && problem.bits == 32 && gpu.shared_bytes <= 64 << 10) return Selecting::kNone;
   const bool few = rows.count() <= 2048;
   if (problem.bits <= 32 && rows.length <= kMostThreadSelect) {
     // A warp finishes a row sooner than a thread does, so warps take the rows if these are few. Not if there are many
     // ranks, which a warp finds one after another, nor if there are many columns, which a warp cannot read in place.
-    const bool by_warp = rows.length > (problem.count > 3 ? 32 : 16) && few && rows.count() < 64 * rows.length &&
-                         (rows.inner == 1 || reads_columns(rows, problem.bits));
-    return by_warp ? Selecting::kWarp : Selecting::kThread;
+    const bool by_warp = rows.length <= 16
+                             ? rows.count() <= kMostTiny
+                             : rows.length > (problem.count > 3 ? 32 : 16) && few && rows.count() < 64 * rows.length;
+    return by_warp && reads ? Selecting::kWarp : Selecting::kThread;
   }
   if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
   return rows.length > 128 || few ? Selecting::kWarp : Selecting::kNone;

@@ -166,12 +166,16 @@ __global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_co
     const int64_t to = place.to + j * a.problem.rows.inner;
     uint32_t at = found & 0xffff;
     if (bits == 32) {
-      uint32_t before = 0;  // how many equal elements come before it
-#pragma unroll 1
-      while (before < rank && sorted[rank - 1 - before] == found) ++before;
-      if (before) {
-#pragma unroll 1
-        for (at = 0; words[at] != found || before-- > 0;) ++at;
+      if (rank > 0 && sorted[rank - 1] == found) {
+        uint32_t before = 0;  // how many equal elements come before it
+#pragma unroll 4
+        for (uint32_t i = 0; i < rank; ++i) before += sorted[i] == found;
+#pragma unroll 4
+        for (uint32_t i = 0; i < length; ++i) {
+          const bool is_equal = words[i] == found;
+          at = is_equal && before == 0 ? i : at;
+          before -= is_equal;
+        }
       } else {
 #pragma unroll 4
         for (uint32_t i = length; i-- > 0;) at = words[i] == found ? i : at;
