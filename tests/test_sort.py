@@ -392,3 +392,8 @@ def test_few_elements_are_merged(outer, length, inner, bits, algorithm):
     plan = plan_sort(outer, length, inner, bits, True, True, 90)
     assert plan["algorithm"] == algorithm
     assert plan["turns"] == (inner > 1 and algorithm != "merge")
+
+
+def test_few_short_rows_are_spread_over_more_blocks():
+    assert plan_sort(1146, 5, 1, 64, True, True, 90)["blocks"] == -(-1146 // 16)
+    assert plan_sort(10**6, 8, 1, 32, True, True, 90)["blocks"] == -(-(10**6) // 256)

@@ -16,10 +16,12 @@ constexpr int kShortThreads = 256;
 constexpr uint32_t kShortTile = 2048;  // the most elements of a block's tile
 
 // How many outer indices the tile of a block has: a multiple of 16, so that each tile begins at a whole vector of 16
-// bytes. 0: there are no tiles, and each thread reads a row from global memory. That is so if fewer elements than the
-// whole row are wanted.
+// bytes. If there are few, tiles are small, so that many multiprocessors have one. 0: there are no tiles, and each
+// thread reads a row from global memory. That is so if fewer elements than the whole row are wanted.
+constexpr int64_t kShortSpread = 256;  // tiles
 constexpr int64_t short_tile_outers(const Rows& rows, int64_t k) {
-  return k < rows.length ? 0 : kShortTile / (rows.length * rows.inner) / 16 * 16;
+  const int64_t few = ceil_div(ceil_div(rows.outer, kShortSpread), 16) * 16;
+  return k < rows.length ? 0 : std::min<int64_t>(kShortTile / (rows.length * rows.inner) / 16 * 16, few);
 }
 constexpr int64_t short_blocks(const Rows& rows, int64_t k) {
   const int64_t outers = short_tile_outers(rows, k);
