@@ -397,3 +397,20 @@ def test_few_elements_are_merged(outer, length, inner, bits, algorithm):
 def test_few_short_rows_are_spread_over_more_blocks():
     assert plan_sort(1146, 5, 1, 64, True, True, 90)["blocks"] == -(-1146 // 16)
     assert plan_sort(10**6, 8, 1, 32, True, True, 90)["blocks"] == -(-(10**6) // 256)
+
+
+@pytest.mark.parametrize(
+    "outer, length, inner, bits, values, indices",
+    [
+        (1, 16_385, 1, 32, True, True), (1, 132 * 3072, 1, 32, True, True), (1, 132 * 3072 + 1, 1, 32, False, False),
+        (2, 33_001, 5, 32, True, True), (44, 32_768, 1, 32, False, False), (3, 300_001, 1, 16, True, True),
+        (1, 1 << 21, 1, 16, True, True), (1, 3_000_000, 1, 16, True, False), (1, 1 << 22, 1, 16, False, False),
+        (1, 32 * 6144, 1, 8, True, True), (1, 33 * 6144, 1, 8, False, False), (3, 3 << 15, 1, 64, True, True),
+        (1, 1 << 20, 1, 64, False, False),
+    ],
+)  # fmt: skip
+def test_tiles_exchange_counts_if_all_run_at_once(outer, length, inner, bits, values, indices):
+    """Else a kernel counts before the passes, which also finds passes to skip."""
+    found = [plan_sort(outer, length, inner, bits, wanted, not wanted, 90) for wanted in (True, False)]
+    assert [plan["algorithm"] for plan in found] == ["sweep", "sweep"]
+    assert [plan["exchanges"] for plan in found] == [values, indices]

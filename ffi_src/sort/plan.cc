@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMaxTeamLength = 1024;
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
-constexpr int64_t kMostExchanging = 32;  // tiles of a row
+constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
 // Plans a block for each row; returns false if none holds it.
@@ -119,8 +119,14 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
                                         gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
-  plan.exchanges =
-      (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
+  // Passes that exchange counts are never skipped, so wider keys do it only where waiting takes most of the time.
+  if (key_bytes == 2)
+    plan.exchanges = !plan.tickets;
+  else if (key_bytes == 4)
+    plan.exchanges = plan.small && plan.blocks <= gpu.multiprocessors;
+  else
+    plan.exchanges =
+        (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
   plan.overlap = gpu.dependent_launch;
 }
 
@@ -245,7 +251,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   plan_sweep(problem, shared_limit, gpu, sweep);
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
   const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
-                       (key_bytes < 8 || 2 * sweep.blocks <= gpu.multiprocessors);
+                       (sweep.small || key_bytes == 1) && (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;
   const auto has_workspace = [&](const Plan& of) {
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };

@@ -134,6 +134,10 @@ constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
   return kCountStep * (steps < kMostCountSteps ? steps : kMostCountSteps);
 }
 
+// If all tiles of a row tell each other their counts, groups of neighbouring tiles add theirs up, too, so that a tile
+// reads the sums of all groups and the counts of its own group only.
+constexpr int64_t sweep_group(int64_t tiles) { return tiles <= 64 ? 8 : 16; }
+
 // The state of a row at the front of the workspace. It is set to zero before every sort.
 struct RowHead {
   uint32_t tickets[8];  // used in the first row only: for each pass, how many tiles blocks have taken
@@ -148,9 +152,11 @@ struct RowHead {
 struct SweepShape {
   SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, bool small)
       : passes(key_bytes), tiles((length - 1) / sweep_tile(key_bytes, small, indices) + 1) {
+    group = sweep_group(tiles), groups = (tiles - 1) / group + 1;
     counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
     status = counts + rows * passes * 1024;
-    keys = status + rows * tiles * passes * 1024;
+    sums = status + rows * tiles * passes * 1024;
+    keys = sums + rows * groups * passes * 1024;
     this->indices = keys + aligned(rows * length * key_bytes);
     more_keys = this->indices + (indices ? aligned(rows * length * 4) : 0);
     more_indices = more_keys + (passes <= 2 || (values && k == length) ? 0 : aligned(rows * length * key_bytes));
@@ -158,8 +164,9 @@ struct SweepShape {
   }
 
   int passes;
-  int64_t tiles;                                                   // tiles of a row
-  int64_t counts, status, keys, indices, more_keys, more_indices;  // offsets of the parts; the RowHeads are at 0
+  int64_t tiles;                                                         // tiles of a row
+  int64_t group, groups;                                                 // tiles of a group, and groups of a row
+  int64_t counts, status, sums, keys, indices, more_keys, more_indices;  // offsets of the parts; RowHeads are at 0
   int64_t bytes;
 };
 

@@ -7,8 +7,9 @@
 // soon as it has them, and soon after their sums over all tiles before it. The first pass makes the indices, or reads
 // the numbers that are carried instead. The last pass does not write keys that are not wanted.
 //
-// If a row has few tiles, no kernel counts before the passes: all its blocks run at the same time, so each waits for
-// the digit counts of all the others. No pass is skipped then.
+// If all blocks of a pass run at the same time, no kernel counts before the passes, and no block looks back: each block
+// waits for the digit counts of all tiles of its row, most of which neighbouring tiles have added up to sums. No pass
+// is skipped then.
 //
 // Integers of 8 bits that are sorted without indices need no pass: the counts say which elements a row has, and a
 // second kernel writes them.
@@ -121,6 +122,8 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 // this tile and all before it; else it is the tile's own count plus 1.
 constexpr uint32_t kSum = 1u << 31;
 constexpr int kLook = 4, kSmallLook = 8;  // status words that a thread loads at once
+// The sum of a group says in its upper bits how many tiles have added their counts to it.
+constexpr int kArrivedBits = 24;
 
 struct PassArgs {
   const void* x;
@@ -133,7 +136,8 @@ struct PassArgs {
   RowHead* heads;
   const uint32_t* counts;
   uint32_t* status;
-  int64_t length, tiles;
+  uint32_t* sums;  // [row][pass][group][digit], if tiles exchange their counts
+  int64_t length, tiles, group, groups;
   int pass;
   bool tickets;    // whether there may be more blocks than run at the same time
   bool exchanges;  // whether all tiles of a row tell each other their counts, and no kernel has counted digits
@@ -160,7 +164,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   __shared__ int32_t shift_of[kDigits];
   clear_counts(shared.counts);
   set_digits<Key>(digits, a.pass, a.order);
-  const bool exchanges = (kSmall || sizeof(Key) == 1) && a.exchanges;
+  const bool exchanges = (kSmall || sizeof(Key) <= 2) && a.exchanges;
   // The kernel that sets the words of an exchange to zero has already waited for the kernel that makes `x`.
   const bool begins = exchanges && a.pass == 0;
   if (a.tickets || (a.pass == 0 && !begins)) wait_for_predecessor();
@@ -215,6 +219,8 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   const int64_t row_pass = int64_t{row} * kPasses + a.pass;
   const uint32_t own_digit = threadIdx.x ^ turn;
   uint32_t* const status = a.status + row_pass * a.tiles * kDigits + own_digit;
+  uint32_t* const sums = a.sums + row_pass * a.groups * kDigits + own_digit;
+  const auto group = static_cast<uint32_t>(a.group);
   uint32_t before = 0, own = 0;
   const auto publish = [&](uint32_t count) {
     constexpr uint32_t kOfWarp =
@@ -225,6 +231,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
       store_relaxed(status, kSum | (before + own));
     } else {
       store_relaxed(status + int64_t{tile} * kDigits, own + 1);
+      if (exchanges) atomicAdd(sums + tile / group * kDigits, (1u << kArrivedBits) + own);
     }
   };
   const uint32_t begin_of_digit = place_by_digit<kSweepThreads, kItems>(
@@ -236,17 +243,34 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
       });
   if (exchanges) {
     uint32_t all = 0;
-    for (uint32_t t = 0; t < tiles && threadIdx.x < kDigits; t += kSmallLook) {
-      uint32_t published[kSmallLook];
-      const auto ask_of = [&](int j) { return load_relaxed(status + min(t + j, tiles - 1) * kDigits); };
+    const uint32_t own_group = tile / group, groups = (tiles - 1) / group + 1;
+    // Calls f(i, word) for words first to last - 1 as soon as is_there(i, word).
+    const auto read = [&](const uint32_t* words, uint32_t first, uint32_t last, auto is_there, auto f) {
+#pragma unroll 1
+      for (uint32_t t = first; t < last; t += kSmallLook) {
+        uint32_t word[kSmallLook];
+        const auto ask = [&](int j) { word[j] = load_relaxed(words + min(t + j, last - 1) * kDigits); };
 #pragma unroll
-      for (int j = 0; j < kSmallLook; ++j) published[j] = ask_of(j);
+        for (int j = 0; j < kSmallLook; ++j) ask(j);
 #pragma unroll
-      for (int j = 0; j < kSmallLook; ++j) {
-        while (published[j] == 0) published[j] = ask_of(j);
-        if (t + j < tiles) all += published[j] - 1;
-        if (t + j < tile) before += published[j] - 1;
+        for (int j = 0; j < kSmallLook; ++j) {
+          while (!is_there(min(t + j, last - 1), word[j])) ask(j);
+          if (t + j < last) f(t + j, word[j]);
+        }
       }
+    };
+    if (threadIdx.x < kDigits) {
+      read(
+          sums, 0, groups,
+          [&](uint32_t g, uint32_t word) { return word >> kArrivedBits == min(group, tiles - g * group); },
+          [&](uint32_t g, uint32_t word) {
+            const uint32_t sum = word & ((1u << kArrivedBits) - 1);
+            all += sum;
+            if (g < own_group) before += sum;
+          });
+      read(
+          status, own_group * group, tile, [](uint32_t, uint32_t word) { return word != 0; },
+          [&](uint32_t, uint32_t word) { before += word - 1; });
     }
     before += sum_before(all, warps);  // the elements of lower digits in all tiles, too
   }
@@ -389,6 +413,9 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.status = status;
   a.length = length;
   a.tiles = shape.tiles;
+  a.sums = reinterpret_cast<uint32_t*>(workspace + shape.sums);
+  a.group = shape.group;
+  a.groups = shape.groups;
   a.tickets = plan.tickets;
   a.order = problem.order;
   Launch config;
