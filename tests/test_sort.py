@@ -414,3 +414,17 @@ def test_tiles_exchange_counts_if_all_run_at_once(outer, length, inner, bits, va
     found = [plan_sort(outer, length, inner, bits, wanted, not wanted, 90) for wanted in (True, False)]
     assert [plan["algorithm"] for plan in found] == ["sweep", "sweep"]
     assert [plan["exchanges"] for plan in found] == [values, indices]
+
+
+@pytest.mark.parametrize(
+    "outer, length, inner, bits, algorithm",
+    [
+        (37, 15, 1, 64, "compare"), (1, 1024, 1, 32, "compare"), (3, 1024, 1, 32, "team"), (1, 1024, 1, 64, "compare"),
+        (8, 11, 7, 8, "compare"), (1024, 10, 1, 32, "compare"), (1025, 10, 1, 32, "team"), (3, 800, 1, 64, "team"),
+        (534, 128, 1, 32, "team"), (2, 1025, 1, 16, "block"), (2, 8, 1, 32, "short"), (2, 9, 1, 32, "compare"),
+    ],
+)  # fmt: skip
+def test_few_elements_are_compared(outer, length, inner, bits, algorithm):
+    plan = plan_sort(outer, length, inner, bits, True, True, 90)
+    assert plan["algorithm"] == algorithm
+    assert plan["workspace_bytes"] == 0 and not plan["turns"]

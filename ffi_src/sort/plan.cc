@@ -50,6 +50,15 @@ bool sorts_in_warps(const Problem& problem, const Gpu& gpu) {
   return rows.count() * shape.team >= (problem.indices ? 12 : 3) * 32 * gpu.multiprocessors;
 }
 
+bool plan_compare_shape(const Problem& problem, int64_t shared_limit, Plan& plan) {
+  const CompareShape shape = compare_shape(problem.rows, true);
+  plan.algorithm = Algorithm::kCompare;
+  plan.threads = kCompareThreads;
+  plan.blocks = ceil_div(problem.rows.count(), shape.together) * shape.chunks;
+  plan.shared_bytes = compare_shared_bytes(problem.rows, shape, problem.key_bits / 8);
+  return plan.shared_bytes <= shared_limit - (8 << 10);
+}
+
 // Plans comparisons of all elements with the others of their segments. Returns false where a radix sort takes less
 // time: for many elements, and for few long segments. If one of many segments has most of the elements, comparisons
 // take up to three times as long as that.
@@ -61,12 +70,18 @@ bool plan_compare(const Problem& problem, int64_t shared_limit, Plan& plan) {
   if (rows.inner > 1 || rows.length > kMostCompared || elements > most) return false;
   if (elements * rows.length * (key_bytes == 8 ? 2 : 1) > kMostComparisons) return false;
   if (rows.length > 256 && elements > problem.offsets * (key_bytes == 1 ? 1024 : 2048)) return false;
-  const CompareShape shape = compare_shape(rows, true);
-  plan.algorithm = Algorithm::kCompare;
-  plan.threads = kCompareThreads;
-  plan.blocks = ceil_div(rows.count(), shape.together) * shape.chunks;
-  plan.shared_bytes = compare_shared_bytes(rows, shape, key_bytes);
-  return plan.shared_bytes <= shared_limit - (8 << 10);
+  return plan_compare_shape(problem, shared_limit, plan);
+}
+
+// The same for rows without segments, where the steps of kTeam wait for each other. On an H200 it took longer for 57536
+// elements in rows of 16, and for 14133 in rows of 673.
+bool plan_compare_rows(const Problem& problem, int64_t shared_limit, Plan& plan) {
+  constexpr int64_t kMostElements = 10 << 10, kMostPairs = 1 << 21;
+  const Rows& rows = problem.rows;
+  const int64_t pairs = rows.elements() * rows.length * (problem.key_bits == 64 ? 2 : 1);
+  if (problem.k < rows.length || rows.length > kMaxTeamLength) return false;
+  if (rows.elements() > kMostElements || pairs > kMostPairs) return false;
+  return plan_compare_shape(problem, shared_limit, plan);
 }
 
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
@@ -205,6 +220,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan.blocks = short_blocks(rows, problem.k);
     return plan;
   }
+  Plan compare = plan;
+  if (plan_compare_rows(problem, shared_limit, compare)) return compare;
   if (sorts_in_warps(problem, gpu)) {
     plan_network(rows, problem.indices, plan);
     return plan;

@@ -1,9 +1,9 @@
-// Sorts the segments of rows by comparing: the place of an element in its segment is the number of elements there that
-// come before it. So blocks share a row without waiting for each other, and one launch does all. For few elements,
-// which take less time to compare than the passes of a radix sort wait for each other (plan.cc).
+// Sorts rows, or the segments of rows, by comparing: the place of an element is the number of elements of its row or
+// segment that come before it. So blocks share a row without waiting for each other, and one launch does all. For few
+// elements, which take less time to compare than the steps of other sorts wait for each other (plan.cc).
 //
 // A block has some neighbouring elements of a row, or some short rows. A team of lanes compares one element with the
-// others of its segment, whose keys are in shared memory.
+// others of its segment, whose keys are in shared memory. A row without segments is one segment, along any axis.
 //
 // Bytes moved: every element is read by the blocks that have elements of its segment, from L2 but for the first of
 // them, and every result is written once.
@@ -28,7 +28,7 @@ struct CompareArgs {
   int32_t* indices;  // null: not wanted
   const int32_t* offsets;
   IndexMap offsets_at;
-  int64_t count, rows;  // of offsets; of all
+  int64_t count, rows, inner;  // of offsets; of all; from one element of a row to the next
   uint32_t length;
   CompareShape shape;
   SortOrder order;
@@ -129,26 +129,39 @@ __device__ __forceinline__ uint32_t rank_in(const Key* keys, Range segment, uint
   return rank;
 }
 
-template <class Bits>
+template <class Bits, bool kSegments>
 __global__ void __launch_bounds__(kThreads) compare_kernel(const __grid_constant__ CompareArgs a) {
   using Key = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
-  __shared__ Bounds bounds;
+  struct Nothing {};
+  __shared__ std::conditional_t<kSegments, Bounds, Nothing> bounds;
   auto* const keys = reinterpret_cast<Key*>(dynamic_shared_memory());
   const uint32_t group = blockIdx.x / a.shape.chunks, chunk = blockIdx.x - group * a.shape.chunks;
   const int64_t row = int64_t{group} * a.shape.together;
   const auto there = static_cast<uint32_t>(min(int64_t{a.shape.together}, a.rows - row)) * a.length;
   const uint32_t begin = chunk * a.shape.each, end = min(begin + a.shape.each, there);
-  const Bits* const from = static_cast<const Bits*>(a.x) + row * a.length;
+  const Bits* const x = static_cast<const Bits*>(a.x);
+  // Where element i of the block's rows is in memory.
+  const auto in_memory = [&](uint32_t i) {
+    if (kSegments || a.inner == 1) return row * a.length + i;
+    const auto inner = static_cast<uint32_t>(a.inner);
+    const uint32_t of_block = i / a.length, all = static_cast<uint32_t>(row) + of_block, outer = all / inner;
+    return int64_t{outer} * a.length * inner + (i - of_block * a.length) * inner + all - outer * inner;
+  };
   const auto read = [&](uint32_t first, uint32_t last) {
 #pragma unroll 4
-    for (uint32_t i = first + threadIdx.x; i < last; i += kThreads) keys[i] = sort_key(from[i], a.order);
+    for (uint32_t i = first + threadIdx.x; i < last; i += kThreads) keys[i] = sort_key(x[in_memory(i)], a.order);
   };
   read(begin, end);
-  const Range all = find_bounds(a, row, bounds);
+  Range all = {0, a.length};
+  if constexpr (kSegments) all = find_bounds(a, row, bounds);
   const auto is_inside = [&](uint32_t place) { return place - all.begin < all.end - all.begin; };
+  const auto segment_of = [&](uint32_t place) {
+    if constexpr (kSegments) return bounds.around(place);
+    return all;
+  };
   if (a.shape.chunks > 1) {  // other blocks have elements of the first and of the last segment, too
-    if (is_inside(begin)) read(bounds.around(begin).begin, begin);
-    if (is_inside(end - 1)) read(end, bounds.around(end - 1).end);
+    if (is_inside(begin)) read(segment_of(begin).begin, begin);
+    if (is_inside(end - 1)) read(end, segment_of(end - 1).end);
   }
   __syncthreads();
   const uint32_t lanes = a.shape.lanes, lane = threadIdx.x % lanes, teams = kThreads / lanes;
@@ -158,16 +171,16 @@ __global__ void __launch_bounds__(kThreads) compare_kernel(const __grid_constant
     uint32_t rank = 0, start = place;
     Bits own = {};
     if (i < end) {
-      own = from[i];
+      own = x[in_memory(i)];
       if (is_inside(place)) {
-        const Range segment = bounds.around(place);
+        const Range segment = segment_of(place);
         start = segment.begin;
         rank = rank_in(keys, {head + segment.begin, head + segment.end}, i, lane, lanes);
       }
     }
     for (uint32_t other = lanes / 2; other > 0; other /= 2) rank += __shfl_xor_sync(kEveryLane, rank, other);
     if (i >= end || lane > 0) continue;
-    const int64_t to = row * a.length + head + start + rank;
+    const int64_t to = in_memory(head + start + rank);
     if (a.values) static_cast<Bits*>(a.values)[to] = own;
     if (a.indices) a.indices[to] = static_cast<int32_t>(place);
   }
@@ -180,6 +193,7 @@ cudaError_t launch_compare(cudaStream_t stream, const Problem& problem, const Bu
   a.offsets_at = problem.offsets_at.outer;
   a.count = problem.offsets;
   a.rows = problem.rows.count();
+  a.inner = problem.rows.inner;
   a.length = static_cast<uint32_t>(problem.rows.length);
   bool shared = true;
   for (int g = 0; g < a.offsets_at.groups; ++g) shared = shared && a.offsets_at.stride[g] == 0;
@@ -191,7 +205,8 @@ cudaError_t launch_compare(cudaStream_t stream, const Problem& problem, const Bu
   return dispatch_key(problem.key_bits, [&](auto bits) {
     using Bits = decltype(bits);
     config.shared_bytes = compare_shared_bytes(problem.rows, a.shape, sizeof(Bits));
-    return launch(stream, config, compare_kernel<Bits>, a);
+    return problem.offsets > 0 ? launch(stream, config, compare_kernel<Bits, true>, a)
+                               : launch(stream, config, compare_kernel<Bits, false>, a);
   });
 }
 
