@@ -53,6 +53,11 @@ def test_plans_of_counts(capability):
         assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10 and found["ranges"] <= 32
         assert found["workspace_bytes"] == plan(1000, length, 1, bins)["workspace_bytes"] >= 2 * length
         assert 1 <= found["slices"] <= found["tiles"] and (found["slices"] == 1 or outer < 10)
+    if capability == 90:  # parts are smaller where they give work to more multiprocessors
+        for outer, length, bins, parts in [
+            (2, 1 << 20, 260_652, 32), (2, 1_250_681, 534_348, 17), (1, 3 * 10**6, 300_000, 19), (8, 1 << 19, 400_000, 13),
+        ]:  # fmt: skip
+            assert plan(outer, length, 1, bins)["ranges"] == parts
     for rows in (
         (1, 1 << 20, 1, 1 << 20),
         (100, 1 << 15, 1, 400_000),
