@@ -39,6 +39,7 @@ SEGMENTS = {
     "tables of columns": (30_001, (5,), 1000, False),
     "a table a block": (600_001, (), 2000, False),
     "lanes of wide rows": (20_001, (77,), 100, False),
+    "wide rows in order": (42_001, (100,), 100, False),
     "few wide rows": (57, (512,), 31, False),
     "few rows": (2048, (3,), 1500, False),
     "few rows of scalars": (8192, (), 10_000, False),

@@ -20,11 +20,15 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
   // The larger the tables, the fewer warps a multiprocessor holds. Sums of few columns have no faster kernel, so their
   // tables may be largest. Extremes of few columns have kTables or kAtomics instead, and rows of many columns kOrdered,
-  // which beat large tables.
+  // which beat large tables. Those of many floats in at least kWideSum columns beat smaller ones, too.
+  constexpr int64_t kWideSum = 64, kMostWideSegments = 64, kManyNumbers = 4 << 20;
   const bool narrow = rows.inner <= kMostTableColumns;
   const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
   if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
+  const bool wide_sum = problem.op == Op::kSum && is_float(problem.dtype) && !problem.byte_ids &&
+                        rows.inner >= kWideSum && rows.length * rows.inner >= kManyNumbers;
+  if (wide_sum && problem.segments > kMostWideSegments) return false;
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
   plan.algorithm = Segmenting::kLanes;
   plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
