@@ -30,6 +30,9 @@ COUNTS = {
 
 # (length, features, segments, is sorted)
 SEGMENTS = {
+    "very few scalars": (139, (), 78, False),
+    "very few rows": (633, (7,), 100, False),
+    "very few sorted scalars": (640, (), 800, True),
     "few scalars": (3001, (), 40, False),
     "lanes of slices": (300_001, (), 500, False),
     "pairs": (300_001, (2,), 255, False),
@@ -275,7 +278,7 @@ def test_few_rows_are_near_what_is_exact():
     """Of sizes that no float32 adds up; and of every batch the same bits."""
     rng = np.random.default_rng(0)
     for dtype, shape, segments in itertools.product(
-        ("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,), (8192,)], (3, 900)
+        ("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,), (8192,), (600,), (600, 5), (1,)], (3, 70, 900)
     ):
         data = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-30, 30, shape))).astype(dtype)
         ids = rng.integers(-1, segments + 1, shape[0])

@@ -113,6 +113,21 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
+// Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
+// additions follows from this geometry.
+bool plan_match(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostColumns = 16, kMostSteps = 1024, kStep = 32 * kMatchRows;  // `kStep`: rows that a warp takes
+  const int64_t length = problem.rows.length, inner = problem.rows.inner;
+  const int64_t ranges = ceil_div(problem.segments, int64_t{kMatchRange});
+  const int64_t warps = std::max<int64_t>(1, ceil_div(length, kStep));
+  if (inner > kMostColumns || warps > kMostMatchWarps || ranges * inner * warps > kMostSteps) return false;
+  plan.algorithm = Segmenting::kMatch;
+  plan.warps = static_cast<int>(warps);
+  plan.rows = kMatchRange;
+  plan.tiles = ranges;
+  return true;
+}
+
 // Whether kScatter takes the dtype and the fold: any order gives the same, and one atomic folds a number.
 bool may_scatter(const Segments& problem) {
   const bool exact = problem.op != Op::kSum || !is_float(problem.dtype);
@@ -324,6 +339,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
+  if (plan_match(problem, plan)) return plan;
   plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics take two short launches if the results are their accumulators, and three if they need keys.
   const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;
