@@ -295,6 +295,7 @@ def test_plans_of_segments(capability):
         ("segment_sum", "float64", 139, 1, 78, "match"), ("segment_sum", "float32", 640, 1, 800, "match"),
         ("segment_sum", "float32", 641, 1, 9, "few"), ("segment_sum", "float32", 640, 1, 832, "few"),
         ("segment_sum", "float32", 300, 16, 14, "match"), ("segment_sum", "float32", 300, 17, 14, "few"),
+        ("segment_sum", "float32", 256, 1, 32, "match"), ("segment_sum", "float32", 257, 1, 32, "few"),
         ("segment_max", "bfloat16", 443, 7, 7, "match"), ("segment_sum", "float32", 0, 1, 7, "match"),
     ]:  # fmt: skip
         one, many = (plan(op, outer, *sizes, dtype, False) for outer in (1, 1000))

@@ -120,7 +120,9 @@ bool plan_match(const Segments& problem, SegmentsPlan& plan) {
   const int64_t length = problem.rows.length, inner = problem.rows.inner;
   const int64_t ranges = ceil_div(problem.segments, int64_t{kMatchRange});
   const int64_t warps = std::max<int64_t>(1, ceil_div(length, kStep));
-  if (inner > kMostColumns || warps > kMostMatchWarps || ranges * inner * warps > kMostSteps) return false;
+  // Where there are few blocks, folding the accumulators of many warps takes longer than small tables.
+  const int64_t most_warps = ranges * inner <= 4 ? 4 : kMostMatchWarps;
+  if (inner > kMostColumns || warps > most_warps || ranges * inner * warps > kMostSteps) return false;
   plan.algorithm = Segmenting::kMatch;
   plan.warps = static_cast<int>(warps);
   plan.rows = kMatchRange;
