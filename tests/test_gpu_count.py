@@ -30,6 +30,9 @@ COUNTS = {
 
 # (length, features, segments, is sorted)
 SEGMENTS = {
+    "very few scalars": (139, (), 78, False),
+    "very few rows": (633, (7,), 100, False),
+    "very few sorted scalars": (640, (), 800, True),
     "few scalars": (3001, (), 40, False),
     "lanes of slices": (300_001, (), 500, False),
     "pairs": (300_001, (2,), 255, False),
@@ -39,6 +42,7 @@ SEGMENTS = {
     "tables of columns": (30_001, (5,), 1000, False),
     "a table a block": (600_001, (), 2000, False),
     "lanes of wide rows": (20_001, (77,), 100, False),
+    "wide rows in order": (42_001, (100,), 100, False),
     "few wide rows": (57, (512,), 31, False),
     "few rows": (2048, (3,), 1500, False),
     "few rows of scalars": (8192, (), 10_000, False),
@@ -274,7 +278,7 @@ def test_few_rows_are_near_what_is_exact():
     """Of sizes that no float32 adds up; and of every batch the same bits."""
     rng = np.random.default_rng(0)
     for dtype, shape, segments in itertools.product(
-        ("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,), (8192,)], (3, 900)
+        ("float32", "bfloat16"), [(2000, 3), (300, 70), (2048,), (8192,), (600,), (600, 5), (1,)], (3, 70, 900)
     ):
         data = jnp.asarray(rng.standard_normal(shape) * np.exp2(rng.integers(-30, 30, shape))).astype(dtype)
         ids = rng.integers(-1, segments + 1, shape[0])

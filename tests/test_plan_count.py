@@ -53,6 +53,11 @@ def test_plans_of_counts(capability):
         assert found["shared_bytes"] <= SHARED_LIMIT[capability] << 10 and found["ranges"] <= 32
         assert found["workspace_bytes"] == plan(1000, length, 1, bins)["workspace_bytes"] >= 2 * length
         assert 1 <= found["slices"] <= found["tiles"] and (found["slices"] == 1 or outer < 10)
+    if capability == 90:  # parts are smaller where they give work to more multiprocessors
+        for outer, length, bins, parts in [
+            (2, 1 << 20, 260_652, 32), (2, 1_250_681, 534_348, 17), (1, 3 * 10**6, 300_000, 19), (8, 1 << 19, 400_000, 13),
+        ]:  # fmt: skip
+            assert plan(outer, length, 1, bins)["ranges"] == parts
     for rows in (
         (1, 1 << 20, 1, 1 << 20),
         (100, 1 << 15, 1, 400_000),
@@ -268,7 +273,8 @@ def test_plans_of_more_rows_than_a_grid_has_blocks(capability):
     assert cpu.plan_choose(many, 128, 1, 1, False, capability)["algorithm"] == "none"
     assert cpu.plan_segment_softmax(many - 1, 2, 1, 3, "float32", False, capability)["algorithm"] == "cells"
     assert cpu.plan_segment_softmax(many, 2, 1, 3, "float32", False, capability)["algorithm"] == "none"
-    for inner, segments, chunks in [(1, 1, 1), (33, 2000, 2), (5, 10**6, 1)]:  # chunks of 32 columns
+    assert cpu.plan_segments("segment_sum", many, 2, 1, 1, "float32", False, False, capability)["algorithm"] == "match"
+    for inner, segments, chunks in [(17, 1, 3), (33, 2000, 2), (5, 10**6, 1)]:  # chunks of 8 or 32 columns
         found = cpu.plan_segments("segment_sum", many, 2, inner, segments, "float32", False, False, capability)
         assert found["algorithm"] == "few" and found["batch"] == (many - 1) // (found["tiles"] * chunks)
 
@@ -283,6 +289,21 @@ def test_plans_of_segments(capability):
         assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
+    # Many floats in wide rows are put in order rather than added up in large tables.
+    for op, dtype, *sizes, algorithm in [
+        ("segment_sum", "float32", 60_000, 100, 65, "ordered"), ("segment_sum", "float32", 60_000, 100, 64, "lanes"),
+        ("segment_sum", "float32", 10**6, 63, 100, "lanes"), ("segment_sum", "float32", 10**6, 64, 100, "ordered"),
+        ("segment_sum", "float32", 40_000, 100, 100, "lanes"), ("segment_sum", "int32", 60_000, 100, 100, "lanes"),
+        ("segment_sum", "float64", 60_000, 100, 64, "lanes"), ("segment_sum", "bfloat16", 10**6, 64, 128, "ordered"),
+        # Very few rows are compared with all segments.
+        ("segment_sum", "float64", 139, 1, 78, "match"), ("segment_sum", "float32", 640, 1, 800, "match"),
+        ("segment_sum", "float32", 641, 1, 9, "few"), ("segment_sum", "float32", 640, 1, 832, "few"),
+        ("segment_sum", "float32", 300, 16, 14, "match"), ("segment_sum", "float32", 300, 17, 14, "few"),
+        ("segment_sum", "float32", 256, 1, 32, "match"), ("segment_sum", "float32", 257, 1, 32, "few"),
+        ("segment_max", "bfloat16", 443, 7, 7, "match"), ("segment_sum", "float32", 0, 1, 7, "match"),
+    ]:  # fmt: skip
+        one, many = (plan(op, outer, *sizes, dtype, False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == algorithm, (op, dtype, sizes)
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
     plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
     for op, dtype, length in [
@@ -314,7 +335,7 @@ def test_plans_of_segments(capability):
                 found[0][name] for name in ("algorithm", "rows", "tiles", "workspace_bytes")
             )
             assert found[1] == found[0] or sizes[1] > 8192
-    for rows in [(1, 3, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
+    for rows in [(1, 17, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
         one, many = (plan("segment_sum", outer, *rows, "float64", False) for outer in (1, 1000))
         assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
         assert one["rows"] * one["tiles"] >= rows[2] > one["rows"] * (one["tiles"] - 1)

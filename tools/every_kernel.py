@@ -565,6 +565,8 @@ COUNTS = [
 SEGMENTS = [
     # (shape of the data, segments): few rows; few columns, by tables of lanes or warps or by atomics; rows in order of ids
     ((29, 5), 4),
+    ((129, 3), 41),
+    ((301, 17), 41),
     ((2001,), 30),
     ((2001, 3), 3001),
     ((9001, 40), 30),

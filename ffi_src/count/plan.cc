@@ -60,14 +60,20 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   const Rows& rows = problem.rows;
   plan.range = 16384;
   while (8 * plan.range <= std::min<int64_t>(gpu.shared_bytes, 128 << 10)) plan.range *= 2;
-  plan.ranges = ceil_div(problem.bins, plan.range);
+  // Where the second kernel would have few blocks, parts are smaller.
+  const auto parts = [&](int64_t range) { return ceil_div(problem.bins, range); };
+  while (plan.range > 4096 && parts(plan.range / 2) <= kMostParts &&
+         rows.outer * parts(plan.range / 2) <= gpu.multiprocessors)
+    plan.range /= 2;
+  plan.ranges = parts(plan.range);
   if (rows.inner > 1 || problem.bytes < 4 || plan.ranges > kMostParts) return false;
   if (rows.length < 1 << 16 || rows.elements() < 1 << 21) return false;
   plan.algorithm = Counting::kParts;
   plan.threads = kPartThreads;  // of the first kernel
   plan.shared_bytes = 4 * plan.range;
   plan.tiles = ceil_div(rows.length, kPartTile);
-  plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (plan.ranges + 1)));
+  // As for the most parts, because a part of a batch has its part of the workspace.
+  plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (kMostParts + 1)));
   // A slice costs about as much as some tiles do, so it has at least 64 of them.
   plan.slices = std::clamp<int64_t>(gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 64));
   plan.overlap = gpu.dependent_launch;

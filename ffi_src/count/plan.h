@@ -216,6 +216,7 @@ struct ExactShape {
 enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory
+  kMatch,    // very few rows: a lane compares its ids with all of a range of segments, in one launch
   kFew,      // few rows: tables for each lane of a range of segments, in one launch
   kTables,   // few columns: a table for each warp, or for each block if any order does
   kAtomics,  // few columns, many segments: atomics on integers
@@ -225,12 +226,14 @@ enum class Segmenting {
   kCells,    // softmax only: atomics on integers, in shared memory or in the workspace
   kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty",   "lanes",  "few",     "tables", "atomics",
-                                            "scatter", "sorted", "ordered", "cells",  "none"};
+constexpr const char* kSegmentingNames[] = {"empty",   "lanes",  "match",   "few",   "tables", "atomics",
+                                            "scatter", "sorted", "ordered", "cells", "none"};
 // Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
+// For kMatch: the segments of a range, the rows that a lane loads at a time, and the most warps of a block.
+constexpr int kMatchRange = 8, kMatchRows = 2, kMostMatchWarps = 10;
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take kScatter, if it has their fold
@@ -248,13 +251,13 @@ constexpr int kMostCellThreads = 1024;      // the most threads of a block of kC
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;          // rows of a tile or slice; for kFew: segments of a range
+  int64_t rows = 0;          // rows of a tile or slice; for kFew and kMatch: segments of a range
   int64_t tiles = 0;         // how many tiles, slices or ranges there are
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew, kAtomics and kScatter: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
   int64_t batch = 0;         // for kFew: the most outer indices of a launch
-  int warps = 0;             // for kLanes, kFew, kTables and kCells: warps of a block
+  int warps = 0;             // for kLanes, kMatch, kFew, kTables and kCells: warps of a block
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory

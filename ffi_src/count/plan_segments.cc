@@ -20,11 +20,15 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
   // The larger the tables, the fewer warps a multiprocessor holds. Sums of few columns have no faster kernel, so their
   // tables may be largest. Extremes of few columns have kTables or kAtomics instead, and rows of many columns kOrdered,
-  // which beat large tables.
+  // which beat large tables. Those of many floats in at least kWideSum columns beat smaller ones, too.
+  constexpr int64_t kWideSum = 64, kMostWideSegments = 64, kManyNumbers = 4 << 20;
   const bool narrow = rows.inner <= kMostTableColumns;
   const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
   const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
   if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
+  const bool wide_sum = problem.op == Op::kSum && is_float(problem.dtype) && !problem.byte_ids &&
+                        rows.inner >= kWideSum && rows.length * rows.inner >= kManyNumbers;
+  if (wide_sum && problem.segments > kMostWideSegments) return false;
   if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
   plan.algorithm = Segmenting::kLanes;
   plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
@@ -107,6 +111,23 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.tiles = ceil_div(segments, range);
   plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
   plan.shared_bytes = warps * bytes_of_warp();
+}
+
+// Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
+// additions follows from this geometry.
+bool plan_match(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostColumns = 16, kMostSteps = 1024, kStep = 32 * kMatchRows;  // `kStep`: rows that a warp takes
+  const int64_t length = problem.rows.length, inner = problem.rows.inner;
+  const int64_t ranges = ceil_div(problem.segments, int64_t{kMatchRange});
+  const int64_t warps = std::max<int64_t>(1, ceil_div(length, kStep));
+  // Where there are few blocks, folding the accumulators of many warps takes longer than small tables.
+  const int64_t most_warps = ranges * inner <= 4 ? 4 : kMostMatchWarps;
+  if (inner > kMostColumns || warps > most_warps || ranges * inner * warps > kMostSteps) return false;
+  plan.algorithm = Segmenting::kMatch;
+  plan.warps = static_cast<int>(warps);
+  plan.rows = kMatchRange;
+  plan.tiles = ranges;
+  return true;
 }
 
 // Whether kScatter takes the dtype and the fold: any order gives the same, and one atomic folds a number.
@@ -320,6 +341,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.algorithm = Segmenting::kNone;
     return plan;
   }
+  if (plan_match(problem, plan)) return plan;
   plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics take two short launches if the results are their accumulators, and three if they need keys.
   const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;

@@ -76,6 +76,9 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
+cudaError_t launch_segment_match(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers);
+
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 

@@ -7,6 +7,7 @@ namespace jaxgpuops::count {
 cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                             const SegmentsBuffers& buffers) {
   if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Segmenting::kMatch) return launch_segment_match(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kFew) return launch_segment_few(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kAtomics) return launch_segment_atomics(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kScatter) return launch_segment_scatter(stream, plan, problem, buffers);
