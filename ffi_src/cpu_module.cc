@@ -101,6 +101,7 @@ nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
   dict["tiles"] = plan.tiles;
   if (plan.algorithm == jaxgpuops::count::Segmenting::kFew) dict["batch"] = plan.batch;
   dict["columns"] = plan.columns;
+  if (plan.algorithm == jaxgpuops::count::Segmenting::kCells) dict["cluster"] = plan.cluster;
   dict["warps"] = plan.warps;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;

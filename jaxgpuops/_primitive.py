@@ -307,7 +307,9 @@ class Kernel:
             why = f"it is faster at rows of {length}"
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
             why = "the plan must know the axis and what follows it"
-        elif planned and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params):
+        elif (
+            platform == "cuda" and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params)
+        ):
             why = LEFT
         plan = {}
         if planned and not why:

@@ -2,6 +2,7 @@
 float64 otherwise."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxgpuops
+from jaxgpuops.lax import _moe
 
 DTYPES = ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"]
 
@@ -348,10 +350,24 @@ def test_the_plan_of_the_cuda_kernel():
                 for plan in (best, poor, some, many, few, aligned, capped):
                     assert 32 <= plan["threads"] <= 1024
                     grid = plan["algorithm"] == "grid"
-                    assert plan["workspace_bytes"] == (4 * experts * plan["blocks"] if grid else 0)
+                    assert plan["workspace_bytes"] == (4 * experts * (plan["blocks"] + 1) if grid else 0)
                     assert plan["shared_bytes"] <= shared[capability] << 10
                     if plan["algorithm"] == "cluster":
                         assert plan["blocks"] in (2, 4, 8, 16) and plan["blocks"] <= (8 if capability == 120 else 16)
+
+
+def test_the_blocks_of_a_grid():
+    """If blocks have many totals or assignments together, they wait twice, and there are as many as have something to do."""
+    plan = lambda assignments, experts: jaxgpuops._native.modules["cpu"].plan_moe(1, assignments, experts, -1, 1, 90)
+    for assignments, experts, blocks in [
+        (573_680, 512, 132), (185_048, 512, 121), (40_000, 512, 27), (463_104, 256, 132), (98_304, 64, 64),
+        (42_672, 64, 28), (994_904, 16, 132), (1_600_000, 64, 132),
+    ]:  # fmt: skip
+        found = plan(assignments, experts)
+        assert (found["algorithm"], found["blocks"]) == ("grid", blocks)
+        # Where a block has many assignments to many experts, it puts them into order.
+        rows = (2 + found["threads"] // 32) * experts
+        assert (found["shared_bytes"] > 4 * rows) == (experts > 32 and assignments not in (98_304, 42_672))
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
@@ -491,6 +507,35 @@ def test_a_layer_is_a_kernel_for_each_step_and_its_gradient_two(cuda):
         args = of_tokens, jax.ShapeDtypeStruct((100, 4), dtype), of_ids
         assert operations_on_cuda(layer, *args) == forward
         assert operations_on_cuda(step, *args, of_tokens) == [*forward, "moe_combine_vjp", "moe_combine"]
+
+
+def test_a_single_assignment_takes_no_kernel(cuda_build):
+    """XLA computes its plan, dispatch and combination together."""
+
+    def layer(x, weights, ids):
+        plan = jaxgpuops.moe_plan(ids, 16)
+        return jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan, weights)
+
+    for tokens, k in ((1, 1), (1, 2), (2, 1)):
+        args = [
+            jax.ShapeDtypeStruct((tokens, n), dtype) for n, dtype in ((64, "float32"), (k, "float32"), (k, "int32"))
+        ]
+        found = [name for name in operations_on_cuda(layer, *args) if name.startswith("moe_")]
+        assert found == ([] if tokens * k == 1 else ["moe_plan", "moe_dispatch", "moe_combine"])
+
+
+@pytest.mark.parametrize("capacity", [-1, 0, 1])
+@pytest.mark.parametrize("align", [1, 4])
+def test_the_plan_of_a_single_assignment(capacity, align):
+    for expert, batch in itertools.product((-1, 0, 3, 6, 7), ((), (2, 3))):
+        experts = np.full((*batch, 1), expert, np.int32)
+        room = _moe.rows_of(1, 7, capacity, align)
+        params = {"axis": len(batch), "num_experts": 7, "capacity": capacity, "align": align, "room": room}
+        for own, wanted in zip(
+            _moe._plan_of_one(experts, **params), _moe.plan_fallback(experts, **params), strict=True
+        ):
+            np.testing.assert_array_equal(own, wanted)
+            assert own.dtype == wanted.dtype
 
 
 @pytest.mark.parametrize(

@@ -357,9 +357,26 @@ def test_plans_of_segments(capability):
             per_thread = 1 if length * columns <= 1024 else 4
             assert length * columns <= 32 * per_thread * found["warps"] <= 4096
     assert plan_softmax(1000, 99, 256, 73)["columns"] == 8
+    # One launch of clusters of blocks. (rows, columns, segments, blocks of a cluster, columns of a block)
+    for length, inner, segments, cluster, columns in [
+        (65_536, 7, 1386, 16, 1), (16_384, 1, 3, 16, 1), (6000, 20, 1000, 8, 2), (8192, 1, 2000, 8, 1), (4097, 3, 90, 8, 1),
+    ]:  # fmt: skip
+        for outer in (1, 1000):
+            found = plan_softmax(outer, length, inner, segments)
+            assert found["algorithm"] == "cells"
+            has_cluster = capability in (90, 100) and outer == 1
+            assert (found["cluster"] > 1) == (found["workspace_bytes"] == 0) == has_cluster or capability == 120
+            if has_cluster:
+                assert (found["cluster"], found["tiles"], found["columns"]) == (cluster, cluster, columns)
+                assert found["shared_bytes"] == 12 * segments * columns
+                assert found["rows"] * columns <= 4 * 32 * found["warps"] <= 4096 and found["rows"] * cluster >= length
+    # A part of a batch has no workspace if the whole has none.
+    has_cluster = [plan_softmax(outer, 4200, 2, 9)["cluster"] > 1 for outer in (1, 8, 64, 1000)]
+    assert has_cluster == sorted(has_cluster, reverse=True) and has_cluster[0] == (capability >= 90)
+    assert not has_cluster[-1]
     # Blocks that share the rows: with cells in shared memory, or without.
     for length, inner, segments in [
-        (4097, 1, 5), (524_288, 17, 45), (10**6, 8, 1000), (10**6, 1, 10**6), (10**5, 3, 50_000),
+        (524_288, 1, 5), (524_288, 17, 45), (10**6, 8, 1000), (10**6, 1, 10**6), (10**5, 3, 50_000),
     ]:  # fmt: skip
         one, many = (plan_softmax(outer, length, inner, segments) for outer in (1, 1000))
         assert one["algorithm"] == many["algorithm"] == "cells"
@@ -374,8 +391,8 @@ def test_plans_of_segments(capability):
         (1 << 18, 1, 16_000, False), (16_384, 8, 100, True), (16_384, 8, 1000, False), (8192, 64, 20, True),
         (8192, 64, 200, False), (4200, 512, 500, False),
     ]:  # fmt: skip
-        found = plan_softmax(1, length, inner, segments)
-        assert (found["algorithm"], found["shared_bytes"] > 0) == ("cells", shared)
+        found = plan_softmax(1000, length, inner, segments)
+        assert (found["algorithm"], found["shared_bytes"] > 0, found["cluster"]) == ("cells", shared, 1)
     # Many numbers in more cells than L2 holds are put in order.
     for length, inner, segments, algorithm in [
         (1 << 22, 1, 1 << 20, "cells"), (1 << 22, 1, 1 << 21, "ordered"), (4 * 10**6, 1, 1 << 21, "cells"),

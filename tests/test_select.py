@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import jaxgpuops
 from jaxgpuops import _arguments
 from jaxgpuops.lax._select import select_p
+from jaxgpuops.lax.order import sort_keys
 
 FLOATS = ("float16", "bfloat16", "float32")
 DTYPES = (*FLOATS, "float64", "int8", "uint16", "int32", "int64", "bool")
@@ -232,6 +233,32 @@ def test_unique_is_jaxs(dtype, size):
             np.testing.assert_array_equal(alone, found[0])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "uint16", "float16", "bfloat16"])
+def test_unique_of_many_elements_of_few_bits(dtype):
+    """These are counted, not sorted. Of -0 and +0, and of NaNs, the first is kept, and gradients reach the first of equal
+    elements."""
+    dtype = jnp.dtype(dtype)
+    n = 1 << 19 if jnp.issubdtype(dtype, jnp.floating) else 20_000
+    rng, unsigned = np.random.default_rng(0), np.dtype(f"uint{8 * dtype.itemsize}")
+    every = rng.integers(0, np.iinfo(unsigned).max, n, unsigned, endpoint=True)
+    if dtype == "float8_e5m2":  # without NaNs, whose payloads XLA does not keep on a CPU
+        every &= unsigned.type(0xFB)
+    few = rng.choice(np.append(every[:40], unsigned.type(0)), n)
+    for x in (every.view(dtype), few.view(dtype), np.where(few == 0, unsigned.type(1), few).view(dtype)):
+        keys = np.asarray(sort_keys(jnp.asarray(x)))
+        order = np.argsort(keys, kind="stable")
+        starts = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0))
+        wanted, counts = bits(x)[order[starts]], np.diff(np.append(starts, n))
+        for size in (7, n + 3):
+            found, found_counts = jaxgpuops.unique(x, size=size, return_counts=True)
+            count, rest = min(size, len(starts)), max(0, size - len(starts))
+            np.testing.assert_array_equal(bits(found), np.pad(wanted[:count], (0, rest), constant_values=wanted[0]))
+            np.testing.assert_array_equal(found_counts, np.pad(counts[:count], (0, rest)))
+    if dtype.itemsize == 2 and jnp.issubdtype(dtype, jnp.floating):
+        gradient = jax.grad(lambda x: jaxgpuops.unique(x, size=5).astype(np.float32).sum())(jnp.asarray(x))
+        assert sorted(np.flatnonzero(gradient).tolist()) == sorted(order[starts[:5]].tolist())
+
+
 def test_unique_of_nothing_and_under_transforms():
     assert jaxgpuops.unique(np.zeros((0, 3)), size=2, fill_value=7.0).tolist() == [7.0, 7.0]
     assert jaxgpuops.unique(np.zeros(0), size=0).shape == (0,)
@@ -241,6 +268,17 @@ def test_unique_of_nothing_and_under_transforms():
     np.testing.assert_array_equal(found, expected)
     gradient = jax.grad(lambda x: jaxgpuops.unique(x, size=2).sum())(jnp.array([3.0, 1.0, 3.0]))
     assert gradient.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_nonzero_of_many_numbers():
+    x = np.random.default_rng(0).integers(0, 50, (3, 349_527)) // 49
+    for size in (7, 40_000):
+        found = jaxgpuops.nonzero(x.astype(np.int8), size=size, fill_value=-1)
+        for own, wanted in zip(found, np.nonzero(x), strict=True):
+            count = min(size, len(wanted))
+            np.testing.assert_array_equal(own, np.pad(wanted[:count], (0, size - count), constant_values=-1))
+    [row] = jaxgpuops.nonzero(x.ravel().astype(np.float32), size=40_000, fill_value=-1)
+    np.testing.assert_array_equal(row, np.pad(np.flatnonzero(x), (0, 40_000 - (x > 0).sum()), constant_values=-1))
 
 
 def test_nothing_is_filled():

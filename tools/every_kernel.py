@@ -640,9 +640,10 @@ def run_counts(rng):
                 row = row[(row >= ends[0]) & (row <= ends[-1])]
                 place = np.minimum(np.searchsorted(ends, row, "right") - 1, bins - 1)
                 np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
-    # few rows; rows that ascend; blocks that share rows, with cells in shared memory and without; rows in order of ids
+    # few rows; rows that ascend; clusters; blocks that share rows, with cells in shared memory and without; rows in order
+    # of ids
     softmaxes = [((301, 40), 30), ((2048,), 3000), ((1030, 3), 9), ((6001, 4), 200), ((6002, 4), 200), ((6002,), 5000)]
-    for shape, segments in (*softmaxes, ((20_002, 100), 5000)):
+    for shape, segments in (*softmaxes, ((70_002,), 200), ((20_002, 100), 5000)):
         x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])
         is_sorted = shape[0] % 2 == 1
         ids = np.sort(ids) if is_sorted else ids

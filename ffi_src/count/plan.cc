@@ -358,6 +358,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.elements() == 0) return plan;
   plan.algorithm = Searching::kEach;
+  if (rows.elements() <= kMostTeamSearch && problem.length >= kLeastTeamSearch) plan.team = 32;
   if (rows.inner > 1 || (problem.sorted.axis_stride != 1 && problem.length > 1)) return plan;
   plan.rows = rows.outer, plan.queries = rows.length;
   const IndexMap& outer = problem.sorted.outer;
@@ -390,14 +391,14 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     cut_rows(few, 1, 256, plan);
     return plan;
   }
-  const bool trees = (problem.bits == 16 || problem.bits == 32) && plan.queries >= 1024 * few && problem.length >= 32;
+  const bool trees = problem.bits > 8 && plan.queries >= 1024 * few && problem.length >= 32;
   // In rows of nearly 256 words, the searches of many lanes read the same banks; trees do not.
-  if (is_byte && (!trees || problem.bits == 16 || bytes <= kMostSearchRow - 64)) {
+  if (is_byte && (!trees || problem.bits != 32 || bytes <= kMostSearchRow - 64)) {
     plan_search_rows(problem, most_blocks, plan);
     return plan;
   }
-  // The tree's kernel is compiled for 16 and 32 bits only, to keep the binary small. Each block reads a tree of
-  // 2^levels words, which is worth while for at least half as many queries.
+  constexpr int kMostWideGroup = 4;  // elements of 64 bits in larger groups come from too many sectors
+  // Each block reads a tree of 2^levels words, which is worth while for at least half as many queries.
   if (!trees) return plan;
   constexpr int kMostThreads = 1024;
   const int64_t word = problem.bits / 8, most_near = (kMostThreads / 32 * word) << kNearBits;
@@ -406,6 +407,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
     ++plan.levels;
   // The last group needs no splitter.
   while (ceil_div(problem.length, int64_t{1} << plan.group_bits) > int64_t{1} << plan.levels) ++plan.group_bits;
+  if (problem.bits == 64 && plan.group_bits > kMostWideGroup) return plan;
   plan.algorithm = Searching::kTree;
   const int64_t tree = word << plan.levels, near = plan.group_bits ? most_near : 0;
   plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
@@ -415,6 +417,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   // and if there is room for all blocks in spite of the registers that the check takes. (Groups of 32 bits take as many
   // registers anyway.) Warps with few queries gain too little.
   const int64_t warps = plan.threads / 32;
+  if (problem.bits == 64) return plan;  // the check and its windows would take too many registers
   const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
   if (plan.chunk < kOrderTurn * warps || !(fit || (problem.bits == 32 && plan.group_bits > 0))) return plan;
   while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;

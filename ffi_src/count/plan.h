@@ -114,21 +114,24 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu);
 
 enum class Searching {
   kEmpty,  // nothing to write
-  kEach,   // a thread for each query
+  kEach,   // a thread for each query, or a warp
   kRows,   // a block has short rows in shared memory
   kTree,   // a block has splitters of a row in shared memory
   kTable,  // a block has a table of all keys of 8 or 16 bits in shared memory
 };
 constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
 
-constexpr int kTreeTurn = 128;                 // queries that a warp of kTree takes at a time
-constexpr int kOrderTurn = 256;                // the same if all queries are in order
-constexpr int kNearBits = 8;                   // up to 2^8 elements between the 128 go to shared memory
+constexpr int kTreeTurn = 128;   // queries that a warp of kTree takes at a time
+constexpr int kOrderTurn = 256;  // the same if all queries are in order
+constexpr int kNearBits = 8;     // up to 2^8 elements between the 128 go to shared memory
+// The most queries that have a warp each, and the shortest row that they search.
+constexpr int64_t kMostTeamSearch = 4096, kLeastTeamSearch = 512;
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
 
 struct SearchPlan {
   Searching algorithm = Searching::kEmpty;
+  int team = 1;  // for kEach: lanes that search for a query together, 1 or 32
   // The members below are for all but kEach.
   int threads = 0, levels = 0, group_bits = 0;
   int64_t rows = 0, queries = 0;  // sorted rows, and the queries of each
@@ -258,6 +261,7 @@ struct SegmentsPlan {
   int parts = 1;             // for kLanes: warps that share a slice
   int64_t batch = 0;         // for kFew: the most outer indices of a launch
   int warps = 0;             // for kLanes, kMatch, kFew, kTables and kCells: warps of a block
+  int cluster = 1;           // for kCells: blocks of a cluster, which divides `tiles`
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory

@@ -422,6 +422,37 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   return true;
 }
 
+// Plans cells of softmax for clusters of blocks, each of which has all rows of some columns in its registers. Returns
+// false if all blocks do not run at the same time, if there are many cells, or if there are no clusters. A part of a
+// batch has a cluster if the whole has.
+bool plan_cluster_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMost = 4 * kMostCellThreads;  // numbers that the registers of a block hold
+  constexpr int64_t kLeast = 1024;                 // a block with fewer has too little to do
+  constexpr int64_t kMostCells = 4096;             // of more, each block would have as much to do as with its rows
+  const auto [outer, length, inner] = problem.rows;
+  if (gpu.max_cluster < 2 || problem.segments > kMostCells) return false;
+  int64_t columns = 8, cluster = 1;
+  const auto chunks = [&, inner = inner] { return ceil_div(inner, columns); };
+  while (columns > 1 && (columns > inner || length * columns > gpu.max_cluster * kMost ||
+                         problem.segments * columns > kMostCells || chunks() * gpu.max_cluster < gpu.multiprocessors))
+    columns /= 2;
+  const int64_t numbers = length * columns;  // of a cluster
+  const auto blocks = [&, outer = outer] { return outer * chunks() * cluster; };
+  while (cluster < gpu.max_cluster &&
+         (numbers > cluster * kMost || (numbers > cluster * kLeast && 2 * blocks() <= gpu.multiprocessors)))
+    cluster *= 2;
+  if (numbers > cluster * kMost || blocks() > gpu.multiprocessors) return false;
+  plan.algorithm = Segmenting::kCells;
+  plan.columns = static_cast<int>(columns);
+  plan.cluster = static_cast<int>(cluster);
+  plan.tiles = cluster;
+  plan.rows = ceil_div(length, cluster);
+  const int64_t each = plan.rows * columns;
+  plan.warps = static_cast<int>(ceil_div(each <= kMostCellThreads ? each : ceil_div(each, 4), 32));
+  plan.shared_bytes = problem.segments * columns * kBlockCellBytes;
+  return true;
+}
+
 // Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the
 // GPU.
 bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
@@ -489,6 +520,7 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   if (wide || !problem.sorted || few) {
     if (plan_whole_cells(problem, gpu, plan)) return plan;
     if (!wide && !has_few_cells(problem) && prefers_lanes(problem)) return plan;
+    if (!wide && plan_cluster_cells(problem, gpu, plan)) return plan;
     if (!wide && plan_shared_cells(problem, gpu, plan)) return plan;
     plan = {};
   }

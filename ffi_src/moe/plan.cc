@@ -24,6 +24,11 @@ constexpr int64_t kStagedFrom = 1024;
 constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
 constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
+// So many totals of blocks of a grid, each block adds up by itself. For more, it would take longer than to wait for
+// each other twice. Blocks that wait twice also put their assignments into order, so that many assignments count as
+// totals, kPerTotal for one.
+constexpr int64_t kFewTotals = 10 << 10, kPerTotal = 128;
+constexpr int64_t kMostStaged = 1 << 16;  // assignments of a block that are put into order, so that 16 bits number them
 
 // Up to so many assignments, it is faster if each warp looks at all of them, so that no warp waits for another. Fewer
 // for few experts, whose counters in registers take little time, and with a capacity, since a warp then also counts the
@@ -87,19 +92,25 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
     return warps;
   };
   if (problem.assignments > kOneBlock && share > 1) {
-    // With more blocks, each counts fewer assignments but adds up more totals. This estimates the number at which both
-    // take equally long.
-    const auto balanced = static_cast<int64_t>(std::sqrt(16.0 * problem.assignments / (counters / 4)));
+    // With more blocks, each counts fewer assignments but adds up more totals, unless blocks wait twice. This estimates
+    // the number at which both take equally long.
+    const auto balanced = std::max<int64_t>(std::sqrt(16.0 * problem.assignments / (counters / 4)), 2);
     int64_t most = share;
-    if (workspace_bytes >= 0) most = std::min(most, workspace_bytes / counters);
+    if (workspace_bytes >= 0) most = std::min(most, workspace_bytes / counters - 1);
     plan.algorithm = Algorithm::kGrid;
     plan.warps = room(16);
-    plan.blocks =
-        std::min({ceil_div(problem.assignments, plan.warps * kGridChunk), std::max<int64_t>(balanced, 2), most});
+    most = std::min(most, ceil_div(problem.assignments, plan.warps * kGridChunk));
+    plan.blocks = std::min(most, balanced);
+    plan.twice =
+        problem.experts > kUnstaged && plan.blocks * problem.experts + problem.assignments / kPerTotal > kFewTotals;
+    if (plan.twice) plan.blocks = most;
     if (plan.blocks > 1) {
       if (chunk_of(problem, plan.blocks * plan.warps) > kMostHeld) plan.warps = room(32);
-      plan.workspace_bytes = counters * plan.blocks;
+      plan.workspace_bytes = counters * (plan.blocks + 1);
+      const int64_t of_block = plan.warps * chunk_of(problem, plan.blocks * plan.warps);
+      plan.staged = plan.twice && of_block > kStagedFrom && of_block <= std::min(kMostStaged, plan.warps * kMostHeld);
       plan.shared_bytes = shared_bytes(plan, problem);
+      if (plan.shared_bytes > room_of(gpu)) plan.staged = false, plan.shared_bytes = shared_bytes(plan, problem);
       return plan;
     }
   }

@@ -31,8 +31,9 @@ struct Plan {
   int warps = 1;                // warps of a block; each has its own counters
   int64_t blocks = 1;           // blocks that share a plan; kGrid launches fewer if not all fit on the GPU at once
   bool staged = false;          // whether assignments are put into order in shared memory before they are written
+  bool twice = false;           // for kGrid: whether blocks wait twice: for all totals, and for the sums of them
   int64_t shared_bytes = 0;     // shared memory of a block
-  int64_t workspace_bytes = 0;  // workspace of one plan: the totals of the blocks of kGrid
+  int64_t workspace_bytes = 0;  // workspace of one plan: the totals of the blocks of kGrid, and their sums
 };
 
 // How many assignments each of `warps` warps has: a multiple of 32.

@@ -59,6 +59,21 @@ def plan_fallback(experts, *, axis, num_experts, capacity, align, room):
     return [jnp.moveaxis(out, -1, axis) for out in outs]
 
 
+def _is_single(assignments) -> bool:
+    """Whether there is one assignment in all. XLA computes its plan, dispatch and combination in one kernel."""
+    return assignments.shape == (1,) * len(assignments.shape)
+
+
+def _plan_of_one(experts, *, axis, num_experts, capacity, align, room):
+    """The plan of a single assignment, without a sort: XLA computes it where it is used."""
+    number = lambda count: jax.lax.broadcasted_iota(np.int32, (*experts.shape[:axis], count), axis)
+    kept = (experts >= 0) & (experts < num_experts) & (capacity != 0)
+    row = jnp.where(kept, np.int32(0), np.int32(-1))
+    sizes = (kept & (number(num_experts) == experts)).astype(np.int32)
+    offsets = jnp.where(kept & (number(num_experts + 1) > experts), np.int32(align), np.int32(0))
+    return [jnp.where(number(room) == 0, row, np.int32(-1)), row, sizes, offsets]
+
+
 def _plan_moe(rows, avals, compute_capability, axis, *, num_experts, capacity, align, **_):
     return _native.modules["cpu"].plan_moe(rows[0], rows[1], num_experts, capacity, align, compute_capability)
 
@@ -76,6 +91,8 @@ moe_plan_p = Kernel(
     attributes=("capacity", "align"),
     reindexes=True,
     plan=_plan_moe,
+    leaves=lambda rows, avals, **_: _is_single(avals[0]),
+    left=_plan_of_one,
 )
 
 
@@ -128,7 +145,8 @@ def _combine_fallback(y, row_of_assignment, assignment_of_row, *weights, axis, c
     return (_over_batch(one, y, [row_of_assignment, *weights], axis),)
 
 
-def _kernel(name, results, fallback):
+def _kernel(name, results, fallback, row_of_assignment):
+    """``row_of_assignment`` is the number of that operand."""
     return Kernel(
         name,
         results=results,
@@ -137,6 +155,7 @@ def _kernel(name, results, fallback):
         attributes=("choices",),
         reindexes=True,
         broadcasts=lambda count, **_: range(1, count),
+        leaves=lambda rows, avals, **_: _is_single(avals[row_of_assignment]),
     )
 
 
@@ -144,11 +163,13 @@ moe_dispatch_p = _kernel(
     "moe_dispatch",
     lambda x, assignment_of_row, *_, axis, choices: [(assignment_of_row.shape[axis], x.dtype)],
     _dispatch_fallback,
+    row_of_assignment=2,
 )
 moe_combine_p = _kernel(
     "moe_combine",
     lambda y, row_of_assignment, *_, axis, choices: [(row_of_assignment.shape[axis] // choices, y.dtype)],
     _combine_fallback,
+    row_of_assignment=1,
 )
 
 

@@ -18,10 +18,11 @@ from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _search as _lax
-from jaxgpuops.lax._count import take_rows
+from jaxgpuops.lax._count import bincount, take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import gathered, put_along_axis
+from jaxgpuops.lax.order import from_bits, from_keys, sort_keys, to_bits
 
 
 def searchsorted(
@@ -171,6 +172,9 @@ def nonzero(
 def _nonzero(x, fills, size):
     mask = x if x.dtype == np.dtype(bool) else x != np.zeros((), x.dtype)
     row = gathered(_flat("jaxgpuops.nonzero", "x", mask), 0)
+    if mask is not x and not jax.export.is_symbolic_dim(x.size) and x.size >= 1 << 20:
+        # XLA compares four elements in a thread only if their number is a multiple of four. Padding is free: it is fused.
+        row = lax.pad(row, np.False_, [(0, -x.size % 16, 0)])
     if x.ndim == 1:
         return (_lax.choose(row, size, fills[0]),)
     place = _lax.choose(row, size)
@@ -320,6 +324,56 @@ def unique(
     return outs if any(wanted) else outs[0]
 
 
+# The least length of x where counting each possible element is faster than sorting: of integers of 1 and 2 bytes, and of
+# floats, of which it must also be found which zero and which NaN comes first.
+_LEAST_COUNTED, _LEAST_COUNTED_FLOATS = {1: 1 << 12, 2: 1 << 14}, 1 << 19
+
+
+def _prefers_counts(dtype, length):
+    if dtype.itemsize not in _LEAST_COUNTED or dtype == np.dtype(bool):
+        return False
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    return length >= (_LEAST_COUNTED_FLOATS if floating else _LEAST_COUNTED[dtype.itemsize])
+
+
+def _by_sort(row, most, indices):
+    """Returns the different elements, how often each is there (0 behind the last), where they begin in the sorted row,
+    the sorted row and, if asked for, its order."""
+    [values], order = sort_operands([row], 0, 1, indices=indices)
+    place = _lax.choose(values, most + 1, starts=True)
+    return take_rows(values, place[:most], 0, True), place[1:] - place[:most], place[:most], values, order
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _by_counts(row, most):
+    """The first two results of `_by_sort` for elements of few bits, without a sort."""
+    bits = to_bits(row)
+    unsigned, patterns = bits.dtype.type, 1 << 8 * bits.dtype.itemsize
+    # Counts in the order of keys. Those of equal keys (-0 and NaNs) are added up.
+    key = lax.iota(bits.dtype, patterns)
+    count = bincount(bits, 0, patterns)[to_bits(from_keys(key, row.dtype)).astype(np.int32)]
+    if floating := jnp.issubdtype(row.dtype, jnp.floating):
+        own, zero, nan = sort_keys(from_keys(key, row.dtype)), unsigned(patterns // 2), unsigned(patterns - 1)
+        moved = jnp.where(own == key, np.int32(0), count)
+        zeros = count[patterns // 2 - 1]  # the negative ones
+        nans = jnp.sum(moved, dtype=np.int32) - zeros
+        count = count - moved + jnp.where(key == nan, nans, np.int32(0)) + jnp.where(key == zero, zeros, np.int32(0))
+    place = _lax.choose(count > 0, most)
+    found, place = place < np.int32(patterns), jnp.minimum(place, np.int32(patterns - 1))
+    values = to_bits(from_keys(place.astype(bits.dtype), row.dtype))
+    if floating:  # the first of equal elements is kept
+        keys, at = sort_keys(row), lax.iota(np.int32, row.size)
+        for equal in (zero, nan):
+            first = jnp.min(jnp.where(keys == equal, at, np.int32(row.size - 1)))
+            values = jnp.where(place == equal.astype(np.int32), bits[first], values)
+    return from_bits(values, row.dtype), jnp.where(found, count[place], np.int32(0))
+
+
+@_by_counts.defjvp
+def _by_counts_jvp(most, primals, tangents):
+    return jax.jvp(lambda row: _by_sort(row, most, False)[:2], primals, tangents)
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _unique(x, fill, size, wanted):
     op = "jaxgpuops.unique"
@@ -331,22 +385,28 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
     index, inverse, counts = wanted
-    [values], order = sort_operands([gathered(row, 0)], 0, 1, indices=index or inverse)
-    place = _lax.choose(values, min(size, length) + 1, starts=True)
-    if size > length:  # there are no more; what follows is written without being read
-        place = lax.pad(place, np.int32(length), [(0, size - length, 0)])
-    first, found = place[:size], place[:size] < np.int32(length)
-    at = jnp.where(found, first, np.int32(0))
-    outs = [take_rows(values, first, 0, True)]
-    if fill is not None:
-        outs[0] = jnp.where(found, outs[0], fill.astype(x.dtype))
-    elif length:
-        outs[0] = jnp.where(found, outs[0], values[0])
+    row, most = gathered(row, 0), min(size, length)
+    order = None
+    if _prefers_counts(x.dtype, length) and not index and not inverse:
+        own, count = _by_counts(row, most)
+    else:
+        own, count, first, values, order = _by_sort(row, most, index or inverse)
+    found = count > 0
+    if fill is None:
+        fill = own[0] if most else np.zeros((), x.dtype)
+    fill = fill.astype(x.dtype)
+    outs, fills = [jnp.where(found, own, fill)], [fill]
     if order is not None and index:  # it is there if one of the two is wanted
-        outs.append(order[at] if length else at)
+        outs.append(order[jnp.where(found, first, np.int32(0))] if length else first)
+        fills.append(order[0] if length else np.int32(0))
     if order is not None and inverse:
         rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
+        fills.append(None)
     if counts:
-        outs.append(place[1:] - first)
+        outs.append(count)
+        fills.append(np.int32(0))
+    if size > length:  # there are no more; the rest is written without being read
+        fill_up = lambda out, fill: out if fill is None else lax.pad(out, fill, [(0, size - length, 0)])
+        outs = [fill_up(out, fill) for out, fill in zip(outs, fills, strict=True)]
     return tuple(outs)

@@ -4,9 +4,12 @@
 // to a multiple of 2^-bits, where a sum of all rows still fits in 64 bits. So the order of additions does not matter,
 // and one of the terms is 1, so that what rounding loses is small beside the sum. A last pass divides.
 //
-// A block has the cells of a chunk of columns in shared memory, and all rows, if these are few: then one launch does it
-// all, and most numbers stay in registers between the passes. Else blocks share the rows, each pass is a launch, and
-// cells are in the workspace, too, where blocks fold theirs in the end; or only there, if a block cannot hold them.
+// A block, or a cluster of blocks, has the cells of a chunk of columns in shared memory, and all rows, if these are not
+// many: then one launch does it all, and most numbers stay in registers between the passes. Else blocks share the rows,
+// each pass is a launch, and cells are in the workspace, too, where blocks fold theirs in the end; or only there, if a
+// block cannot hold them.
+//
+// After a pass, each block of a cluster folds a share of the cells of all its blocks, and tells them.
 //
 // If many rows in turn have the same id, their atomics would wait for each other. So a thread has a hot segment, which
 // many of its rows had lately, and keeps the fold of that one in registers.
@@ -15,8 +18,10 @@
 // holds a sector of 32 bytes for each row and column thrice.
 #include <cuda_runtime.h>
 
+#include "common/cuda/cluster.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
 #include "count/cuda/args.cuh"
 #include "count/cuda/atomics.cuh"
 
@@ -34,6 +39,7 @@ enum Pass { kLargest, kSums, kShares };
 struct Args : SegmentArgs {
   using SegmentArgs::SegmentArgs;
   uint32_t chunks, slices;
+  uint32_t cluster;         // blocks of a cluster, which have the same columns
   int columns, slice;       // columns of a block, rows of a slice
   int bits;                 // fraction bits of an exponential in fixed point
   int first = 0, last = 0;  // passes of the launch
@@ -83,6 +89,10 @@ struct BlockCells {
   __device__ Bits key(uint32_t id, int column) const { return keys[at(id, column)]; }
   __device__ uint64_t sum(uint32_t id, int column) const { return sum(at(id, column)); }
   __device__ uint64_t sum(int cell) const { return static_cast<uint64_t>(high[cell]) << 32 | low[cell]; }
+  // The same of a block of the cluster.
+  __device__ uint64_t sum_in(unsigned block, int cell) const {
+    return static_cast<uint64_t>(load_in_cluster(high + cell, block)) << 32 | load_in_cluster(low + cell, block);
+  }
   __device__ void raise(uint32_t id, int column, Bits key) const { atomic_fold<true>(keys + at(id, column), key); }
   __device__ void add(uint32_t id, int column, uint64_t value) const {
     const int cell = at(id, column);
@@ -140,8 +150,10 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
   let_dependents_start();
-  const uint32_t chunk = blockIdx.x % a.chunks, part = blockIdx.x / a.chunks;
-  const uint32_t slice = part % a.slices, o = part / a.slices;
+  // Neighbouring blocks have the slices of a cluster, then the chunks of columns.
+  const uint32_t cluster = a.cluster, rank = blockIdx.x % cluster, of_cluster = blockIdx.x / cluster;
+  const uint32_t chunk = of_cluster % a.chunks, part = of_cluster / a.chunks, clusters = a.slices / cluster;
+  const uint32_t slice = part % clusters * cluster + rank, o = part / clusters;
   const int64_t left = static_cast<int64_t>(chunk) * a.columns, begin = static_cast<int64_t>(slice) * a.slice;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int slot = thread / a.columns, column = thread - slot * a.columns, step = threads / a.columns;
@@ -152,10 +164,10 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const GlobalCells<E> global(a, o, left);
   const BlockCells<E> own(a);
   const auto& cells = one_of<kShared>(own, global);
-  // Calls `visit(cell, id, column)` for all cells that the block has in shared memory.
-  const auto each_cell = [&](auto visit) {
+  // Calls `visit(cell, id, column)` for those cells from `from` to `to` that the block has in shared memory.
+  const auto each_cell = [&](int from, int to, auto visit) {
 #pragma unroll 1
-    for (int cell = thread; kShared && cell < own.size; cell += threads) {
+    for (int cell = from + thread; kShared && cell < to; cell += threads) {
       const int id = cell / a.columns, of = cell - id * a.columns;
       if (left + of < a.inner) visit(cell, static_cast<uint32_t>(id), of);
     }
@@ -181,10 +193,40 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   }
   if (a.first != kLargest || !kShared) wait_for_predecessor();
   if (a.first == kSums && kShared)
-    each_cell([&](int cell, uint32_t id, int of) {
+    each_cell(0, own.size, [&](int cell, uint32_t id, int of) {
       own.keys[cell] = global.key(id, of);
       own.low[cell] = own.high[cell] = 0;
     });
+
+  // The share of the cells that the block folds for its cluster.
+  const int size = own.size, each = (size + static_cast<int>(cluster) - 1) / static_cast<int>(cluster);
+  const int share = min(static_cast<int>(rank) * each, size), share_end = min(share + each, size);
+  const auto fold_cluster = [&](const auto& own, int pass) {
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+    // Each block begins with itself, so that not all ask the same block. A cluster has a power of two of them.
+    const auto each_block = [&](auto visit) {
+#pragma unroll 8
+      for (uint32_t i = 0; i < cluster; ++i) visit((rank + i) & (cluster - 1));
+    };
+#pragma unroll 1
+    for (int cell = share + thread; cell < share_end; cell += threads) {
+      if (pass == kLargest) {
+        Bits key = 0;
+        each_block([&](uint32_t block) { key = max(key, load_in_cluster(own.keys + cell, block)); });
+        each_block([&](uint32_t block) { store_in_cluster(own.keys + cell, block, key); });
+      } else {
+        uint64_t sum = 0;
+        each_block([&](uint32_t block) { sum += own.sum_in(block, cell); });
+        each_block([&](uint32_t block) {
+          store_in_cluster(own.low + cell, block, static_cast<uint32_t>(sum));
+          store_in_cluster(own.high + cell, block, static_cast<uint32_t>(sum >> 32));
+        });
+      }
+    }
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+  };
 
 #pragma unroll 1
   for (int pass = a.first; pass <= a.last; ++pass) {
@@ -264,12 +306,14 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
       }
     }
     if (!same || (thread & 31) < a.columns) put(hot, sum);
+    if constexpr (kShared && sizeof(Bits) == 4)
+      if (cluster > 1) fold_cluster(own, pass);
   }
   if constexpr (!kShared) return;
   if (a.last == kShares) return;
   __syncthreads();
   if (a.first == kLargest && a.last == kLargest) wait_for_predecessor();  // which clears the cells
-  each_cell([&](int cell, uint32_t id, int of) {
+  each_cell(share, share_end, [&](int cell, uint32_t id, int of) {
     if (a.first != a.last) {
       const Acc log = log_of<E>(own.keys[cell], own.sum(cell), a);
       static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log;
@@ -311,12 +355,17 @@ template <class E>
 cudaError_t run_whole(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
   Launch config;
   config.block = dim3(32 * plan.warps);
-  config.grid = dim3(static_cast<unsigned>(a.outer * a.chunks));
+  config.grid = dim3(static_cast<unsigned>(a.outer * a.slices * a.chunks));
   config.shared_bytes = plan.shared_bytes;
+  config.cluster = a.cluster;
   a.last = a.logs ? kSums : kShares;
   auto* kernel = segment_softmax_kernel<E, true, 1>;
   if constexpr (sizeof(typename E::Bits) == 4) {
     if (a.slice > 32 * plan.warps / a.columns) kernel = segment_softmax_kernel<E, true, kRows>;
+  }
+  if (a.cluster > 1) {
+    const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), a.cluster);
+    if (status != cudaSuccess) return status;
   }
   return launch(stream, config, kernel, a);
 }
@@ -355,6 +404,7 @@ cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   a.chunks = static_cast<uint32_t>((a.inner + a.columns - 1) / a.columns);
   a.slice = static_cast<int>(plan.rows);
   a.slices = static_cast<uint32_t>(plan.tiles);
+  a.cluster = plan.cluster;
   a.bits = term_bits(a.length);
   a.logs = logs;
   if (problem.dtype == DType::kFloat64) return run_whole<Float64>(stream, plan, a);

@@ -39,15 +39,17 @@ __device__ __forceinline__ void make_bounds(const T (&queries)[kCount], const Se
   }
 }
 
-// Returns how many elements of a row come before a query of this key, if the first `first` are known to do so, and at
-// most `left` of those behind them. The number of steps does not depend on the elements.
+// Returns how many elements of a row have keys below a bound, if the first `first` are known to do so, and at most
+// `left` of those behind them. The number of steps does not depend on the elements.
 template <class T>
-__device__ __forceinline__ uint32_t search_row(const Search& problem, const T* row, T key, uint32_t first,
-                                               uint32_t left) {
+__device__ __forceinline__ uint32_t search_row(const Search& problem, const T* row, typename Bound<T>::Key bound,
+                                               uint32_t first, uint32_t left) {
   const int64_t stride = problem.sorted.axis_stride;
+  const T* from = row + first * stride;
   while (left > 0) {  // the result is in [first, first + left]
     const uint32_t half = (left + 1) / 2;
-    if (problem.before(row[(first + half - 1) * stride], key)) first += half;
+    const T* const next = from + half * stride;
+    if (sort_key(next[-stride], problem.order) < bound) first += half, from = next;
     left -= half;
   }
   return first;

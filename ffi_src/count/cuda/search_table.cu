@@ -133,8 +133,9 @@ __global__ void __launch_bounds__(kByteThreads)
   const int64_t first = part * plan.chunk, count = min(plan.chunk, plan.queries - first);
   look_up(table, queries + row * plan.queries + first, places + row * plan.queries + first, count, [&] {
     const uint8_t key = sort_key(static_cast<uint8_t>(threadIdx.x), problem.order);
-    table[threadIdx.x] = static_cast<int32_t>(
-        search_row(problem, sorted + problem.sorted(row, 0, 0), key, 0, static_cast<uint32_t>(problem.length)));
+    table[threadIdx.x] =
+        static_cast<int32_t>(search_row(problem, sorted + problem.sorted(row, 0, 0), key + uint32_t{problem.right}, 0,
+                                        static_cast<uint32_t>(problem.length)));
     __syncthreads();
   });
 }

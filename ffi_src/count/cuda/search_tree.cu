@@ -1,4 +1,4 @@
-// searchsorted of many queries of 16 or 32 bits in rows along the last axis. A block keeps splitters of its row in
+// searchsorted of many queries of 16, 32 or 64 bits in rows along the last axis. A block keeps splitters of its row in
 // shared memory: its elements, or the last of each group of 2^group_bits neighbours. They form a search tree that
 // stands level by level, so that the lanes of a warp, which search in different subtrees, mostly read different banks.
 // The group that a query belongs to is then searched in global memory.
@@ -29,6 +29,9 @@ constexpr int kPair = 2;                   // queries that it searches by sector
 constexpr int kVector = 8;                 // elements of 32 bits in a sector
 constexpr int kApartBits = 14;             // L1 may hold all of 2^14 elements
 constexpr int kInOrder = kOrderTurn / 32;  // the same as kOwn, if queries are in order
+
+template <class T>  // what bounds are compared as, by all lanes of a warp
+using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
 template <class T>
 struct SortedRow {
@@ -214,7 +217,8 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
 }
 
 // Without kGroups, which is for 32 bits, all elements are splitters. Without kLooks, blocks do not check whether their
-// queries are in order. Kernels without either let more warps share a multiprocessor.
+// queries are in order. Kernels without either let more warps share a multiprocessor. Those of 64 bits never look: the
+// queries of a turn would take too many registers.
 template <class T, bool kGroups, bool kLooks>
 __global__ void __launch_bounds__(1024)
     search_tree_kernel(const __grid_constant__ Search problem, const __grid_constant__ SearchPlan plan,
@@ -233,14 +237,16 @@ __global__ void __launch_bounds__(1024)
   // Without the levels below, splitters are numbered from 1, and a level has those with odd numbers. Node k of the
   // level is the k-th of them.
   const uint32_t splitters = 1u << levels;
-  if (kLooks && plan.near_bits > 0) {
-    const int64_t share = (plan.chunk / (blockDim.x / 32) + 31) / 32 * 32, from = min(warp * share, count);
-    const uint32_t key = sort_key(queries[min(from + lane, count - 1)], problem.order);
-    bool ascend;
-    if (are_in_order(~largest_of_warp(~key), largest_of_warp(key), reinterpret_cast<uint32_t*>(tree), ascend)) {
-      search_in_order(problem, row, queries + from, places + from, static_cast<int>(min(share, count - from)), ascend,
-                      tree + (warp << plan.near_bits), plan.near_bits);
-      return;
+  if constexpr (kLooks) {
+    if (plan.near_bits > 0) {
+      const int64_t share = (plan.chunk / (blockDim.x / 32) + 31) / 32 * 32, from = min(warp * share, count);
+      const uint32_t key = sort_key(queries[min(from + lane, count - 1)], problem.order);
+      bool ascend;
+      if (are_in_order(~largest_of_warp(~key), largest_of_warp(key), reinterpret_cast<uint32_t*>(tree), ascend)) {
+        search_in_order(problem, row, queries + from, places + from, static_cast<int>(min(share, count - from)), ascend,
+                        tree + (warp << plan.near_bits), plan.near_bits);
+        return;
+      }
     }
   }
   for (uint32_t start = threadIdx.x; start < splitters; start += kBatch * blockDim.x) {
@@ -277,14 +283,14 @@ __global__ void __launch_bounds__(1024)
     uint32_t top = 1;  // the node under which all of the warp's queries are
     int level = 0;
     if (patience == 0) {
-      uint32_t low = bound[0], high = bound[0];
+      Word<T> low = bound[0], high = bound[0];
 #pragma unroll
-      for (int i = 1; i < kOwn; ++i) low = min(low, uint32_t{bound[i]}), high = max(high, uint32_t{bound[i]});
+      for (int i = 1; i < kOwn; ++i) low = min(low, Word<T>{bound[i]}), high = max(high, Word<T>{bound[i]});
       low = ~largest_of_warp(~low);
       high = largest_of_warp(high);
 #pragma unroll 1
       for (; level < levels; ++level) {
-        const uint32_t splitter = tree[top];
+        const Word<T> splitter = tree[top];
         const bool upper = splitter < low;
         if (!upper && splitter < high) break;
         top = 2 * top + upper;
@@ -374,6 +380,7 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
   if (problem.bits == 16)
     return run(uint16_t{},
                looks ? search_tree_kernel<uint16_t, true, true> : search_tree_kernel<uint16_t, true, false>);
+  if (problem.bits == 64) return run(uint64_t{}, search_tree_kernel<uint64_t, true, false>);
   if (plan.group_bits > 0) return run(uint32_t{}, search_tree_kernel<uint32_t, true, true>);
   return run(uint32_t{},
              looks ? search_tree_kernel<uint32_t, false, true> : search_tree_kernel<uint32_t, false, false>);

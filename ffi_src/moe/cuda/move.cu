@@ -288,12 +288,16 @@ cudaError_t with_any_float(DType dtype, F f) {
   return is_float8(dtype) ? with_float8(dtype, f) : with_float(dtype, f);
 }
 
-// Calls f with an element class and the number of elements that it loads together: as many as 16 bytes hold, or one.
+// Calls f with an element class and the number of elements that it loads together: as many as 16 bytes hold if rows
+// are aligned to that, else a pair of 16 or 32 bits each, if they suit pairs, or one.
 template <class F>
-cudaError_t dispatch_vector(DType dtype, bool whole, F f) {
+cudaError_t dispatch_vector(DType dtype, int alignment, F f) {
   return with_any_float(dtype, [&](auto element) {
-    constexpr int kVector = 16 / sizeof(typename decltype(element)::Bits);
-    return whole ? f(element, std::integral_constant<int, kVector>()) : f(element, std::integral_constant<int, 1>());
+    constexpr int kBytes = sizeof(typename decltype(element)::Bits);
+    if (alignment == 16) return f(element, std::integral_constant<int, 16 / kBytes>());
+    if constexpr (kBytes == 2 || kBytes == 4)
+      if (alignment >= 2 * kBytes) return f(element, std::integral_constant<int, 2>());
+    return f(element, std::integral_constant<int, 1>());
   });
 }
 
@@ -398,7 +402,7 @@ cudaError_t launch_dispatch(cudaStream_t stream, const Gpu& gpu, const MoveProbl
       default: return copy(uint8_t{});
     }
   }
-  return dispatch_vector(p.dtype, bytes == 16, [&](auto element, auto vector) {
+  return dispatch_vector(p.dtype, bytes, [&](auto element, auto vector) {
     using Element = decltype(element);
     const Scaled<Element> made{weights};
     return dispatch<Vector<Element, vector>>(stream, p, p.inner / vector, made, x, row_of_assignment, assignment_of_row,
@@ -410,9 +414,9 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
                            const void* weights, void* out) {
   if (p.outer * p.tokens * p.inner == 0) return cudaSuccess;
   if (!countable(p)) return cudaErrorInvalidValue;
-  const bool whole = alignment(p.inner * bytes_of(p.dtype), y, out) == 16;
+  const int bytes = alignment(p.inner * bytes_of(p.dtype), y, out);
   const bool aligned = aligned_numbers(index, p, p.index) && aligned_numbers(weights, p, p.weight);
-  return dispatch_vector(p.dtype, whole, [&](auto element, auto vector) {
+  return dispatch_vector(p.dtype, bytes, [&](auto element, auto vector) {
     using Element = decltype(element);
     using V = Vector<Element, vector>;
     const int64_t units = p.inner / vector;
@@ -433,8 +437,8 @@ cudaError_t launch_combine(cudaStream_t stream, const MoveProblem& p, const void
     const std::integral_constant<int, 1> one;
     const std::integral_constant<int, 2> two;
     const std::integral_constant<int, kAhead> ahead;
-    if constexpr (vector > 1) {
-      constexpr int64_t kBytes = sizeof(typename Element::Bits);
+    constexpr int64_t kBytes = sizeof(typename Element::Bits);
+    if constexpr (vector * kBytes == 16) {
       if constexpr (kBytes == 2 || kBytes == 4) {
         if (aligned) {
           switch (p.choices) {

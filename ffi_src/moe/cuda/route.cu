@@ -8,9 +8,10 @@
 //
 // Blocks that share a plan exchange their totals, so that each knows the totals over all blocks and over those before
 // it. In a cluster, each block writes its totals to the shared memory of every block. If there are no clusters, or the
-// problem is too large for one, all blocks run at the same time and exchange totals through the workspace.
+// problem is too large for one, all blocks run at the same time and exchange totals through the workspace: each block
+// adds up all of them or, if they are many, those of some experts, for all blocks.
 //
-// A block of a cluster that has many assignments first puts them into order in shared memory, so that neighbouring
+// A block that has many assignments first puts them into order in shared memory, so that neighbouring
 // threads write neighbouring rows. A chunk that does not fit in registers is read twice. Few experts have counters in
 // registers (route_few.cuh), and few assignments need none (route_warp.cuh).
 //
@@ -154,6 +155,40 @@ __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
   __syncthreads();
 }
 
+// The same where totals are many: a warp adds up those of an expert for all blocks, and all wait once more.
+__device__ __forceinline__ void tell_grid_twice(const Board& board, int32_t* totals) {
+  const auto blocks = static_cast<int32_t>(gridDim.x), warps = static_cast<int32_t>(blockDim.x / 32);
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x;
+  int32_t* const sums = totals + blocks * board.experts;
+  for_own_experts(board.experts, [&](int32_t e) { totals[e * blocks + block] = board.places[e]; });
+  cg::this_grid().sync();
+  for (int32_t e = warp * blocks + block; e < board.experts; e += warps * blocks) {
+    int32_t* const own = totals + e * blocks;
+    int32_t sum = 0;
+    for (int32_t first = 0; first < blocks; first += kBatch * 32) {
+      int32_t found[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int32_t b = first + 32 * j + lane;
+        found[j] = b < blocks ? own[b] : 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int32_t b = first + 32 * j + lane, up_to = sum_up_to_lane(found[j]);
+        if (b < blocks) own[b] = sum + up_to - found[j];
+        sum += __shfl_sync(kEveryLane, up_to, 31);
+      }
+    }
+    if (lane == 0) sums[e] = sum;
+  }
+  cg::this_grid().sync();
+  for_own_experts(board.experts, [&](int32_t e) {
+    board.ends[e] = __ldcg(sums + e);
+    board.starts[e] = __ldcg(totals + e * blocks + block);
+  });
+  __syncthreads();
+}
+
 // From the blocks' totals, computes where each group begins and where the block's part of it begins. Returns where the
 // last group ends and, if assignments are staged, how many the block has.
 template <Algorithm kAlgorithm, class Sum>
@@ -251,7 +286,12 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     wait_at_cluster_barrier();  // until all blocks of the cluster have begun
   sum_warps(board);
   if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
-  if constexpr (kAlgorithm == Algorithm::kGrid) tell_grid(board, routes.workspace);
+  if constexpr (kAlgorithm == Algorithm::kGrid) {
+    if (g.twice)
+      tell_grid_twice(board, routes.workspace);
+    else
+      tell_grid(board, routes.workspace);
+  }
   const auto [total, count] = kHeld && g.staged ? find_starts<kAlgorithm, int64_t>(p, board, routes)
                                                 : find_starts<kAlgorithm, int32_t>(p, board, routes);
 
@@ -343,7 +383,9 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
     blocks = std::max<int64_t>(std::min(blocks, fitting / problem.outer), 1);
     shape.together = true;
   }
-  Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)), plan.staged};
+  // Fewer blocks than planned would have no room to put more assignments into order.
+  Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)),
+                    plan.staged && blocks == plan.blocks, plan.twice};
   while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
   const auto kernel = kernel_of<kAlgorithm>(problem, geometry);
   if (kernel == nullptr) return cudaErrorInvalidValue;

@@ -15,12 +15,13 @@ struct Geometry {
   int expert_bits;
   int told_rows;
   bool staged;
+  bool twice;
 };
 
 __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& all, int64_t o) {
   return {all.experts + o * p.assignments,           all.assignment_of_row + o * p.rows,
           all.row_of_assignment + o * p.assignments, all.sizes + o * p.experts,
-          all.offsets + o * (p.experts + 1),         all.workspace + o * gridDim.x * p.experts};
+          all.offsets + o * (p.experts + 1),         all.workspace + o * (gridDim.x + 1) * p.experts};
 }
 
 // Marks the rows that no assignment takes: those by which groups are rounded up, and those after the last group. Each
