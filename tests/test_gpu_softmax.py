@@ -211,14 +211,15 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_few_rows_have_the_bits_of_many(dtype):
-    """If rows are few, a lane has two vectors; if they are many, as many as its registers hold."""
+    """If rows are few, a lane has one or two vectors; if they are many, as many as its registers hold, or rows of float64
+    go through shared memory."""
 
     def derivatives(fn):
         return lambda x, t: jax.vjp(fn, x)[1](t)[0]
 
     with jax.enable_x64(dtype == "float64"):
-        for length in (260, 513, 1000, 2979, 4096, 8191):
-            many = 4400
+        for length in (8, 131, 260, 449, 513, 1000, 2979, 4096, 8191):
+            many = 4400 if length > 8 else 40_000
             x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)
             x = x.at[1].set(-jnp.inf).at[1, length // 2].set(2).at[2, 7].set(jnp.inf).at[3, 8].set(jnp.nan)
             t = jnp.roll(x, 1, 0)
@@ -227,6 +228,10 @@ def test_few_rows_have_the_bits_of_many(dtype):
                 for few in (slice(0, 4), slice(2, 3), slice(many - 1, many)):
                     assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
                     assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
+            for fn in (jaxgpuops.logsumexp, jaxgpuops.sum):
+                whole = jax.jit(fn)(x)
+                for few in (slice(0, 4), slice(many - 1, many)):
+                    assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])

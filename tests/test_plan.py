@@ -90,8 +90,15 @@ def test_narrow_columns(dtype):
 
 
 def test_few_rows_of_statistics():
-    """If there are few rows, each has a block for its statistics, whose lanes have two vectors."""
+    """If there are few rows, each has a block for its statistics, whose lanes have two vectors; those of 16-bit rows that
+    are not aligned have one, unless rows are more."""
     for op, length, dtype, warps, most in (
+        ("logsumexp", 2982, "bfloat16", 12, 12),
+        ("logsumexp", 518, "float16", 3, 12),
+        ("sum", 300, "bfloat16", 2, 6),
+        ("sum", 778, "bfloat16", 4, 32),
+        ("sum", 8190, "float16", 32, 56),
+        ("sum", 1000, "bfloat16", 4, 0),
         ("logsumexp", 2982, "bfloat16", 6, 20),
         ("logsumexp", 2080, "float32", 9, 8),
         ("logsumexp", 2079, "float32", 9, 20),
@@ -120,6 +127,42 @@ def test_few_rows_of_float32_not_aligned():
         rows = most * 132 // warps
         found = [softmax_planner("softmax", "float32", False)(n, length, 1, 90)["threads"] for n in (rows, rows + 1)]
         assert (found[0] == 32 * warps) and (found[1] != 32 * warps), (length, found)
+
+
+def test_few_short_rows():
+    """Few rows of up to some hundred elements have a block each, whose lanes have one vector."""
+    for dtype, length, warps in (
+        ("bfloat16", 450, 2),
+        ("bfloat16", 1000, 4),
+        ("float32", 256, 2),
+        ("float32", 298, 3),
+        ("float32", 512, 4),
+    ):
+        rows = 8 * 132 // warps
+        found = [softmax_planner("softmax", dtype, False)(n, length, 1, 90)["threads"] for n in (1, rows, rows + 1)]
+        assert found[:2] == [32 * warps] * 2 and found[2] != 32 * warps, (dtype, length, found)
+
+
+def test_sums_by_two_kernels():
+    """Sums of many long rows of float32 that are not aligned, and of a row, or of two that are not aligned, that would take
+    the largest blocks, are those of parts. Any batch has room for them."""
+    for dtype, length, outer, split in (
+        ("float32", 58_007, 1145, True),
+        ("float32", 58_007, 200, False),
+        ("float32", 100_001, 100, True),
+        ("float32", 100_001, 20, False),
+        ("float32", 58_008, 1145, False),
+        ("float32", 40_001, 2000, True),
+        ("float32", 30_001, 2000, False),
+        ("bfloat16", 1 << 20, 1, True),
+        ("bfloat16", 1 << 20, 2, False),
+        ("bfloat16", 730_428, 2, True),
+        ("bfloat16", 730_428, 3, False),
+        ("bfloat16", 484_773, 1, False),
+    ):
+        plan = plan_reduce("sum", outer, length, 1, dtype, False, 90)
+        assert (plan["algorithm"] == "rows_split") == split, (dtype, length, outer, plan)
+        assert plan["workspace_bytes"] == plan_reduce("sum", 1, length, 1, dtype, False, 90)["workspace_bytes"]
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
@@ -174,7 +217,8 @@ def test_tiles_of_short_rows():
         ("softmax", "float32", 237, 16),
         ("softmax", "bfloat16", 577, 3),
         ("softmax", "bfloat16", 721, 12),
-        ("softmax", "float64", 6, 8),
+        ("softmax", "float64", 6, 3),
+        ("log_softmax", "float64", 8, 3),
         ("softmax_jvp", "float32", 33, 3),
         ("logsumexp", "float32", 33, 10),
         ("logsumexp", "bfloat16", 12, 10),

@@ -14,8 +14,10 @@ namespace {
 // columns, are read as flat rows.
 constexpr int64_t kWalkedAlone = kHeldWalk, kWalkPositions = 16;
 constexpr int64_t kMostWalked = 1024, kFewColumns = 64, kManyColumns = 256;
-constexpr int64_t kStripWarps = 8;     // the least warps per multiprocessor for which strips are walked
-constexpr int64_t kHeldWarps = 4;      // the least warps per multiprocessor for walks that hold packs in registers
+constexpr int64_t kStripWarps = 8;  // the least warps per multiprocessor for which strips are walked
+// The least warps per multiprocessor for walks that hold packs in registers: along axes of up to kFewPacks positions,
+// along longer ones, and of two arrays.
+constexpr int64_t kHeldWarps = 8, kHeldLongWarps = 16, kHeldPairWarps = 4;
 constexpr int64_t kFlatThreads = 256;  // threads of a block, where several blocks share a flat row
 constexpr int64_t kFlatParts = 3;      // the least parts of a flat row; with fewer, more kernels are not worth it
 constexpr int64_t kFlatResults = 4;    // blocks per multiprocessor, at most, in the kernel that writes results
@@ -65,6 +67,10 @@ constexpr int64_t kMostWidePart = 8;
 // The most spans of aligned rows, and of others, and the most rows per multiprocessor, whose statistics are made by
 // large clusters instead of persistent blocks.
 constexpr int kMaxHeldSpans = kMaxCluster * kPreferredWarps, kMaxShiftedSpans = 40, kMaxHeldRows = 15;
+// Sums of float32 rows that are not aligned take two kernels if all rows together have at least kManyParts spans per
+// multiprocessor; few rows, only if each has so many, too. Statistics of one or two rows do if they have more than
+// kHugeSpans.
+constexpr int64_t kManyParts = 64, kHugeSpans = 320;
 constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
 
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Distances from 1 to 5 MiB were
@@ -171,6 +177,17 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
 }
 
+// The same where lanes have one vector, if that is faster than two. It is so for short rows, and for statistics of
+// 16-bit rows that are not aligned, whose vectors take most of the work to load. (Limits as measured on an H200.)
+int64_t one_vector_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
+  const bool loose = traits.item_bytes == 2 && row_bytes % 16 != 0;
+  if (traits.operands != 1 || traits.label || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
+  if (traits.output) return warps <= (loose ? 2 : 4) && row_bytes > 512 ? 8 : 0;
+  if (!loose) return 0;
+  if (traits.stat_bytes == 8) return 12;  // the log-sum-exp
+  return warps >= 8 ? 56 : warps > 2 ? 32 : 6;
+}
+
 // See RowPlan::single. With eight vectors in a lane, only for arrays so small that memory does not limit them.
 bool loads_elements(const RowPlan& plan, const Rows& rows) {
   const RowTraits& traits = plan.traits;
@@ -214,13 +231,16 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
                    vectors == (int64_t{plan.vectors} << plan.lane_bits) - 1;
   const bool single =
       !whole && traits.tiled && traits.operands == 1 && traits.item_bytes == 4 && plan.lane_bits >= kMaxTileLaneBits;
-  const int64_t least = odd              ? kLeastOddBytes << plan.lane_bits
+  // Rows of float64 of three or four vectors, which one lane would have.
+  const bool short_wide = traits.item_bytes == 8 && traits.operands == 1 && vectors > 2 && plan.lane_bits == 0 && whole;
+  const int64_t least = short_wide       ? kLeastTeamBytes
+                        : odd            ? kLeastOddBytes << plan.lane_bits
                         : single         ? kLeastSingleBytes
                         : traits.staged  ? kLeastStagedBytes
                         : longer         ? kLeastTeamBytes << std::max<int64_t>(0, 6 * (vectors - half) / half)
                         : plan.lane_bits ? kLeastTeamBytes
                                          : kLeastTiledBytes;
-  const bool tiles = ((odd && traits.tiled) || (!whole && (traits.tiled || traits.staged))) &&
+  const bool tiles = (((odd || short_wide) && traits.tiled) || (!whole && (traits.tiled || traits.staged))) &&
                      plan.vectors <= kOnlyVectors &&
                      plan.lane_bits <= (longer && !single ? kMaxLongTileLaneBits : kMaxTileLaneBits) &&
                      !(single && vectors <= kMostSingleVectors) && rows.outer * row_bytes >= least;
@@ -246,10 +266,17 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   const bool tuned = tuning.cluster || tuning.split || tuning.vectors || tuning.block_warps;
   // If rows are longer but few, a block has a row, and a lane two vectors of it. (One vector, in spread_kernel, took up
   // to 1.7 times as long.)
+  const int64_t one_warps = ceil_div(vectors, 32);
+  if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits >= 3 &&
+      rows.outer * one_warps <= one_vector_resident(traits, row_bytes, one_warps) * gpu.multiprocessors) {
+    plan.wide = 1;
+    plan.block_warps = static_cast<int>(one_warps);
+    return;
+  }
   const int64_t wide_warps = ceil_div(vectors, 32 * kWideVectors);
   if (traits.wide && !tuned && plan.vectors >= kOnlyVectors && plan.lane_bits >= 4 && wide_warps <= kMaxBlockWarps &&
       rows.outer * wide_warps <= wide_resident(traits, row_bytes, wide_warps) * gpu.multiprocessors) {
-    plan.wide = true;
+    plan.wide = kWideVectors;
     plan.block_warps = static_cast<int>(wide_warps);
     return;
   }
@@ -285,8 +312,14 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
                     !two &&
                     (aligned ? plan.spans <= kMaxHeldSpans
                              : plan.spans <= kMaxShiftedSpans && (traits.item_bytes == 4 || traits.stat_bytes == 8));
-  const bool stream = streamable && !held;
-  const bool small = few ? aligned || !two || !stream : many;
+  const int64_t all_spans = rows.outer * plan.spans;
+  const bool lean = traits.lean && !traits.label && is_streamable(plan, gpu);
+  const bool many_parts = lean && !aligned && traits.item_bytes == 4 && traits.stat_bytes == 4 &&
+                          plan.spans >= (few ? kManyParts : kMaxShiftedSpans) &&
+                          all_spans >= kManyParts * gpu.multiprocessors;
+  const bool huge = lean && plan.spans > kHugeSpans && all_spans <= 2 * kMaxFlatSpans && (rows.outer == 1 || !aligned);
+  const bool stream = streamable && !held && !many_parts;
+  const bool small = !many_parts && !huge && (few ? aligned || !two || !stream : many);
   const auto hold = [&] {
     plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
     // For few rows without results, in large parts: a multiprocessor has room for five blocks, but most get four, and
@@ -314,7 +347,10 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // three kernels of small blocks, some of which compute while others wait for memory. (Gradients of cross-entropy took
   // a third less time.)
   const bool wide = !traits.masked && traits.item_bytes == 8;
-  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) ||
+  // Sums of many long rows of float32 that are not aligned are also faster by two kernels (1145 x 58007: 63 us, and 73
+  // by persistent blocks), and so are statistics of a row, or of two that are not aligned, that would take the largest
+  // blocks of a cluster.
+  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) || many_parts || huge ||
                      (wide && traits.output && ceil_div(plan.spans, kMaxCluster) > kMostWidePart);
   if (stream && !split) return plan_stream(plan, rows, gpu);
   // A row of two operands has twice as many spans. One block alone is faster than two that wait for each other.
@@ -326,9 +362,9 @@ void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   if (tuning.cluster) plan.blocks = tuning.cluster;
   if (ceil_div(plan.spans, plan.blocks) <= kMaxBlockWarps && !tuning.split && !split) return hold();
   plan.algorithm = RowAlgorithm::kRowsSplit;
-  plan.block_warps = kPartWarps;
+  plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : kPartWarps;
+  plan.block_warps = huge && all_spans < kPartWarps * gpu.multiprocessors ? kPartWarps / 2 : kPartWarps;
   plan.blocks = ceil_div(plan.spans, plan.block_warps);
-  plan.unit_warps = plan.spans <= kMaxFlatSpans ? 1 : plan.block_warps;
   plan.units = ceil_div(plan.spans, plan.unit_warps);
   plan_split(plan, rows);
 }
@@ -409,9 +445,10 @@ bool is_narrow(const RowTraits& traits, const Rows& rows) {
 }
 
 // For results along a short axis: how many warps there are if lanes hold packs of columns, or 0 if columns one by one
-// are better. Packs are better if they fill most of a warp's lanes and there are enough warps. If packs of float32 are
-// not aligned, loading columns one by one is faster, except on axes of two positions. Results have the same bits either
-// way.
+// are better. Packs are better if they fill most of a warp's lanes and there are enough warps. (With few warps, their
+// long code takes most of the time: log_softmax of 271 x 6 x 468 bfloat16 took 9.4 us, and 3 one by one.) If packs of
+// float32 are not aligned, loading columns one by one is faster, except on axes of two positions; of 16 bits, on axes
+// of more than kFewPacks. Results have the same bits either way.
 int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu) {
   if (!traits.fast || !traits.output || traits.label || traits.masked) return 0;
   const int64_t packs = ceil_div(rows.inner, 16 / traits.item_bytes), strips = ceil_div(packs, 32);
@@ -419,7 +456,9 @@ int64_t warps_of_packs(const RowTraits& traits, const Rows& rows, const Gpu& gpu
   const bool held = rows.length >= 2 && rows.length <= held_positions(traits.operands) &&
                     (traits.item_bytes == 2 || aligned || rows.length == 2);
   const int64_t warps = rows.outer * strips;
-  return held && 5 * packs >= 4 * 32 * strips && warps >= kHeldWarps * gpu.multiprocessors ? warps : 0;
+  const bool longer = rows.length > kFewPacks, full = 5 * packs >= 4 * 32 * strips;
+  const int64_t least = traits.operands == 2 ? kHeldPairWarps : longer ? kHeldLongWarps : kHeldWarps;
+  return held && full && (aligned || !longer) && warps >= least * gpu.multiprocessors ? warps : 0;
 }
 
 // Whether, for statistics, each warp walks a strip of columns of one outer index, so that lanes find their columns
@@ -447,6 +486,10 @@ void plan_walk(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
          strips >> (plan.column_warp_bits + 1) >= 2 * gpu.multiprocessors)
     ++plan.column_warp_bits;
   plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+  // If there are few blocks, lanes have one column each, so that there are more. (The log-sum-exp of 11 x 526 x 177
+  // bfloat16 took 7.6 us with two.)
+  plan.single = !plan.vector && strips * walk_columns(plan.traits.item_bytes, plan.traits.label) <=
+                                    (plan.axis_warps == 1 ? 4 : 2) * gpu.multiprocessors;
 }
 
 // A block takes a flat row, or several blocks share it if their parts are not too short.

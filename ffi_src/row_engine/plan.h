@@ -57,7 +57,7 @@ constexpr int kPartWarps = 8;      // the most warps of a small block, which hol
 constexpr int kStreamWarps = 16;   // warps of a block of kRowsStream
 constexpr int kStreamChains = 32;  // chains of spans in a row: a chain is every 32nd span, and one lane merges it
 constexpr int kSpreadWarps = 4;    // the most warps of a block of spread_kernel
-constexpr int kWideVectors = 2;    // vectors of a lane of wide_kernel
+constexpr int kWideVectors = 2;    // the most vectors of a lane of wide_kernel
 constexpr int kTileThreads = 128;  // threads of a block that has a tile of rows
 constexpr int kTileBytes =
     8 << 10;                    // a tile has about so many bytes if a row is shorter than what a team of lanes can hold
@@ -107,9 +107,9 @@ struct RowPlan {
   int stages = 1;     // kRowsStream and swept rows: for how many spans a block has shared memory
   // kRows: a lane has one vector instead of `vectors`, and `vectors` times as many lanes share a row.
   bool spread = false;
-  bool wide = false;  // kRows: a block has a row, and each lane has kWideVectors of its vectors (wide_kernel)
+  int wide = 0;  // kRows: if not 0, a block has a row, and each lane has so many of its vectors (wide_kernel)
   // kRows: lanes load and store the elements of rows that are not aligned one by one, instead of aligned windows that
-  // neighbouring lanes put together.
+  // neighbouring lanes put together. kColumnsWalk: lanes have one column each.
   bool single = false;
   // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
   // split: `ahead` bytes of the block's part.

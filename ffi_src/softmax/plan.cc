@@ -107,7 +107,7 @@ RowPlan plan_wide_gradient(const Problem& problem) {
   plan.traits = traits_of(problem);
   if (problem.rows.outer == 0) return plan;
   plan.algorithm = RowAlgorithm::kRows;
-  plan.wide = true;
+  plan.wide = kWideVectors;
   plan.vectors = kWideVectors;
   plan.lane_bits = 5;
   plan.block_warps = static_cast<int>(wide_warps(problem));

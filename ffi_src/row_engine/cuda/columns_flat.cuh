@@ -36,9 +36,9 @@ struct FlatParameters {
   bool late;         // flat_results_kernel: each block merges statistics of parts for itself
 };
 
-// The most threads of a block that a multiprocessor has registers for.
+// The least blocks of kFlatWarps warps that a multiprocessor has registers for.
 template <class P>
-constexpr int kFlatResident = sizeof(typename P::Element::Acc) == 8 ? 1 : 2;
+constexpr int kFlatResident = sizeof(typename P::Element::Acc) == 8 && P::kOutput ? 1 : 2;
 
 // Which part of which flat row a block has, and where in it a thread begins.
 struct FlatPlace {
@@ -49,9 +49,10 @@ struct FlatPlace {
   template <class P>
   __device__ FlatPlace(const FlatParameters<P>& f, unsigned index) {
     const unsigned slices = f.slices, parts = f.of.blocks;
-    slice = index % slices;
-    part = index / slices % parts;
-    outer = index / slices / parts;
+    const unsigned whole = slices == 1 ? index : index / slices;
+    slice = index - whole * slices;
+    outer = whole / parts;
+    part = whole - outer * parts;
     deep = threadIdx.x / f.across;
     pack = slice * f.across + threadIdx.x % f.across;
     active = deep < f.deep && pack < f.period;
@@ -80,17 +81,19 @@ __device__ __forceinline__ Pack load_across(const Bits* from) {
   return pack;
 }
 
-// Loads the first `count` packs, which are `apart` elements from each other, and leaves the others as they are.
+// Loads packs, which are `apart` elements from each other, while j * step < room, and leaves the others as they are.
+// (To count them would take a division first.)
 template <class Bits, int kCount>
-__device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* from, int64_t apart, int64_t count) {
+__device__ __forceinline__ void load_packs(Pack (&packs)[kCount], const Bits* from, int64_t apart, int64_t step,
+                                           int64_t room) {
   if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
-      if (j < count) packs[j] = load_pack(reinterpret_cast<const Pack*>(from + j * apart));
+      if (j * step < room) packs[j] = load_pack(reinterpret_cast<const Pack*>(from + j * apart));
   } else {
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
-      if (j < count) packs[j] = load_across(from + j * apart);
+      if (j * step < room) packs[j] = load_across(from + j * apart);
   }
 }
 
@@ -120,12 +123,17 @@ __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const Fla
   const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(to + place.begin) / sizeof(Bits)) & (kWidth - 1);
   const int64_t aligned = min(place.begin + before, place.end), packs = (place.end - aligned) / kWidth;
   const auto row_of = [&](int i) { return P::row(p.args, place.outer, i, p.length, p.inner); };
+  // The column of an element of the part. (kWidth lines have less than 2^32 elements; longer lines are walked.)
+  const auto column_at = [&](uint32_t element) { return static_cast<int>(element % static_cast<uint32_t>(p.inner)); };
 
   if (place.slice == 0 && threadIdx.x < 2 * kWidth) {  // elements before the first aligned pack, and after the last
     const bool is_before = threadIdx.x < kWidth;
     const int64_t element = is_before ? place.begin + threadIdx.x : aligned + packs * kWidth + threadIdx.x - kWidth;
     if (element < (is_before ? aligned : place.end)) {
-      const int i = static_cast<int>(element % p.inner);
+      // The part begins with column 0, and ends with the last one.
+      const int i =
+          column_at(is_before ? threadIdx.x
+                              : kWidth * static_cast<uint32_t>(p.inner) - static_cast<uint32_t>(place.end - element));
       P::with_args(p.args, [&](const auto& args) {
         const auto x = P::value(args, Element::load(from[0][element]));
         const auto y = P::kOperands == 2 ? Element::load(from[P::kOperands - 1][element]) : x;
@@ -136,7 +144,7 @@ __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const Fla
   if (!place.active) return;
   typename P::Row row[kWidth];
   typename P::Final final[kWidth];
-  int i = static_cast<int>((before + int64_t{place.pack} * kWidth) % p.inner);
+  int i = column_at(before + static_cast<uint32_t>(place.pack) * kWidth);
 #pragma unroll
   for (int v = 0; v < kWidth; ++v) {
     row[v] = row_of(i);
@@ -146,18 +154,18 @@ __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const Fla
   const int64_t step = int64_t{f.period} * f.deep, apart = step * kWidth;
 #pragma unroll 1
   for (int64_t pack = int64_t{f.period} * place.deep + place.pack; pack < packs; pack += kCount * step) {
-    const int64_t count = (packs - pack + step - 1) / step, at = aligned + pack * kWidth;
+    const int64_t at = aligned + pack * kWidth;
     Lane lane;
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o) {
 #pragma unroll
       for (auto& unit : lane.raw[o]) unit = Pack{};
-      load_packs(lane.raw[o], from[o] + at, apart, count);
+      load_packs(lane.raw[o], from[o] + at, apart, step, packs - pack);
     }
     make_results<P>(p, lane, row, final, -1);
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
-      if (j < count) store_pack(reinterpret_cast<Pack*>(to + at + j * apart), lane.raw[0][j]);
+      if (j * step < packs - pack) store_pack(reinterpret_cast<Pack*>(to + at + j * apart), lane.raw[0][j]);
   }
 }
 
@@ -226,10 +234,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
   if (place.active) {
     const int64_t apart = int64_t{f.period} * f.deep * kWidth;
     int64_t at = place.begin + (int64_t{f.period} * place.deep + place.pack) * kWidth;
-    const int64_t room = place.end - at;
-    // How many whole packs this thread has; a part of one more may follow.
-    int64_t whole = room >= kWidth ? (room - kWidth) / apart + 1 : 0;
-    const int64_t loose = room - whole * apart;
+    int64_t room = place.end - at;  // elements from this thread's next pack on
     const Bits* from[P::kOperands];
 #pragma unroll
     for (int o = 0; o < P::kOperands; ++o)
@@ -240,7 +245,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     }
     P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll 1
-      for (; whole > 0 || (whole == 0 && loose > 0); whole -= kCount) {
+      for (; room > 0; room -= kCount * apart) {
         Lane lane;
 #pragma unroll
         for (int o = 0; o < P::kOperands; ++o) {
@@ -248,19 +253,19 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
           for (int j = 0; j < kCount; ++j)
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) lane.set_bits(o, j, i, P::pad(p.args, o));
-          load_packs(lane.raw[o], from[o], apart, whole);
-          if (loose > 0 && whole < kCount) {
+          load_packs(lane.raw[o], from[o], apart, apart, room - (kWidth - 1));
+          if (room < (kCount - 1) * apart + kWidth) {  // the last pack of the part may be loose elements
 #pragma unroll
-            for (int j = 0; j < kCount; ++j)
-              if (j == whole) {
+            for (int j = 0; j < kCount; ++j) {
+              const int64_t loose = room - j * apart;
+              if (loose <= 0 || loose >= kWidth) continue;
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i)
-                  if (i < loose) lane.set_bits(o, j, i, from[o][j * apart + i]);
-              }
+              for (int i = 0; i < kWidth; ++i)
+                if (i < loose) lane.set_bits(o, j, i, from[o][j * apart + i]);
+            }
           }
           from[o] += kCount * apart;
         }
-        if (loose > 0 && whole < kCount) whole = 0;  // this is the last round
         [[maybe_unused]] Acc peak[kWidth] = {};
         if constexpr (P::kPeak) lane.peaks(args, peak);
         lane.forget();

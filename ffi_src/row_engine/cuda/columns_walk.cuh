@@ -283,12 +283,13 @@ struct WalkColumns {
   }
 };
 
-template <class P>
+// kColumns: columns of a lane. If columns are few, one makes more blocks, with the same bits.
+template <class P, int kColumns = Walk<P>::kColumns>
 __global__ void __launch_bounds__(32 * kMaxColumnWarps, 2) walk_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kColumns = Walk<P>::kColumns, kCount = Walk<P>::kCount;
+  constexpr int kCount = Walk<P>::kCount;
   using Lane = Held<P, kCount, false>;
 
   const WalkColumns<P, kColumns> own(p);
@@ -541,6 +542,11 @@ cudaError_t run_walk(cudaStream_t stream, const RowPlan& plan, const Parameters<
         columns = int64_t{32} * kColumnsOnce<P> << plan.column_warp_bits;
         blocks = (p.columns + columns - 1) / columns;
       }
+    }
+    if (plan.single && kernel == walk_kernel<P>) {
+      kernel = walk_kernel<P, 1>;
+      columns = int64_t{32} << plan.column_warp_bits;
+      blocks = (p.columns + columns - 1) / columns;
     }
     if (plan.vector) {  // a warp has a strip of an outer index
       int64_t strip = 32 * 16 / sizeof(typename P::Element::Bits);

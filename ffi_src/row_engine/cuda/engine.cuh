@@ -112,7 +112,11 @@ struct Call {
     if constexpr (kSpread<P>)
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
     if constexpr (kWide<P>)
-      if (plan.wide) return wide_kernel<P>;
+      if (plan.wide) {
+        if constexpr (kOneVector<P>)
+          if (plan.wide == 1) return wide_kernel<P, 1>;
+        return plan.wide == kWideVectors ? wide_kernel<P, kWideVectors> : nullptr;
+      }
     if constexpr (kSwept<P>) {
       if (plan.vectors == kOnlyVectors && plan.spans > 1)
         return p.aligned ? sweep_kernel<P, true> : sweep_kernel<P, false>;
@@ -203,10 +207,12 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   kernels.item_bytes = sizeof(typename P::Element::Bits);
   kernels.stat_bytes = sizeof(Stat<P>);
   kernels.final_bytes = sizeof(typename P::Final);
-  kernels.wide_shared_bytes = wide_shared_bytes<P>(plan.block_warps);
+  kernels.wide_shared_bytes = wide_shared_bytes<P>(plan.block_warps, plan.wide);
   kernels.swept = kSwept<P>;
   kernels.ragged = P::kFast && P::kOperands == 1 && (!P::kOutput || takes_statistics<P>(plan, p));
   set_parameters(p, plan, rows, kernels, workspace);
+  if (kStages<P, kWideVectors> && plan.wide == kWideVectors && p.out && !p.aligned)
+    kernels.wide_shared_bytes = staged_shared_bytes<P, kWideVectors>(plan.block_warps);
   if (plan.algorithm == RowAlgorithm::kRowsTiles) return run_tiles<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kRowsStream) return run_stream<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);

@@ -18,6 +18,9 @@ constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
 // For results, or for sums of one array.
 template <class P>
 constexpr bool kWide = !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
+// Whether there is also a wide_kernel whose lanes have one vector.
+template <class P>
+constexpr bool kOneVector = kWide<P> && !P::kHole && P::kOperands == 1;
 
 template <class P, bool kAligned>
 __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_constant__ Parameters<P> p) {
@@ -91,29 +94,54 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
 template <class P>
 constexpr bool kByElements = sizeof(typename P::Element::Bits) >= 4;
 
-// Loads and stores what a warp has of a row of one array: `left` elements from the warp's first one on.
-template <class P, bool kElements = kByElements<P>>
+// Loads the first `left` elements of 16 bytes at any address from the two aligned packs that have them (twice the same
+// one if that has all); the others become `pad`.
+template <class Bits>
+__device__ __forceinline__ Pack load_part(const Bits* from, int left, Bits pad) {
+  constexpr int kWidth = 16 / sizeof(Bits);
+  Pack pack = {};
+  if (left > 0) {
+    const auto first = reinterpret_cast<uintptr_t>(from), last = first + min(left, kWidth) * sizeof(Bits) - 1;
+    const Pack low = load_pack(reinterpret_cast<const Pack*>(first & ~uintptr_t{15}));
+    const Pack high = load_pack(reinterpret_cast<const Pack*>(last & ~uintptr_t{15}));
+    pack = between<sizeof(Bits), 15>(low, high, static_cast<int>(first & 15));
+  }
+  if (left < kWidth) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      if (i >= left) set<Bits>(pack, i, pad);
+  }
+  return pack;
+}
+
+// Loads and stores what a warp has of a row of one array: `left` elements from the warp's first one on. Each lane has
+// kEach vectors. With kParts, a lane loads those that are not aligned for itself (load_part()): with windows and
+// shuffles, the sum of 2 x 4418 bfloat16 took a tenth longer.
+template <class P, bool kElements = kByElements<P>, int kEach = kWideVectors, bool kParts = false>
 struct WideSpan {
   using Bits = typename P::Element::Bits;
-  const Span<P, kWideVectors, true, false> aligned{5};
-  const Span<P, kWideVectors, false, false> shifted{5};
+  const Span<P, kEach, true, false> aligned{5};
+  const Span<P, kEach, false, false> shifted{5};
 
   // `last`: the array may end after these elements.
   __device__ __forceinline__ void load(const Bits* from, int left, bool is_aligned, bool last, Bits pad,
-                                       Pack (&packs)[kWideVectors]) const {
+                                       Pack (&packs)[kEach]) const {
     if (is_aligned) {
       aligned.load(from, left, false, pad, packs);
     } else if constexpr (kElements) {
       aligned.load_elements(from, left, pad, packs);
+    } else if constexpr (kParts) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) packs[j] = load_part(from + aligned.element(j), left - aligned.element(j), pad);
     } else {
       shifted.load(from, left, last, pad, packs);
     }
   }
 
-  __device__ __forceinline__ void store(Bits* to, int left, bool is_aligned, Pack (&packs)[kWideVectors]) const {
+  __device__ __forceinline__ void store(Bits* to, int left, bool is_aligned, Pack (&packs)[kEach]) const {
     if (is_aligned) {
       aligned.store(to, left, packs);
-    } else if constexpr (kElements) {
+    } else if constexpr (kElements || kEach == 1) {
       aligned.store_elements(to, left, packs);
     } else {
       shifted.store(to, left, packs);
@@ -130,39 +158,74 @@ struct WideShared {
   typename P::Element::Acc sums[1];
 };
 template <class P>
-__host__ __device__ constexpr int64_t wide_shared_bytes(int warps) {
+__host__ __device__ constexpr int64_t wide_shared_bytes(int warps, int each = kWideVectors) {
   using Acc = typename P::Element::Acc;
-  return sizeof(WideShared<P>) + (int64_t{P::kSums} * warps * kWideVectors * 32 - 1) * sizeof(Acc);
+  return sizeof(WideShared<P>) + (int64_t{P::kSums} * warps * each * 32 - 1) * sizeof(Acc);
+}
+
+// Whether wide_kernel stores rows that are not aligned by store_by_warp().
+template <class P, int kEach>
+constexpr bool kStages = P::kOutput && kOneVector<P> && kEach == kWideVectors && sizeof(typename P::Element::Bits) == 4;
+// Where the vectors of store_by_warp() are in shared memory, and how many bytes that takes in all.
+template <class P, int kEach>
+__host__ __device__ constexpr int64_t stage_at(int warps) {
+  return (wide_shared_bytes<P>(warps, kEach) + 15) / 16 * 16;
+}
+template <class P, int kEach>
+constexpr int64_t staged_shared_bytes(int warps) {
+  return stage_at<P, kEach>(warps) + int64_t{32} * warps * kEach * 16;
+}
+
+// Stores what a warp has of a row. The warp first puts its vectors side by side in shared memory, so that its stores
+// cover whole sectors. (Where each lane stored its own elements one by one, softmax of 8 x 4001 float32 took 3.4 us,
+// and takes 2.9; only around 1500 elements, 6 % more.)
+template <class P, int kEach>
+__device__ __forceinline__ void store_by_warp(typename P::Element::Bits* to, int left, const Pack (&packs)[kEach]) {
+  using Bits = typename P::Element::Bits;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto* const stages = reinterpret_cast<Pack*>(dynamic_shared_memory() + stage_at<P, kEach>(blockDim.x / 32));
+  Pack* const mine = stages + warp * (32 * kEach);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) mine[j * 32 + lane] = packs[j];
+  __syncwarp();
+  const int end = min(left, static_cast<int>(32 * kEach * 16 / sizeof(Bits)));
+#pragma unroll 8
+  for (int e = lane; e < end; e += 32) to[e] = reinterpret_cast<const Bits*>(mine)[e];
 }
 
 constexpr int kMostVectors = 8;  // the most vectors of a lane of rows_kernel
 
-// Returns the statistics of a row, of which each thread of the block has kWideVectors, in the order of rows_kernel.
-// There, a lane has 2^vector_bits vectors of each of `spans` spans, and a span has a warp, or half a warp if the row is
-// shorter. All threads get the statistics, and the peak of their own span. The units may keep summands: see
-// sum_and_keep(). `plain` is what they add to the plain sum (P::kPlainSum).
-template <class P>
-__device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_args,
-                                                   Held<P, 1, true> (&unit)[kWideVectors], int vector_bits, int spans,
-                                                   WideShared<P>& shared, typename P::Element::Acc& peak,
-                                                   bool halves = false,
-                                                   const typename P::Element::Acc (&plain)[kWideVectors] = {}) {
+// Returns the statistics of a row, of which each thread of the block has kEach vectors, in the order of rows_kernel.
+// There, a lane has 2^vector_bits vectors of each of `spans` spans, and a span has a warp, or 2^lane_bits lanes (from 8
+// on) if the row is shorter. All threads get the statistics, and the peak of their own span. The units may keep
+// summands: see sum_and_keep(). `plain` is what they add to the plain sum (P::kPlainSum).
+template <class P, int kEach>
+__device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_args, Held<P, 1, true> (&unit)[kEach],
+                                                   int vector_bits, int spans, WideShared<P>& shared,
+                                                   typename P::Element::Acc& peak, int lane_bits = 5,
+                                                   const typename P::Element::Acc (&plain)[kEach] = {}) {
   using Acc = typename P::Element::Acc;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kWideVectors;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, vectors = blockDim.x * kEach;
   // The peak of the vectors that would be one span in rows_kernel.
-  const int span_bits = vector_bits - 1;  // 2^span_bits warps have a span
-  static_assert(kWideVectors == 2);
+  const int span_bits = vector_bits - (kEach - 1);  // 2^span_bits warps have a span
+  static_assert(kEach == 1 || kEach == 2);
   const auto peak_of_span = [&](int span) {
     const int first = span << span_bits, last = min(first + (1 << span_bits), static_cast<int>(blockDim.x / 32)) - 1;
-    Acc peak = shared.peaks[first];
-    if constexpr (P::kPeak)
+    if constexpr (P::kPeak && sizeof(Acc) == 4) {
+      return peak_of_warp<P>(shared.peaks[min(first + (lane & ((1 << span_bits) - 1)), last)]);
+    } else {
+      Acc peak = shared.peaks[first];
+      if constexpr (P::kPeak)
 #pragma unroll
-      for (int w = 1; w < kMostVectors / kWideVectors; ++w) peak = P::larger(peak, shared.peaks[min(first + w, last)]);
-    return peak;
+        for (int w = 1; w < kMostVectors / kEach; ++w) peak = P::larger(peak, shared.peaks[min(first + w, last)]);
+      return peak;
+    }
   };
   peak = Acc(0);
   if constexpr (P::kPeak) {
-    peak = peak_of_warp<P>(P::larger(unit[0].peak(all_args), unit[1].peak(all_args)));
+    peak = unit[0].peak(all_args);
+    if constexpr (kEach == 2) peak = P::larger(peak, unit[1].peak(all_args));
+    peak = peak_of_warp<P>(peak);
     if (lane == 0) shared.peaks[warp] = peak;
     __syncthreads();
     peak = peak_of_span(warp >> span_bits);
@@ -171,9 +234,9 @@ __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_a
 #pragma unroll
     for (int k = 0; k < P::kSums; ++k)
 #pragma unroll
-      for (int j = 0; j < kWideVectors; ++j) {
+      for (int j = 0; j < kEach; ++j) {
         const bool is_plain = P::kPlainSum && k == P::kSums - 1;
-        shared.sums[k * vectors + (warp * kWideVectors + j) * 32 + lane] =
+        shared.sums[k * vectors + (warp * kEach + j) * 32 + lane] =
             is_plain ? plain[j] : sum_and_keep<P>(args, k, unit[j], peak);
       }
   });
@@ -182,7 +245,7 @@ __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_a
   const bool alone = spans == 1;
   Stat<P> stat;
   if (alone || warp < spans) {
-    const int span = alone ? 0 : warp, lanes = halves ? 16 : 32;
+    const int span = alone ? 0 : warp, lanes = 1 << lane_bits;
     const int first = (span << vector_bits) * 32 + (lane & (lanes - 1));
     if constexpr (P::kPeak) stat.of[0] = alone ? peak : peak_of_span(span);
 #pragma unroll
@@ -196,8 +259,7 @@ __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_a
       Acc sum = next[0];
 #pragma unroll
       for (int v = 1; v < kMostVectors; ++v) sum = sum + next[v];
-      stat.sum(k) = merged_sum(sum, 0, 4);
-      if (!halves) stat.sum(k) = merged_sum(stat.sum(k), 4, 5);
+      stat.sum(k) = merged_sum(merged_sum(sum, 0, 3), 3, lane_bits);
     }
     if (!alone && lane == 0) shared.of_spans[warp] = stat;
   }
@@ -212,7 +274,7 @@ __device__ __forceinline__ Stat<P> wide_statistics(const typename P::Args& all_a
   return stat;
 }
 
-template <class P>
+template <class P, int kEach>
 __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
@@ -220,25 +282,25 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   using Unit = Held<P, 1, true>;
   constexpr int kWidth = Unit::kWidth;
   const int warp = threadIdx.x / 32;
-  const int64_t outer = blockIdx.x, first = warp * (32 * kWideVectors * kWidth), at = outer * p.length + first;
+  const int64_t outer = blockIdx.x, first = warp * (32 * kEach * kWidth), at = outer * p.length + first;
   const int left = max(0, static_cast<int>(p.length - first));
   auto& shared = *reinterpret_cast<WideShared<P>*>(dynamic_shared_memory());
 
-  const WideSpan<P> span;
+  const WideSpan<P, kByElements<P>, kEach, kOneVector<P> && (kEach == 1 || !P::kOutput)> span;
   typename P::Row row;
   if constexpr (P::kHole) row = P::begun(p.args, outer, 0, p.length, 1);
   const int wanted = P::kHole && P::skip(row) ? 0 : left;
-  Unit unit[kWideVectors];
+  Unit unit[kEach];
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o) {
-    Pack packs[kWideVectors];
+    Pack packs[kEach];
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
     span.load(from, wanted, p.aligned, outer + 1 == p.columns, P::pad(p.args, o), packs);
 #pragma unroll
-    for (int j = 0; j < kWideVectors; ++j) unit[j].raw[o][0] = packs[j];
+    for (int j = 0; j < kEach; ++j) unit[j].raw[o][0] = packs[j];
   }
   int64_t hole = -1;  // its place among the elements of the warp
-  Acc plain[kWideVectors] = {};
+  Acc plain[kEach] = {};
   if constexpr (P::kHole) {
     row = P::completed(p.args, row, outer, 0, p.length, 1);
     hole = P::hole(row) - first;
@@ -246,7 +308,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
     row = P::row(p.args, outer, 0, p.length, 1);
   }
 #pragma unroll
-  for (int j = 0; j < kWideVectors; ++j)
+  for (int j = 0; j < kEach; ++j)
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const int e = span.aligned.element(j) + i;
@@ -257,16 +319,16 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
     }
 
   Acc peak;
-  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak, p.lane_bits == 4, plain);
+  const auto stat = wide_statistics<P>(p.args, unit, p.vector_bits, p.spans, shared, peak, p.lane_bits, plain);
   const auto final = P::finish(p.args, row, stat);
   if (threadIdx.x == 0) P::write_row(p.args, outer, row, final);
   if constexpr (P::kOutput) {
     if (p.out == nullptr) return;
-    Pack packs[kWideVectors];
+    Pack packs[kEach];
     const Acc factor = factor_of<P>(final, peak);
     P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-      for (int j = 0; j < kWideVectors; ++j) {
+      for (int j = 0; j < kEach; ++j) {
         Acc values[kWidth];
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
@@ -277,7 +339,16 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
         packs[j] = packed<Element>(values);
       }
     });
-    span.store(static_cast<Bits*>(p.out) + at, left, p.aligned, packs);
+    Bits* const to = static_cast<Bits*>(p.out) + at;
+    if constexpr (kStages<P, kEach>) {
+      if (p.aligned) {
+        span.aligned.store(to, left, packs);
+      } else {
+        store_by_warp<P>(to, left, packs);
+      }
+    } else {
+      span.store(to, left, p.aligned, packs);
+    }
   }
 }
 
