@@ -60,6 +60,9 @@ REGIMES = {
     "rows, 32 lanes": ((3000, 1000), 1, 64),
     "rows, a block a row": ((3000, 4096), 1, 64),
     "rows, larger blocks": ((600, 16_001), 1, 50),
+    "rows, whole vectors": ((600, 16_000), 1, 50),
+    "rows, 32 lanes, whole vectors": ((600, 1024), 1, 40),
+    "held, long rows": ((6, 200_003), 1, 40),
     "sort, a thread a row": ((30_000, 15), 1, 15),
     "sort, a few lanes": ((3000, 100), 1, 97),
     "sort, a warp": ((700, 500), 1, 500),
@@ -172,6 +175,18 @@ def test_other_widths(shape, axis, k, dtype):
         expected = jax.lax.slice_in_dim(expected, 0, k, axis=axis)
         assert (indices == expected).all()
         assert (values == jnp.take_along_axis(x, expected, axis)).all()
+
+
+@pytest.mark.parametrize("length", [1024, 2047, 8192])
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_rows_of_64_bits(dtype, length):
+    """Rows of 64 bits that a warp or a block holds, also those in which many elements tie."""
+    with jax.enable_x64(True):
+        rows = reference.adversarial(np.random.default_rng(0), length, jnp.dtype(dtype))
+        x = np.stack(list(rows.values()))
+        for k, largest, in_order in [(2, True, True), (33, False, True), (64, True, False)]:
+            result = jaxgpuops.topk(x, k, largest=largest, sorted=in_order)
+            assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), (k, largest)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16", "float32"])

@@ -14,6 +14,9 @@ import jaxgpuops
 
 # Every form of the kernel: (shape, axis, k).
 REGIMES = {
+    "a lane a row": ((30_000, 8), 1, 6),
+    "a lane a row that is not a vector": ((30_001, 13), 1, 8),
+    "a lane a column": ((30, 16, 1001), 1, 3),
     "8 elements a lane": ((30_000, 64), 1, 6),
     "rows that are not vectors": ((30_000, 61), 1, 6),
     "16 elements a lane": ((30_000, 128), 1, 8),

@@ -20,6 +20,11 @@
 namespace jaxgpuops::topk {
 namespace {
 
+// Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
+bool holds_wide(Rows rows, int64_t k) {
+  return rows.inner == 1 && k <= kMaxRowsK && rows.length >= 1024 && rows.length <= max_rows_length(8);
+}
+
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
 Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
@@ -43,7 +48,8 @@ bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
     const bool few = rows.inner > 1 || rows.count() <= (k <= 256 ? 2 : 1) * gpu.multiprocessors;
     return k <= 512 && (few || (k <= 256 && rows.length < 6000));
   }
-  if (rows.inner > 1 || rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
+  if (rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
+  if (rows.inner > 1) return k <= 128 && rows.count() <= 4 * gpu.multiprocessors;
   const bool whole = rows.length == kMaxSortLength / 2;
   if (k <= 72) return whole || rows.count() <= 2 * gpu.multiprocessors;
   return k <= 128 && rows.count() <= (whole ? 4 : 1) * gpu.multiprocessors / 2;
@@ -85,6 +91,17 @@ bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.length <= kMaxSortLength / 4) return key_bytes == 2 && (whole || few);
   if (key_bytes == 2) return 10 * k > places || (few && rows.length <= kMaxSortLength / 2);
   return whole || (rows.length > kMaxSortLength / 2 && 4 * k >= rows.length);
+}
+
+// The same for columns: for many of them, the kernel of sorts reads and sorts several side by side.
+bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  const int64_t length = rows.length, count = rows.count();
+  if (rows.inner == 1 || k <= kMaxRowsK || key_bytes > 4) return false;
+  if (length < kMaxSortLength / 4 || length > kMaxSortLength) return false;
+  const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
+  if (key_bytes == 1 && crowded) return true;
+  if (count <= gpu.multiprocessors) return half && (key_bytes < 4 || length >= kMaxSortLength / 2);
+  return (length < kMaxSortLength / 2 ? 3 : 6) * k >= length && (key_bytes < 4 || half || crowded);
 }
 
 // Whether comparing all elements of each row with each other takes less time than other kernels do. The limits are
@@ -129,6 +146,12 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
 // The held kernel takes rows of at least so many times k elements, since it relies on a row having whole vectors of 16
 // bytes wherever it begins. (Forced on rows of two elements, it would read beyond them.)
 constexpr int64_t kLeastHeld = 16;
+
+// The longest rows that the held kernel takes. The wave kernels take less time for longer ones, if they are few.
+int64_t longest_held(Rows rows, int key_bytes) {
+  const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows : 4);
+  return kMaxHeldLength * (key_bytes == 2 ? (few ? 2 : 4) : few ? 1 : 2);
+}
 
 // Whether the held kernel takes rows of narrow keys that are not aligned. It reads them as vectors; the rows kernel
 // does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
@@ -211,7 +234,8 @@ Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   if (key_bytes == 4 && shape.threads == 256) return plan;  // rows so short that kRows takes them
   // Clusters load a whole row at once, select, and then load the next. If the rows come in many waves, it is better
   // that a block loads while another one selects.
-  if (rows.count() * shape.blocks * shape.threads > 4 * gpu.multiprocessors * kHeldThreads) return plan;
+  const int64_t waves = rows.length <= kMaxHeldLength ? 4 : 1;
+  if (rows.count() * shape.blocks * shape.threads > waves * gpu.multiprocessors * kHeldThreads) return plan;
   plan.algorithm = Algorithm::kHeld;
   plan.threads = shape.threads;
   plan.slices = shape.blocks;
@@ -306,11 +330,12 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   return plan;
 }
 
-// Whether the wave kernels take less time than those that hold or stream a row. They have many instructions for bytes.
+// Whether the wave kernels take less time than those that hold or stream a row.
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (key_bytes == 1 && rows.length > 1 << 20) return false;
-  const bool holds = has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= kMaxHeldLength;
-  return rows.count() <= (holds ? 4 : kMaxWaveRows);
+  if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
+  const bool holds =
+      has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= longest_held(rows, key_bytes);
+  return rows.count() <= (!holds ? kMaxWaveRows : key_bytes == 2 ? 0 : 4);
 }
 
 // At most one wave of blocks that share rows, each with several steps to read. The first loads of the blocks serve as a
@@ -426,16 +451,28 @@ bool sorts_bytes(Rows rows, int64_t k, int key_bytes) {
 // Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
 // thousand random problems on an H200. Other kernels are faster where they find a good threshold by few elements: for
 // small k, for sorted results of long rows, and for most rows of 32 bits.
+bool prefers_digits_for_short_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  const int64_t length = rows.length, count = rows.count();
+  const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
+  if (k <= kMaxRowsK || length < 512 || key_bytes > 2) return false;
+  if (length < 1024) return count > 2 * gpu.multiprocessors && !crowded;
+  if (key_bytes == 1) return sorted ? length >= 2048 || !(half || crowded) : 4 * k <= length;
+  return sorted ? length >= 2048 || !half || !crowded : !half;
+}
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   const int64_t length = rows.length, elements = rows.elements();
   const bool longer = length > kMaxSortLength;
   if (key_bytes == 8 || (k <= 64 && (rows.inner == 1 || !longer))) return false;
+  if (rows.inner > 1 && !longer) return prefers_digits_for_short_columns(rows, k, key_bytes, sorted, gpu);
   if (rows.inner > 1) {
-    if (!sorted && longer && k > kMaxStreamK) return 3 * k <= length && elements <= 1 << 23;
-    if (key_bytes == 2)
-      return length >= 1024 &&
-             (longer ? 8 * k <= length && (elements <= 1 << 21 || (k > 64 && length <= 1 << 16)) : true);
-    return key_bytes == 4 && longer && k > 512 && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
+    const int64_t count = rows.count();
+    if (!sorted && k > kMaxStreamK) return 3 * k <= length && elements <= 1 << 23;
+    if (length <= 2 * kMaxSortLength && k > (key_bytes == 4 ? 512 : kMaxRowsK) && count <= (4 * k <= length ? 40 : 12))
+      return true;
+    if (key_bytes <= 2)
+      return 8 * k <= length &&
+             (elements <= 1 << 21 || (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
+    return k > 512 && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
   }
   if (!longer) return false;
   if (!sorted) {
@@ -526,6 +563,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       rows.inner >= sort::kLeastShortColumns) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
+  if (forced < 0 && key_bytes == 8 && holds_wide(rows, k)) return plan_rows(rows, k, key_bytes, gpu);
   // Where both the few and the compare kernel may be taken, few is faster for k up to 4, and compare for larger k.
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) && (forced >= 0 || prefers_few(rows, k, key_bytes));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
@@ -539,6 +577,9 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
       return plan;
   }
+  if (forced < 0 && sorted && sorts_columns_by_digits(rows, k, key_bytes, gpu)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
+  }
   if (may(Algorithm::kDigits) && (forced >= 0 || prefers_digits(rows, k, key_bytes, sorted, gpu))) {
     if (const Plan plan = plan_digits(rows, k, key_bytes, sorted, gpu);
         plan.algorithm == Algorithm::kDigits && fits(plan))
@@ -550,12 +591,13 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
-  const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 && rows.length <= kMaxHeldLength &&
-                    rows.length >= kLeastHeld * k && has_clusters(gpu) && may(Algorithm::kHeld);
+  const bool held = rows.inner == 1 && k <= kMaxHeldK && key_bytes <= 4 &&
+                    rows.length <= longest_held(rows, key_bytes) && rows.length >= kLeastHeld * k &&
+                    has_clusters(gpu) && may(Algorithm::kHeld);
   const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
   const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
-  if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && key_bytes <= 4 && rows.length <= kMaxRowsLength &&
-      !(can_hold && holds_unaligned(rows, k, key_bytes)))
+  if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && (key_bytes <= 4 || forced >= 0) &&
+      rows.length <= max_rows_length(key_bytes) && !(can_hold && holds_unaligned(rows, k, key_bytes)))
     return plan_rows(rows, k, key_bytes, gpu);
   if (can_hold) return in_registers;
   if (may(Algorithm::kColumns) && rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 &&
@@ -563,6 +605,11 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     const Plan plan = plan_columns(rows, k, key_bytes, sorted, gpu);
     const bool streams = forced < 0 && plan.threads != kStreamedThreads && streams_columns(rows, key_bytes, gpu);
     if (fits(plan) && !streams) return plan;
+    if (streams && (key_bytes == 1 || (key_bytes == 2 && rows.count() > gpu.multiprocessors))) {
+      if (const Plan digits = plan_digits(rows, k, key_bytes, sorted, gpu);
+          digits.algorithm == Algorithm::kDigits && fits(digits))
+        return digits;
+    }
   }
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);

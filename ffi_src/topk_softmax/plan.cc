@@ -18,6 +18,14 @@ bool are_few(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) 
   return rows.count() <= kFewRows && rows.length <= 128 && (rows.length > 64 || k > 8);
 }
 
+// Rows of so few logits that a lane for each takes less time than eight, if there are many.
+constexpr int64_t kManyRows = 8192, kManyLongerRows = 12288;  // of up to 8 logits, and of more
+
+bool are_short(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) {
+  return rows.length <= kShortLength && k <= kShortK && groups == 1 && !biased && !sums_rows &&
+         rows.count() > (rows.length <= 8 ? kManyRows : kManyLongerRows);
+}
+
 }  // namespace
 
 // Chooses few lanes for a row, so that a shuffle serves several rows at once; but a lane must have registers for its
@@ -35,6 +43,11 @@ Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups, bool biased, bool s
     plan.few = groups == 1 || rows.length / groups % plan.elements == 0;  // no lane has logits of two groups
     plan.team = 32;
     if (plan.few) return plan;
+  }
+  if (are_short(rows, k, groups, biased, sums_rows)) {
+    plan.team = 1;
+    plan.elements = rows.length <= 8 ? 8 : 16;
+    return plan;
   }
   plan.team = rows.length <= 256 && k <= 16 ? 8 : rows.length <= 512 && k <= 32 ? 16 : 32;
   plan.elements = plan.team > 8 || rows.length > 128 || groups > 1 ? 32 : rows.length > 64 || k > 8 ? 16 : 8;

@@ -11,12 +11,13 @@ namespace jaxgpuops::topk_softmax {
 constexpr int64_t kMaxLength = 1024;
 constexpr int64_t kMaxK = 64;
 constexpr int64_t kMaxGroups = 64;
-constexpr int kBlock = 128;  // threads of a block
+constexpr int kBlock = 128;                        // threads of a block
+constexpr int64_t kShortLength = 16, kShortK = 8;  // of rows that a lane has alone
 
 struct Plan {
   bool empty = true;  // nothing to write
   bool few = false;   // a warp for each row, for few rows
-  int team = 0;       // lanes of a warp that share a row
+  int team = 0;       // lanes of a warp that share a row; 1: many short rows
   int elements = 0;   // elements of a lane
 };
 

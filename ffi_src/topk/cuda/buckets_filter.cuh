@@ -146,6 +146,15 @@ __device__ __forceinline__ void Block<Key, kColumns>::filter_columns() {
     }
     c = (c + 31 * kVector) % beside;
   }
+  // From this vector on, beyond the last element that ties with any threshold, elements must exceed the keys. (Not if
+  // no key exceeds one of them, or if one is 0.)
+  uint32_t late = 0;
+  for (uint32_t i = lane; i < beside; i += 32) {
+    const bool may = packing.key(thresholds[i]) != static_cast<Key>(kPerWord > 1 ? Key{0} : ~Key{0});
+    late = max(late, may ? packing.index(thresholds[i]) + 1 : ~0u);
+  }
+  late = largest_of_warp(late);
+  if (late != ~0u) late = late * beside / kVector + 1;
   const auto keys = [&](Word word) {
     if constexpr (kPerWord == 1) {
       return encode(word, a.order);
@@ -161,6 +170,14 @@ __device__ __forceinline__ void Block<Key, kColumns>::filter_columns() {
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u)
       *reinterpret_cast<uint4*>(words[u]) = __ldcs(all.body() + min(first + u * 32, all.vectors - 1));
+    if (first >= late) {
+      constexpr Word kOnes = kPerWord > 1 ? ~0u / ((1u << (kBits & 31)) - 1) : 1;  // 1 in each element
+#pragma unroll
+      for (uint32_t u = 0; u < kLoads; ++u)
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; ++w) floors[u][w] += kOnes;
+      late = ~0u;
+    }
     bool any = always;
 #pragma unroll
     for (uint32_t u = 0; u < kLoads; ++u)

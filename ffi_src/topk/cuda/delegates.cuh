@@ -21,6 +21,15 @@ __device__ __forceinline__ void count_before(uint32_t& count, uint32_t own, uint
       : "r"(index), "r"(~other_index), "r"(~own), "r"(other));
 }
 
+__device__ __forceinline__ void count_before(uint32_t& count, uint64_t own, uint32_t index, uint64_t other,
+                                             uint32_t other_index) {
+  const uint64_t flipped = ~own;
+  asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.cc.u32 t, %3, %5;\naddc.cc.u32 t, %4, %6;\naddc.u32 %0, %0, 0;\n}"
+      : "+r"(count)
+      : "r"(index), "r"(~other_index), "r"(static_cast<uint32_t>(flipped)), "r"(static_cast<uint32_t>(flipped >> 32)),
+        "r"(static_cast<uint32_t>(other)), "r"(static_cast<uint32_t>(other >> 32)));
+}
+
 // count += a > b, or a >= b. The number is a float, so that the sum is that of another pipe than comparisons: compilers
 // take three instructions of theirs for a number that is an integer.
 __device__ __forceinline__ void count_above(float& count, uint32_t a, uint32_t b) {
@@ -58,16 +67,16 @@ __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint
 // Returns a lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k delegates reach it,
 // and few more. The least of the lanes' larger delegates (of the smaller ones if k > kLanes) is such a bound, and a
 // bisection with ballots improves it.
-template <int kLanes>
-__device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], uint32_t k, uint32_t mates) {
-  const uint32_t a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
-  const uint32_t top = max(a, c), second = max(min(a, c), max(b, d));
-  uint32_t low = k <= kLanes ? top : second, high = top;
-  low = fold_lanes<kLanes>(low, [](uint32_t x, uint32_t y) { return min(x, y); });
+template <int kLanes, class V>
+__device__ __forceinline__ V kth_of_group(const V (&v)[kParts], uint32_t k, uint32_t mates) {
+  const V a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
+  const V top = max(a, c), second = max(min(a, c), max(b, d));
+  V low = k <= kLanes ? top : second, high = top;
+  low = fold_lanes<kLanes>(low, [](V x, V y) { return min(x, y); });
   high = largest_of_lanes<kLanes>(high);
   const uint32_t slack = k + k / 16;
   for (int step = 0; step < 12; ++step) {
-    const uint32_t middle = high - (high - low) / 2;
+    const V middle = high - (high - low) / 2;
     uint32_t reached = 0;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kEveryLane, v[p] >= middle) & mates);
@@ -85,8 +94,8 @@ __device__ __forceinline__ uint32_t kth_of_group(const uint32_t (&v)[kParts], ui
 // Sorts keys or floats (no NaNs) of lanes downwards over each team, by bitonic sorts of several values in step. Of two
 // keys, a lane keeps the larger or the lesser, depending on the lane. Floats change their sign instead, so that every
 // lane keeps the larger: that is a multiplication, which runs on another pipe than comparisons.
-template <int kTeam, int kCount>
-__device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
+template <int kTeam, class V, int kCount>
+__device__ __forceinline__ void sort_over_team(V (&v)[kCount]) {
   const uint32_t t = threadIdx.x & (kTeam - 1);
 #pragma unroll
   for (uint32_t size = 2; size <= kTeam; size *= 2) {
@@ -95,7 +104,7 @@ __device__ __forceinline__ void sort_over_team(uint32_t (&v)[kCount]) {
       const bool larger = ((t & lanes) == 0) == ((t & size) == 0);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const uint32_t other = __shfl_xor_sync(kEveryLane, v[i], lanes);
+        const V other = __shfl_xor_sync(kEveryLane, v[i], lanes);
         v[i] = larger ? max(v[i], other) : min(v[i], other);
       }
     }
@@ -169,17 +178,18 @@ struct Lanes {
   }
 };
 
-// The word by which candidates are ranked: a 32-bit key, with its index beside it; or a narrow key above its mirrored
-// index. If rows are shorter than 2^16 (kShort), the latter words are all distinct.
+// The word by which candidates are ranked: a key of 32 or 64 bits, with its index beside it; or a narrow key above its
+// mirrored index. If rows are shorter than 2^16 (kShort), the latter words are all distinct.
 template <class Key, bool kShort = true>
 struct Ranked {
+  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
   static constexpr bool kDistinct = sizeof(Key) < 4 && kShort;
-  __device__ static uint32_t word(Key key, uint32_t index) {
+  __device__ static Word word(Key key, uint32_t index) {
     return kDistinct ? static_cast<uint32_t>(key) << 16 | (0xffffu - index) : key;
   }
-  __device__ static Key key(uint32_t word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
-  __device__ static uint32_t index(uint32_t word, uint32_t index) {
-    return kDistinct ? 0xffffu - (word & 0xffffu) : index;
+  __device__ static Key key(Word word) { return static_cast<Key>(kDistinct ? word >> 16 : word); }
+  __device__ static uint32_t index(Word word, uint32_t index) {
+    return kDistinct ? 0xffffu - (static_cast<uint32_t>(word) & 0xffffu) : index;
   }
 };
 

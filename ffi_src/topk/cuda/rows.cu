@@ -7,7 +7,7 @@
 // merges between pairs of threads give those of the team. The elements that reach the threshold are candidates. They go
 // to shared memory and are ranked by comparing all with all. If there are too many candidates (because of ties, or data
 // for which the delegates work badly), a bisection by counts raises the threshold, at most to the k-th key. If too many
-// elements equal that key, another bisection finds the index up to which they are taken.
+// elements equal that key, the index up to which they are taken belongs to the threshold.
 //
 // Bytes moved: the input once, and k results (value and index); candidates are read again, mostly from the L1 cache.
 // Sources: Dr. Top-k's delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
@@ -61,7 +61,8 @@ __device__ __forceinline__ void best_of_team(const T& team, uint32_t (&best)[kBe
 
 template <int kTeam, int kElements, class Key, bool kVectors>
 constexpr int kResident =  // blocks per multiprocessor, by the registers that the elements and the rest take
-    (kElements * (kVectors ? sizeof(Key) : 4) > 128 ? 640 : 1024) / (kTeam > 32 ? kTeam : kRowsBlock);
+    (kElements * (kVectors || sizeof(Key) == 8 ? sizeof(Key) : 4) > 128 ? 640 : 1024) /
+    (kTeam > 32 ? kTeam : kRowsBlock);
 
 // Where the results of a row are written. For floats, a word is the element itself.
 template <class Order, class Key, bool kFloats>
@@ -69,7 +70,7 @@ struct Output {
   const Args& a;
   int64_t base;
 
-  __device__ __forceinline__ void operator()(uint32_t at, uint32_t word, uint32_t index) const {
+  __device__ __forceinline__ void operator()(uint32_t at, typename Order::Word word, uint32_t index) const {
     static_cast<Key*>(a.values)[base + at] = kFloats ? static_cast<Key>(word) : decode(Order::key(word), a.order);
     a.indices[base + at] = static_cast<int32_t>(Order::index(word, index));
   }
@@ -81,6 +82,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
                                                  uint32_t m, typename T::Element floor, bool ties, Output write) {
   using Order = typename T::Order;
   using Key = typename T::Element;
+  using Word = typename T::Word;
   const Args& a = team.a;
   auto& board = team.board;
   for (uint32_t start = in_team; start < m; start += 2 * T::kSize) {
@@ -107,7 +109,9 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   // equal.
   constexpr uint32_t kSplit = T::kSize == 64 ? 2 : T::kBlock ? 4 : 1, kApart = T::kSize / kSplit;
   constexpr uint32_t kOwn = T::kSize == 32 || kApart == 64 ? 2 : kApart <= 32 ? 3 : 1;
-  const float scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));
+  float scale = 0;
+  if constexpr (T::kFloats)
+    scale = __uint_as_float(min((314u << 23) - (decode(floor, a.order) & kExponent), 254u << 23));
   const auto rank_all = [&](auto with_indices) {
     if constexpr (T::kFloats && with_indices) {
       for (uint32_t i = in_team; i < m + 4; i += T::kSize) board.words[i] = encode(board.words[i], a.order);
@@ -117,16 +121,20 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
     uint32_t sum = 0;
     for (uint32_t start = 0; start < m; start += kOwn * kApart) {
       const uint32_t first = start + in_team / kSplit;
-      uint32_t own[kOwn], index[kOwn], before[kOwn];
+      Word own[kOwn];
+      uint32_t index[kOwn], before[kOwn];
       float offset[kOwn], higher[kOwn];
 #pragma unroll
       for (uint32_t o = 0; o < kOwn; ++o) {
         const uint32_t i = min(first + o * kApart, m);
         own[o] = board.words[i], index[o] = board.indices[i], before[o] = 0;
-        offset[o] = __uint_as_float(own[o]) * -scale, higher[o] = 8388608;
+        offset[o] = __uint_as_float(static_cast<uint32_t>(own[o])) * -scale, higher[o] = 8388608;
       }
       for (uint32_t j = in_team % kSplit * 4; j < m; j += 4 * kSplit) {
-        const uint4 other = *reinterpret_cast<const uint4*>(board.words + j);
+        struct alignas(16) Four {
+          Word x, y, z, w;
+        };
+        const Four other = *reinterpret_cast<const Four*>(board.words + j);
         if constexpr (with_indices) {
           const uint4 place = *reinterpret_cast<const uint4*>(board.indices + j);
 #pragma unroll
@@ -161,7 +169,10 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
         if (first + o * kApart >= m || in_team % kSplit) continue;
         sum += before[o];
         if (before[o] >= a.k) continue;
-        const uint32_t word = T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order) : own[o];
+        // A word of 64 bits would not fit, so its place stands for it.
+        const uint32_t word = sizeof(Key) == 8             ? first + o * kApart
+                              : T::kFloats && with_indices ? decode(static_cast<Key>(own[o]), a.order)
+                                                           : own[o];
         // An atomic is used because equal candidates have the same place until the row is ranked again.
         atomicExch(&board.chosen[before[o]],
                    static_cast<unsigned long long>(Order::index(own[o], index[o])) << 32 | word);
@@ -171,7 +182,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   };
   if constexpr (sizeof(Key) < 4) {
     rank_all(std::bool_constant<!Order::kDistinct>());
-  } else if (!a.sorted || ties) {
+  } else if (sizeof(Key) == 8 || !a.sorted || ties) {
     rank_all(std::true_type());
   } else {
     // The ranks of distinct words are 0 to m - 1. If some words are equal, the sum of the ranks is less; then the row
@@ -196,7 +207,8 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
       at = 0;
       for (uint32_t j = 0; j < a.k; ++j) at += static_cast<uint32_t>(board.chosen[j] >> 32) < index;
     }
-    write(at, static_cast<uint32_t>(best), index);
+    const auto word = static_cast<uint32_t>(best);
+    write(at, sizeof(Key) == 8 ? board.words[word] : word, index);
   }
 }
 
@@ -247,10 +259,11 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   using T = Team<Key, kTeam, kElements, kVectors, kFloat>;
   using Order = typename T::Order;
   constexpr uint32_t kTeams = T::kThreads / kTeam;
-  __shared__ Board<kTeam> boards[kTeams];
+  using Word = typename T::Word;
+  __shared__ Board<Word, kTeam> boards[kTeams];
   const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
   const uint32_t mates = kTeam >= 32 ? kEveryLane : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
-  Board<kTeam>& board = boards[in_block];
+  Board<Word, kTeam>& board = boards[in_block];
   T team{a, board, in_team};
 
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
@@ -262,13 +275,13 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
   } else {
-    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = 0;
+    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = board.top = 0;
     Key floor = 0;
     uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
       // If a row has more threads than delegates, neighbouring lanes share a delegate.
       constexpr uint32_t kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
-      uint32_t best[kOwn];
+      Word best[kOwn];
       team.delegates(best);
       if constexpr (kOwn > 1) {
 #pragma unroll
@@ -279,12 +292,12 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
         if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
       }
       team.sync();
-      uint32_t all[kParts];
+      Word all[kParts];
 #pragma unroll
       for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
       floor = static_cast<Key>(kth_of_group<32>(all, a.k, kEveryLane));
     } else if (a.k <= kTeam) {
-      using Best = std::conditional_t<kFloat, float, uint32_t>;
+      using Best = std::conditional_t<kFloat, float, Word>;
       Best best[2];
       team.delegates(best);
       if constexpr (kFloat) {  // fmaxf drops NaNs
@@ -294,7 +307,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
         floor = static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
       }
     } else {
-      uint32_t best[kParts];
+      Word best[kParts];
       team.delegates(best);
       floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
     }
@@ -305,7 +318,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     const bool again = live && (found > a.most || found < a.k);
     const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
     if (any_again) {
-      const uint64_t refined = refine_row<T>(a, board, row, team.t, live, again, floor);
+      const uint64_t refined = refine_row<T>(a, board, row, team.t, live, floor);
 #pragma unroll
       for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
       team.sync();
@@ -367,6 +380,18 @@ cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Arg
   }
 }
 
+cudaError_t run_wide(cudaStream_t stream, const RowsShape& shape, const Args& a) {
+  constexpr int kFew = few_elements(8);
+  switch (shape.team) {
+    case 4: return run<uint64_t, 4, kFew, false, false>(stream, a);
+    case 8: return run<uint64_t, 8, kFew, false, false>(stream, a);
+    case 16: return run<uint64_t, 16, kFew, false, false>(stream, a);
+    case 32: return run<uint64_t, 32, kFew, false, false>(stream, a);
+    case 128: return run<uint64_t, 128, kFew, false, false>(stream, a);
+    default: return run<uint64_t, 256, kFew, false, false>(stream, a);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
@@ -379,7 +404,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {
     using Key = decltype(key);
     if constexpr (sizeof(Key) == 8) {
-      return cudaErrorInvalidValue;  // plans choose other kernels for 64-bit keys
+      return run_wide(stream, shape, a);
     } else {
       if (shape.network) return run_network<Key>(stream, shape, a);
       if constexpr (sizeof(Key) == 4) {

@@ -9,9 +9,9 @@ constexpr int64_t kMaxRowsK = 64;
 constexpr int kRowsBlock = 64;     // threads of a block whose teams are parts of its warps
 constexpr int kManyElements = 64;  // elements of a thread
 constexpr int kMaxTeam = 256;
-constexpr int64_t kMaxRowsLength = kMaxTeam * kManyElements;
+constexpr int64_t max_rows_length(int key_bytes) { return kMaxTeam * (key_bytes == 8 ? 32 : kManyElements); }
 
-constexpr int few_elements(int key_bytes) { return key_bytes == 4 ? 32 : kManyElements; }
+constexpr int few_elements(int key_bytes) { return key_bytes >= 4 ? 32 : kManyElements; }
 
 struct RowsShape {
   bool network = false;  // true: sorting networks select; false: delegates
@@ -25,7 +25,7 @@ struct RowsShape {
 constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   shape.elements = few_elements(key_bytes);
-  shape.network = k <= 8 && length <= (key_bytes == 4 ? 64 : 1024);
+  shape.network = key_bytes < 8 && k <= 8 && length <= (key_bytes == 4 ? 64 : 1024);
   if (shape.network) {
     shape.team = key_bytes == 4 ? 8 : 4;
     while (key_bytes < 4 && 32 * shape.team < length) shape.team *= 2;
@@ -33,7 +33,7 @@ constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
     shape.team = 4;
     while (shape.elements * shape.team < length || 2 * shape.team < k) shape.team *= 2;
   } else {
-    shape.elements = kManyElements;
+    if (key_bytes < 8) shape.elements = kManyElements;
     shape.team = key_bytes == 4 ? 32 : 128;
     while (shape.elements * shape.team < length) shape.team *= 2;
   }

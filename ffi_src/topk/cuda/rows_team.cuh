@@ -22,13 +22,15 @@ constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yiel
 constexpr uint32_t kExponent = 0x7f800000;
 
 // Arrays that the threads of a team share.
-template <int kTeam>
+template <class Word, int kTeam>
 struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
-  uint32_t words[kCapacity + 4];
+  Word words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
-  unsigned long long chosen[kMaxK];  // composites: the index in the upper half, the word below
-  uint32_t delegates[kTeam > 32 ? kDelegates : 1];
+  // Composites: the index in the upper half, the word below; in place of one of 64 bits, its place in `words`.
+  unsigned long long chosen[kMaxK];
+  unsigned long long top;
+  Word delegates[kTeam > 32 ? kDelegates : 1];
   uint32_t totals[3], count, ranks;
 };
 
@@ -42,15 +44,16 @@ struct Team {
   static_assert(kSize % kLanes == 0);
   static constexpr int kVector = kVectors ? 16 / sizeof(Key) : 1;
   static constexpr int kLoads = kElements / kVector;
-  static constexpr int kPerWord = kVectors ? 4 / sizeof(Key) : 1;
+  static constexpr int kPerWord = kVectors && sizeof(Key) < 4 ? 4 / sizeof(Key) : 1;
   static constexpr int kWords = kElements / kPerWord;
   static constexpr int kMasks = (kElements + 31) / 32;
   using Order = Ranked<Key>;
+  using Word = typename Order::Word;
 
   const Args& a;
-  Board<kTeam>& board;
+  Board<Word, kTeam>& board;
   uint32_t t;  // this thread's place in the team
-  uint32_t words[kWords];
+  Word words[kWords];
   uint32_t step = 0;  // how often sum() has been called
 
   // The loads of a thread are permuted, so that in data whose period is the length of a team not all large elements
@@ -76,19 +79,23 @@ struct Team {
 
   __device__ __forceinline__ void load(const Key* row, bool live) {
     // This stands for elements that do not exist. It loses every comparison that matters.
-    uint32_t filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<uint32_t>(decode(Key{0}, a.order));
+    Word filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<Word>(decode(Key{0}, a.order));
 #pragma unroll
     for (int bits = 8 * sizeof(Key); kVectors && bits < 32; bits *= 2) filler |= filler << bits;
     const uint32_t loads = live ? a.length / kVector : 0;
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
       const uint32_t v = place(u);
-      if constexpr (kVectors) {
+      if constexpr (kVectors && sizeof(Key) == 8) {
+        ulonglong2 vector = make_ulonglong2(filler, filler);
+        if (v < loads) vector = __ldg(reinterpret_cast<const ulonglong2*>(row) + v);
+        words[2 * u] = vector.x, words[2 * u + 1] = vector.y;
+      } else if constexpr (kVectors) {
         uint4 vector = make_uint4(filler, filler, filler, filler);
         if (v < loads) vector = __ldg(reinterpret_cast<const uint4*>(row) + v);
         words[4 * u] = vector.x, words[4 * u + 1] = vector.y, words[4 * u + 2] = vector.z, words[4 * u + 3] = vector.w;
       } else {
-        words[u] = v < loads ? static_cast<uint32_t>(__ldg(row + v)) : filler;
+        words[u] = v < loads ? static_cast<Word>(__ldg(row + v)) : filler;
       }
     }
   }
@@ -104,8 +111,14 @@ struct Team {
     }
   }
   template <int kCount>
-  __device__ __forceinline__ void delegates(uint32_t (&best)[kCount]) const {
-    if constexpr (kFloat) {
+  __device__ __forceinline__ void delegates(Word (&best)[kCount]) const {
+    if constexpr (sizeof(Key) == 8) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        const Word key = encode(words[j], a.order);
+        best[j % kCount] = j < kCount ? key : max(best[j % kCount], key);
+      }
+    } else if constexpr (kFloat) {
       float most[kCount];
       delegates(most);
 #pragma unroll
@@ -129,7 +142,8 @@ struct Team {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
       if (w * kPerWord % 32 == 0) hits[w * kPerWord / 32] = 0;
-      const uint32_t passes = kVectors ? filter.passes(words[w]) : encode(static_cast<Key>(words[w]), a.order) >= floor;
+      const uint32_t passes =
+          kVectors || sizeof(Key) == 8 ? filter.passes(words[w]) : encode(static_cast<Key>(words[w]), a.order) >= floor;
       hits[w * kPerWord / 32] |= passes << (w * kPerWord % 32);
     }
   }
@@ -193,9 +207,11 @@ struct Team {
       if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
   }
 
-  // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
-  // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
-  // index as well. `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
+  // The form of refine_row() for blocks that hold the row in registers. Its steps take half the time, but in teams
+  // smaller than a block, and where elements are loaded one by one, there are no registers for it. Finds the k largest
+  // elements, or at most kCapacity elements that include them. By counting, it bisects the key until few enough
+  // elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the index as well.
+  // `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
   __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);
@@ -311,20 +327,104 @@ struct Team {
   }
 };
 
-// The rare path. It is not inlined and loads the row again, so that the common path need not keep the row in registers.
-// It also returns the hits of those teams of the warp that need no more selection.
+// The rare path: finds a threshold that k elements of a row reach, and at most a.most, and returns a bit for each
+// element that reaches it. `floor`: the first threshold. It bisects the key; if that is the k-th key and too many
+// elements equal it, it bisects the index up to which these count. All threads of the block (or of the warp) call it.
+// Few threads have registers left, and fetching instructions takes much time, so a loop reads the row again, from L1.
 template <class T>
-__device__ __noinline__ uint64_t refine_row(const Args& a, Board<T::kSize>& board, const typename T::Element* row,
-                                            uint32_t t, bool live, bool wanted, typename T::Element floor) {
+__device__ __noinline__ uint64_t refine_row(const Args& a, Board<typename T::Word, T::kSize>& board,
+                                            const typename T::Element* row, uint32_t t, bool live,
+                                            typename T::Element floor) {
+  using Key = typename T::Element;
+  constexpr uint32_t kVector = T::kVector, kTogether = kVector > 4 ? 1 : kVector > 1 ? 8 / kVector : 8;
   T team{a, board, t};
-  team.load(row, live);
-  uint32_t rough[T::kMasks], exact[T::kMasks];
-  team.reach(floor, live, rough);
-  team.refine(wanted, floor, exact);
-  uint64_t hits = 0;
+  if constexpr (T::kBlock && kVector > 1 && sizeof(Key) < 8) {
+    team.load(row, live);
+    uint32_t exact[T::kMasks];
+    team.refine(live, floor, exact);
+    uint64_t all = 0;
 #pragma unroll
-  for (int i = 0; i < T::kMasks; ++i) hits |= static_cast<uint64_t>(wanted ? exact[i] : rough[i]) << (32 * i);
-  return hits;
+    for (int i = 0; i < T::kMasks; ++i) all |= static_cast<uint64_t>(exact[i]) << (32 * i);
+    return all;
+  }
+  const uint32_t loads = live ? a.length / kVector : 0;
+  const auto any = [](bool b) -> bool { return T::kBlock ? b : __any_sync(kEveryLane, b); };
+  // Invariant: k elements reach `low`, and fewer than k are above `high`.
+  Key low = 0, high = static_cast<Key>(~Key{0}), key = floor;
+  uint64_t hits = 0, ties = 0;       // a bit for each element that is taken, and for those of which only some are
+  uint32_t reached = 0, beyond = 0;  // elements that reach the key, and that are above it
+  bool open = live, tied = false;
+#pragma unroll 1
+  for (bool first = true; any(open); first = false) {
+    uint64_t reach = 0, above = 0;
+    Key top = 0;
+#pragma unroll 1
+    for (uint32_t u = 0; u < T::kLoads && team.place(u) < loads; u += kTogether) {
+      alignas(16) Key raw[kTogether * kVector];
+#pragma unroll
+      for (uint32_t i = 0; i < kTogether; ++i) {
+        const uint32_t v = min(team.place(u + i), loads - 1);
+        if constexpr (kVector > 1) {
+          *reinterpret_cast<uint4*>(raw + i * kVector) = __ldg(reinterpret_cast<const uint4*>(row) + v);
+        } else {
+          raw[i] = __ldg(row + v);
+        }
+      }
+      uint32_t reaching = 0, exceeding = 0;
+#pragma unroll
+      for (uint32_t j = 0; j < kTogether * kVector; ++j) {
+        const Key one = encode(raw[j], a.order);
+        const bool there = team.place(u + j / kVector) < loads;
+        reaching |= static_cast<uint32_t>(there && one >= key) << j;
+        exceeding |= static_cast<uint32_t>(there && one > key) << j;
+        top = max(top, one);
+      }
+      reach |= static_cast<uint64_t>(reaching) << (u * kVector);
+      above |= static_cast<uint64_t>(exceeding) << (u * kVector);
+    }
+    if (first) {
+      top = largest_of_lanes<T::kLanes>(top);
+      if (T::kBlock && threadIdx.x % 32 == 0) atomicMax(&board.top, static_cast<unsigned long long>(top));
+    }
+    const uint32_t both = team.sum(__popcll(reach) + (static_cast<uint32_t>(__popcll(above)) << 16));
+    if (first && T::kBlock) top = static_cast<Key>(board.top);
+    if (!open) continue;
+    reached = both & 0xffff, beyond = both >> 16;
+    if (reached >= a.k) {
+      low = static_cast<Key>(key + 1);
+      hits = reach;
+      tied = reached > a.most && beyond < a.k;
+      if (tied) hits = above, ties = reach ^ above;
+      open = reached > a.most && !tied;
+    } else {
+      high = static_cast<Key>(key - 1);
+    }
+    key = static_cast<Key>(high - (high - low) / 2);
+    if (first) key = high = min(high, top);  // many NaNs, or others, may equal the largest key
+  }
+  // A thread has its elements in the order of their indices, so its ties up to an index are its first ones.
+  uint32_t from = 0, to = a.length - 1;
+  // The first guess is that ties are spread evenly. It adds a little, and need not be exact.
+  uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - beyond) / max(reached - beyond, 1u)) + 2);
+  const auto up_to = [&](uint32_t last) {
+    const uint32_t load = last / (T::kSize * kVector), rest = last % (T::kSize * kVector);
+    const uint32_t mine = team.place(load) - load * T::kSize, there = rest / kVector;
+    const uint32_t some = load * kVector + (mine < there ? kVector : mine == there ? rest % kVector + 1 : 0);
+    return some < 64 ? ties & ((uint64_t{1} << some) - 1) : ties;
+  };
+#pragma unroll 1
+  for (open = tied; any(open);) {
+    const uint32_t found = beyond + team.sum(__popcll(up_to(last)));
+    if (!open) continue;
+    if (found >= a.k) {
+      to = last;
+    } else {
+      from = last + 1;
+    }
+    open = from < to && (found < a.k || found > a.most);
+    last = from + (to - from) / 2;
+  }
+  return tied ? hits | up_to(to) : hits;
 }
 
 }  // namespace

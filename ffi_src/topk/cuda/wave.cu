@@ -11,7 +11,8 @@
 // If neighbours are the best elements (sorted rows, ties), the lists of the blocks are too short and the threshold is
 // low. Three things help then. Neighbouring parts of a row go to warps of different blocks. If threads read many
 // elements, a block also publishes a bound of its own, the k-th best of its threads' elements. And elements that are
-// read again raise the threshold.
+// read again raise the threshold. If the threshold has the largest key of the row, the k first elements of that key are
+// the result, and mostly stand together.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes of each block to the workspace and back, and
 // k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -354,6 +355,32 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
+// Writes the first k elements of this key, the row's largest, which so many have. They begin at `from`. Returns whether
+// it found them; it does not look far.
+template <class Key>
+__device__ __noinline__ bool write_first(const Wave& a, Shared<kThreads, Composite<Key>>& s, Key key, uint32_t from,
+                                         int64_t row) {
+  constexpr uint32_t kEach = 8, kSteps = 8;
+  const Key* const x = static_cast<const Key*>(a.x) + row * a.length;
+  const Key bits = decode(key, a.order);
+  uint32_t found = 0;
+#pragma unroll 1
+  for (uint32_t step = 0; step < kSteps && found < a.k && from < a.length; ++step, from += kEach * kThreads) {
+    const uint32_t first = from + threadIdx.x * kEach;
+    uint32_t hits = 0;
+#pragma unroll
+    for (uint32_t e = 0; e < kEach; ++e)
+      hits |= static_cast<uint32_t>(first + e < a.length && x[min(first + e, a.length - 1)] == bits) << e;
+    uint32_t all, at = found + sum_before<uint32_t>(__popc(hits), s.sums, kWarps, all);
+    for (; hits && at < a.k; hits &= hits - 1, ++at) {
+      static_cast<Key*>(a.values)[row * a.k + at] = bits;
+      a.indices[row * a.k + at] = static_cast<int32_t>(first + __ffs(hits) - 1);
+    }
+    found += all;
+  }
+  return found >= a.k;
+}
+
 // The usual case: there are few candidates, and all of them have been published. Code that runs once mostly waits for
 // its instructions to be fetched, so the code of this case is contiguous.
 template <class Key>
@@ -397,6 +424,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       best = larger(best, told[j]);
     }
   }
+  const C top = largest_of_warp(larger(best, loose));
+  if (lane == 0) s.high[warp] = top;
   C threshold = larger(kth_of_composites<kThreads>(best, a.k), floor);
   if (a.deep) {
     floor = largest_of_warp(threshold);
@@ -416,7 +445,13 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   }
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
-  if (again) {  // elements of blocks that may hold more are read again, so they are left out here
+  if (again) {
+    // If so many elements equal the largest one, the first of them are the result.
+    const C first = largest_of_warp(s.high[lane % kWarps]);
+    if (packing.key(first) == packing.key(threshold) &&
+        write_first<Key>(a, s, packing.key(first), packing.index(first), row))
+      return;
+    // Elements of blocks that may hold more are read again, so they are left out here.
     const Again<Key> list(buffer);
     for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
     if (tid == 0) s.count = s.full = s.above = 0;

@@ -3,8 +3,9 @@
 // The k-th largest of the lanes' maxima (two a lane, or four) is a threshold that at least k elements reach, and not
 // many more: k of G maxima leave about G ln(G / (G - k)). The elements that reach it are found with float comparisons.
 // Only these get exact keys, with the index in the low bits, so that no two are equal; the rank of each is the number
-// of larger keys. If too many elements reach the threshold (ties), or NaNs have made it wrong, k rounds search for the
-// next largest element.
+// of larger keys. If too many elements reach the threshold, mostly because they equal it, only the first ones that do
+// are taken. If even these are too many, or NaNs have made the threshold wrong, k rounds search for the next largest
+// element.
 #pragma once
 
 #include "topk/cuda/candidates.cuh"
@@ -55,6 +56,48 @@ __device__ __noinline__ void search(const Args& a, S selection, B& board, uint32
   }
 }
 
+// Returns a bit for each element above the key `least`, and for the first ones that equal it, as many as k needs. Of
+// the elements that several lanes load at once, those of the lower lanes are the first ones.
+template <class Element, int kTeam, int kElements, class S>
+__device__ __noinline__ uint32_t above_or_first(const Args& a, S selection, uint32_t lane, uint32_t t, uint32_t present,
+                                                uint32_t least) {
+  constexpr uint32_t kVector = 16 / sizeof(typename Element::Bits);
+  uint32_t keys[kElements], top = 0;
+#pragma unroll
+  for (uint32_t j = 0; j < kElements; ++j) {
+    keys[j] = present >> j & 1 ? selection.key(index_of<Element, kTeam>(j, t)) : 0;
+    top = max(top, keys[j]);
+  }
+  uint32_t above, equal, more;
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    above = equal = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < kElements; ++j) {
+      above |= static_cast<uint32_t>(keys[j] > least) << j;
+      equal |= static_cast<uint32_t>(keys[j] == least) << j;
+    }
+    equal &= present;
+    more = sum_of_lanes<kTeam>(__popc(above));
+    const bool raises = !again && more > Board<kTeam>::kCapacity;
+    if (!__any_sync(kEveryLane, raises)) break;
+    top = largest_of_lanes<kTeam>(top);
+    if (raises) least = top;  // many NaNs, or others, may equal the largest key
+  }
+  uint32_t need = a.k - min(more, a.k), first = 0;
+#pragma unroll 1
+  for (uint32_t at = 0; at < kElements && __any_sync(kEveryLane, need); at += kVector) {
+    uint32_t ties = equal & ((1u << kVector) - 1) << at;
+    const uint32_t mine = __popc(ties), up_to = sum_up_to_lane<kTeam>(mine), before = up_to - mine;
+    const uint32_t taken = need - min(need, before);
+#pragma unroll 1
+    for (uint32_t excess = mine - min(mine, taken); excess; --excess) ties ^= 1u << (31 - __clz(ties));
+    first |= ties;
+    need -= min(need, __shfl_sync(kEveryLane, up_to, lane | (kTeam - 1)));
+  }
+  return above | first;
+}
+
 // A key that at least k of the team's elements reach. fmaxf drops NaNs.
 template <int kTeam, int kElements>
 __device__ __forceinline__ uint32_t threshold(const float (&v)[kElements], uint32_t k, uint32_t lane, uint32_t t) {
@@ -92,12 +135,21 @@ __device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float 
 }
 
 // Lists the team's hits on the board, and the k best of them, by rank, as the board's best. Returns the number of hits,
-// or 0 if there are too many.
-template <class Element, int kTeam, class S, class B>
+// or 0 if there are too many. If there are, `fewer()` is called once by all lanes, and gives those teams other hits.
+template <class Element, int kTeam, class S, class B, class Fewer>
 __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S& selection, B& board, uint32_t lane,
-                                              uint32_t t) {
-  const uint32_t mine = __popc(hits), inclusive = sum_up_to_lane<kTeam>(mine);
-  const uint32_t total = __shfl_sync(kEveryLane, inclusive, lane | (kTeam - 1));
+                                              uint32_t t, Fewer fewer) {
+  uint32_t mine, inclusive, total;
+  const auto count = [&] {
+    mine = __popc(hits), inclusive = sum_up_to_lane<kTeam>(mine);
+    total = __shfl_sync(kEveryLane, inclusive, lane | (kTeam - 1));
+  };
+  count();
+  if (__any_sync(kEveryLane, total > board.kCapacity)) {
+    const uint32_t others = fewer();
+    if (total > board.kCapacity) hits = others;
+    count();
+  }
   const uint32_t candidates = total <= board.kCapacity ? total : 0;
   if (candidates) {
     // Lists the indices first, and makes the keys of all hits together afterwards. A register cannot be indexed, so
@@ -143,12 +195,14 @@ __device__ __forceinline__ uint32_t rank_hits(uint32_t hits, uint32_t k, const S
 // The best k in order, of the elements whose bits are set in `present`.
 template <class Element, int kTeam, int kElements, bool kBiased, class S, class B>
 __device__ __forceinline__ void choose(const Args& a, const float (&v)[kElements], uint32_t present, bool live,
-                                       const S& selection, B& board, uint32_t lane, uint32_t t, Chosen& chosen) {
+                                       const S& selection, B& board, uint32_t lane, uint32_t t, Chosen<>& chosen) {
   const uint32_t floor = threshold<kTeam>(v, a.k, lane, t);
   const uint32_t hits = reaching(v, value_of(floor)) & present;
-  const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t);
   // Candidates have keys of raw elements, the threshold that of a float32.
   const uint32_t least = kBiased ? floor : key_of(Element::store(value_of(floor)));
+  const uint32_t candidates = rank_hits<Element, kTeam>(hits, a.k, selection, board, lane, t, [&] {
+    return above_or_first<Element, kTeam, kElements>(a, selection, lane, t, present, least);
+  });
   const bool found = candidates >= a.k && static_cast<uint32_t>(board.best[a.k - 1] >> 32) >= least;
   if (__any_sync(kEveryLane, live && !found)) {
     __syncwarp();  // all lanes have read what is overwritten now

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kBlock) gate_few_kernel(const __grid_constant_
       places[j + 1] = swap ? place : places[j + 1];
     }
 
-  Chosen chosen;
+  Chosen<> chosen;
   chosen.has[0] = true;
   chosen.has[1] = false;
   uint32_t key = 0;

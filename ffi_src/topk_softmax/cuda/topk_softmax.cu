@@ -4,7 +4,7 @@
 // Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8; of others, a threshold
 // leaves few logits to be ranked (choose.cuh).
 //
-// Few rows have another kernel (few.cuh).
+// Few rows have another kernel (few.cuh), and so have many short ones (short.cuh).
 //
 // Groups of experts are chosen before that: keys go to shared memory, and each lane finds the best two keys of each of
 // its groups, and how many groups have a larger sum. Experts of groups that are not chosen are then left out.
@@ -21,6 +21,7 @@
 #include "topk_softmax/cuda/few.cuh"
 #include "topk_softmax/cuda/launch.h"
 #include "topk_softmax/cuda/selection.cuh"
+#include "topk_softmax/cuda/short.cuh"
 
 namespace jaxgpuops::topk_softmax {
 namespace {
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   }
 
   constexpr bool kNetwork = kElements == topk::kBest && !kBiased;
-  Chosen chosen;
+  Chosen<> chosen;
   chosen.has[0] = true;
   chosen.has[1] = !kNetwork && a.k > kTeam;
   if constexpr (kNetwork) {
@@ -240,11 +241,20 @@ cudaError_t run_few(cudaStream_t stream, const Args& a) {
   return launch(stream, config, gate_few_kernel<Element, kElements>, a);
 }
 
+template <class Element, uint32_t kElements>
+cudaError_t run_short(cudaStream_t stream, const Args& a) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.rows + kBlock - 1) / kBlock));
+  config.block = dim3(kBlock);
+  return launch(stream, config, gate_short_kernel<Element, kElements>, a);
+}
+
 template <class Element>
 cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
   a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
   if (plan.few) return plan.elements == 4 ? run_few<Element, 4>(stream, a) : run_few<Element, 8>(stream, a);
+  if (plan.team == 1) return plan.elements == 8 ? run_short<Element, 8>(stream, a) : run_short<Element, 16>(stream, a);
   if (a.groups > 1) {
     switch (plan.team) {
       case 32: return run<Element, 32, 32, true>(stream, a);
