@@ -239,7 +239,10 @@ def command_buffers():
 
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))
-@pytest.mark.parametrize("rows, length", ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391), (999, 333), (9, 67)))
+@pytest.mark.parametrize(
+    "rows, length",
+    ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391), (200, 3001), (700, 701), (999, 333), (9, 67)),
+)
 def test_odd_rows_are_those_of_the_row_alone(rows, length, dtype):
     """In a batch, rows begin at any place between two vectors; a row alone, scanned forward, is aligned."""
     keys = jax.random.split(jax.random.key(0), 2)

@@ -37,6 +37,8 @@ SCAN_POINTS = [
     ((1000, 20_000, 1), "int16", "walk"),
     ((1000, 20_000, 3), "int16", "spans"),
     ((9, 524_288, 1), "int8", "row_look_ahead"),
+    ((4, 262_144, 1), "int8", "resident"),
+    ((2, 898_434, 1), "int16", "resident"),
     ((1 << 17, 8, 1), "float32", "packs"),
     ((1, 1000, 5), "int32", "small"),
     ((1, 3000, 5), "int32", "pieces"),
@@ -112,10 +114,15 @@ def test_scans_of_rows_in_packs():
         ("cummax", "bfloat16", (32, None)),
         ("cumsum", "int8", (32, None)),
         ("cumsum", "int16", (20, 21)),
+        ("cumlogsumexp", "bfloat16", (16, 17)),
+        ("cumlogsumexp", "float32", (8, 9)),
         ("cumprod", "int32", (20, 25)),
     ):
         plans = [plan_scan(op, 1 << 17, length, 1, dtype, False, 1, 90) for length in lengths if length]
         assert [plan["algorithm"] for plan in plans] == ["packs", "short"][: len(plans)], (op, dtype)
+    # Lanes that read memory directly have no more columns than are in flight at a time.
+    for rows, blocks in (((4481, 4, 51), 449), ((4481, 8, 51), 897), ((44_810, 4, 5), 264)):
+        assert plan_scan("cumprod", *rows, "int16", False, 1, 90)["strips"] == blocks
     for dtype, length, packs in (("float32", 8, 1), ("float32", 12, 0), ("float16", 32, 1), ("float32", 32, 0)):
         call = 1 << 17, length, 1, dtype, False, 1, 90
         assert plan_scan("linear_scan_vjp", *call)["algorithm"] == ("packs" if packs else "short")
@@ -248,6 +255,19 @@ def test_lines_of_odd_length():
         ("cummax_jvp", "float32", 46, "across"),
     ):
         assert plan_scan(call, 50, 2000, inner, dtype, False, 1, 90)["layout"] == layout, (call, dtype, inner)
+    # So do logsumexps and recurrences of up to 4 bytes, but only along long axes.
+    for call, dtype, length, inner, layout in (
+        ("linear_scan", "float32", 4095, 85, "across"),
+        ("linear_scan", "float32", 4096, 85, "spans"),
+        ("linear_scan", "bfloat16", 65_536, 42, "spans"),
+        ("linear_scan", "float64", 65_536, 35, "across"),
+        ("linear_scan", "float32", 65_536, 130, "across"),
+        ("cumlogsumexp", "float32", 65_536, 85, "spans"),
+        ("linear_scan_vjp", "float32", 65_536, 85, "across"),
+    ):
+        for outer in (1, 300):
+            plan = plan_scan(call, outer, length, inner, dtype, False, 1, 90)
+            assert plan["layout"] == layout, (call, dtype, length, inner)
 
 
 def test_scans_whose_blocks_share_the_axis():

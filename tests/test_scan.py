@@ -253,13 +253,35 @@ def test_nonfinite_values(name, dtype):
         np.testing.assert_array_equal(kind(np.asarray(y).astype(np.float64)), kind(expected.astype(np.float64)))
 
 
-def test_logsumexp_of_little_and_much():
-    x = np.array([-INF, -INF, -1e30, 0.0, 0.0, 1e30, 5.0, INF, 1.0], np.float32)
+@pytest.mark.parametrize("dtype, digits", ((np.float32, 1e-6), (np.float64, 1e-15)))
+def test_logsumexp_of_little_and_much(dtype, digits):
+    x = np.array([-INF, -INF, -1e30, 0.0, 0.0, 1e30, 5.0, INF, 1.0], dtype)
     expected = [-INF, -INF, -1e30, 0.0, np.log(2), 1e30, 1e30, INF, INF]
-    np.testing.assert_allclose(jaxgpuops.cumlogsumexp(x), np.array(expected, np.float32), rtol=1e-6)
+    with x64(dtype):
+        np.testing.assert_allclose(jaxgpuops.cumlogsumexp(x), np.array(expected, dtype), rtol=digits)
     # A small sum before a large one is not lost, as it would be relative to a maximum of the whole row.
-    x = np.append(np.full(1000, -200.0), 200.0).astype(np.float32)
-    np.testing.assert_allclose(jaxgpuops.cumlogsumexp(x)[:-1], -200 + np.log(np.arange(1, 1001)), rtol=1e-5)
+    x = np.append(np.full(1000, -200.0), 200.0).astype(dtype)
+    with x64(dtype):
+        y = jaxgpuops.cumlogsumexp(x)
+    np.testing.assert_allclose(y[:-1], -200 + np.log(np.arange(1, 1001)), rtol=10 * digits)
+
+
+@pytest.mark.parametrize("scale", (1e-3, 1.0, 300.0))
+def test_logsumexp_of_float64_has_its_digits(scale):
+    x = np.random.default_rng(0).standard_normal((9, 300)) * scale
+    with x64(np.float64):
+        y = np.asarray(jaxgpuops.cumlogsumexp(x, axis=1))
+    want = np.logaddexp.accumulate(x.astype(np.longdouble), axis=1)
+    assert (abs(y - want) <= 3e-15 * (2 + abs(want))).all()
+
+
+@pytest.mark.parametrize("length", (2, 4, 5, 8, 16))
+def test_logsumexp_of_short_rows(length):
+    """Rows that share a vector with others do not know of them."""
+    for dtype in (np.float16, np.float32):
+        x = np.random.default_rng(0).choice(np.array([-INF, -300.0, 0.0, 1.0, 250.0], dtype), (3001, length))
+        for reverse in (False, True):
+            check("cumlogsumexp", x, axis=1, reverse=reverse)
 
 
 def test_16_bit_floats_accumulate_in_float32():

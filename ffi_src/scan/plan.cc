@@ -53,6 +53,7 @@ constexpr int64_t kOnceBytes = 24 << 20;   // columns of more bytes are not read
 constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
 constexpr int64_t kClusterBlocks = 3;      // blocks of clusters on a multiprocessor
 constexpr int64_t kOddLines = 128;         // the most columns of lines that are no whole vectors in kSpans
+constexpr int64_t kOddLength = 4096;       // the shortest axis for them, of logsumexps and recurrences
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 // The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
@@ -82,6 +83,8 @@ constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
 constexpr int64_t kDirectLength = 8, kDirectBytes = 16, kDirectElements = 1 << 22;
+// They have no more columns than are in flight at a time if at least so many bytes of columns lie side by side.
+constexpr int64_t kDirectLine = 32;
 // Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
 constexpr int64_t kByteBlocks = 4;
 
@@ -224,8 +227,11 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
   plan.per_lane = plan.tile = static_cast<int>(length);
   plan.tiles = 1;
   const int64_t columns = outer * inner;
+  const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns that a lane has at the same time
   if (is_small(problem, forced)) return plan_small(problem, plan);
-  if (in_packs(problem) && forced != static_cast<int>(Algorithm::kShort)) {
+  // Logsumexps have other bits in kPacks, so no other kernel takes them.
+  const bool only = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
+  if (in_packs(problem) && (only || forced != static_cast<int>(Algorithm::kShort))) {
     plan.algorithm = Algorithm::kPacks;
     plan.axis_warps = kWarps;
     // A block has whole rows in whole packs: a multiple of `period` packs.
@@ -239,6 +245,8 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
     const int64_t blocks = (bytes == 1 ? kByteBlocks : 2) * gpu.multiprocessors;
     const int64_t shared_out = ceil_div(std::max<int64_t>(ceil_div(columns, blocks), 64), inner);
     plan.block_columns = inner * std::min(rows, shared_out);
+    if (is_direct(problem) && inner * bytes >= kDirectLine)
+      plan.block_columns = std::min(plan.block_columns, inner * std::max<int64_t>(at_once * kThreads / inner, 1));
     if (!is_direct(problem)) {
       plan.padding = length * inner * bytes % 16 == 0 ? 16 : 0;
       plan.span_bytes = static_cast<int>(span_bytes(plan.block_columns * length, bytes, plan.padding));
@@ -248,7 +256,6 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, ceil_div(plan.block_columns, 32)));
     plan.strips = ceil_div(columns, plan.block_columns);
   } else {
-    const int64_t at_once = length <= 2 ? 4 : length <= 4 ? 2 : 1;  // columns that a lane has at the same time
     plan.parts = ceil_div(inner, at_once * kThreads);
     plan.block_columns = ceil_div(inner, plan.parts);
     plan.axis_warps = static_cast<int>(ceil_div(plan.block_columns, 32 * at_once));
@@ -301,9 +308,13 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool rare = is_rare(problem);
   // Whether neighbouring columns of all operands are neighbours in memory.
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
-  // Lines of one operand that are no whole vectors are loaded faster as they lie in memory.
-  const bool odd_lines = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp && inner * bytes % 16 != 0 &&
-                         inner <= kOddLines;
+  // Lines that are no whole vectors are loaded faster as they lie in memory, those with more to compute along long
+  // axes.
+  const bool logs = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
+  const bool pairs = problem.kind == Kind::kLinear && problem.a.axis_stride == inner;
+  const bool sums = problem.kind == Kind::kCumulative && !logs;
+  const bool along = (logs || pairs) && bytes <= 4 && length >= kOddLength;
+  const bool odd_lines = (sums || along) && inner * bytes % 16 != 0 && inner <= kOddLines;
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple && !odd_lines;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
   const bool rows = is_any_operator(problem) && inner == 1 && forced != static_cast<int>(Algorithm::kSpans);
@@ -435,8 +446,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool odd =
       plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
   // Whether all tiles may be on the GPU at the same time.
-  const bool fits =
-      plan.layout == Layout::kAlong && !cut && !is_any_operator(problem) && plan.strips * plan.tiles <= kResidentTiles;
+  const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes >= 4 && state_bytes == bytes && length % 4 == 0 &&
                       !is_complex(problem.dtype) && plan.strips < kManyRows && plan.tiles >= kLongRow &&
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;

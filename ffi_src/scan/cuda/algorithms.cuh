@@ -80,17 +80,20 @@ cudaError_t launch_look_ahead(cudaStream_t stream, const Plan& plan, Parameters 
   return launch(stream, shape, scan_look_ahead<Policy, Work>, p);
 }
 
-template <class Policy>
+template <class Policy, OddRows kOdd = kOddRows<Policy>>
 cudaError_t launch_row_look_ahead(cudaStream_t stream, const Plan& plan, Parameters p) {
+  // With the code for odd rows in the same kernel, aligned rows of two operands would take up to a fifth longer.
+  if constexpr (Policy::kOperands == 2 && kOdd != OddRows::kNone)
+    if (p.aligned) return launch_row_look_ahead<Policy, OddRows::kNone>(stream, plan, p);
   cudaError_t status = clear_sums<Policy>(stream, plan, p);
   if (status != cudaSuccess) return status;
-  const size_t bytes = layout_shared<Policy>(p, p.stages, RowLookAhead<Policy>::kControlBytes, p.stages, 1);
+  const size_t bytes = layout_shared<Policy>(p, p.stages, RowLookAhead<Policy, kOdd>::kControlBytes, p.stages, 1);
   unsigned blocks = 0;
   if ((status = most_blocks(bytes, kRowBlocks<Policy>, blocks)) != cudaSuccess) return status;
   Launch shape{dim3(std::min(blocks, p.strips * static_cast<unsigned>(p.tiles))),
                dim3(2 * kThreads + 32 * std::min(kLookers<Policy>, p.stages)), bytes};
   shape.overlap = plan.overlap;
-  return launch(stream, shape, scan_row_look_ahead<Policy>, p);
+  return launch(stream, shape, scan_row_look_ahead<Policy, kOdd>, p);
 }
 
 // Launches the kernels of tiles that are read twice.
@@ -200,7 +203,7 @@ cudaError_t launch_policy(cudaStream_t stream, const Plan& plan, const Problem& 
                           void* workspace) {
   const Parameters p = parameters_of(plan, problem, buffers, workspace);
   if constexpr (!kRare<Policy>) {
-    if constexpr (!Policy::kCut && !kByParts<Policy>)
+    if constexpr (!Policy::kCut)
       if (plan.algorithm == Algorithm::kPacks) return launch_packs<Policy>(stream, plan, p);
     const size_t columns = (32 << p.column_bits) * Columns<Policy>::kWidth;
     switch (plan.algorithm) {

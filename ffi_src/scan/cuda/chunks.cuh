@@ -11,14 +11,17 @@
 
 namespace jaxgpuops::scan {
 
-// How rows that are not aligned are copied. In some kernels, the code for that slows the other rows.
+// How rows that are not aligned are copied.
 enum class OddRows {
-  kElements,  // element by element
-  kVectors,   // those of 16-bit elements by vectors, which registers shift on the way, others element by element
-  kShifted,   // by vectors, which are shifted when they are in shared memory; so earlier tiles do not wait for them
+  kNone,     // there are none
+  kVectors,  // those of 16-bit elements by vectors, which registers shift on the way, others element by element
+  kShifted,  // by vectors, which are shifted when they are in shared memory (OddPart)
 };
+// Three operands have too few registers for kShifted.
+template <class Policy>
+constexpr OddRows kOddRows = Policy::kOperands > 2 ? OddRows::kVectors : OddRows::kShifted;
 
-template <class Policy, OddRows kOdd = OddRows::kVectors>
+template <class Policy, OddRows kOdd = kOddRows<Policy>>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -138,8 +141,7 @@ class Chunks : public BetweenWarps<Policy> {
       __syncwarp();
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
-        if (!is_one(o))
-          align_parts<kPacks>(of_warp(stage, o), beyond(stage, o), axis(o, place) + first_of_part(span), parts(span));
+        if (!is_one(o)) odd_part(stage, o, span).to_packs(axis(o, place) + first_of_part(span));
     }
     take_again(stage, place, span, tile);
   }
@@ -238,9 +240,15 @@ class Chunks : public BetweenWarps<Policy> {
     }
     if (p.backward) reverse_each<Bits>(results);
 #pragma unroll
-    for (int r = 0; r < Policy::kResults; ++r)
+    for (int r = 0; r < Policy::kResults; ++r) {
+      if (kOdd == OddRows::kShifted && !p.aligned) {
+        const Bits* const first = static_cast<const Bits*>(p.results[r]) + place.at + first_of_part(span);
+        odd_part(tile.stage, r, span).to_vectors(first, results[r]);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kPacks; ++j) *run_order(tile.stage, r, j) = results[r][j];
+        for (int j = 0; j < kPacks; ++j) *run_order(tile.stage, r, j) = results[r][j];
+      }
+    }
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
@@ -286,14 +294,15 @@ class Chunks : public BetweenWarps<Policy> {
     return static_cast<const Bits*>(p.operands[operand]) + (Policy::kBroadcast && operand == 1 ? place.a : place.at);
   }
 
-  // Where the warp's part of the tile begins in memory, and what there is of it.
+  // Where the warp's part of the tile begins in memory.
   __device__ int64_t first_of_part(const Span& span) const { return span.memory + part * kOfWarp; }
-  __device__ Parts parts(const Span& span) const {
+  __device__ OddPart<kPacks, Bits> odd_part(int stage, int operand, const Span& span) const {
     const auto in_part = [](int64_t e) { return static_cast<int>(max(int64_t{0}, min(e, int64_t{kOfWarp}))); };
     const int64_t first = first_of_part(span);
-    return {1, 5, 0, 0, in_part(-first), in_part(p.length - first)};
+    const int begin = span.whole ? 0 : in_part(-first), end = span.whole ? kOfWarp : in_part(p.length - first);
+    return {of_warp(stage, operand), beyond(stage, operand), begin, end, p.backward};
   }
-  // The vector beyond the warp's part. It has the place of the folds, which are not known yet.
+  // The vector beyond the warp's part. It has the place of the folds, which are not known yet, or have been taken.
   __device__ Pack* beyond(int stage, int operand) const {
     return reinterpret_cast<Pack*>(dynamic_shared_memory() + stage * kStageBytes + kFoldsAt +
                                    thread / 32 * 32 * static_cast<int>(sizeof(State))) +
@@ -312,7 +321,7 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
-    if (p.aligned) {
+    if (kOdd == OddRows::kNone || p.aligned) {
       Pack* const to = memory_order(stage, operand);
       const int first = part * kOfWarp + lane * kInPack;
       const Bits* const from = axis + span.memory + first;
@@ -334,7 +343,7 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else if constexpr (kOdd == OddRows::kShifted) {
-      copy_parts<kPacks>(of_warp(stage, operand), beyond(stage, operand), axis + first_of_part(span), parts(span));
+      odd_part(stage, operand, span).copy(axis + first_of_part(span));
     } else if constexpr (sizeof(Bits) >= 4) {
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
@@ -346,22 +355,13 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
-    } else if constexpr (kOdd == OddRows::kElements) {
-      Bits values[kRun];
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        const int in_tile = part * kOfWarp + i * 32 + lane;
-        values[i] = inside(span, in_tile, 1) ? axis[span.memory + in_tile] : Bits{};
-      }
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) *element(stage, operand, i * 32 + lane) = values[i];
     } else {
       fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
-    if (p.aligned) {
+    if (kOdd == OddRows::kNone || p.aligned) {
       const Pack* const from = memory_order(stage, result);
       const int first = part * kOfWarp + lane * kInPack;
       Bits* const to = axis + span.memory + first;
@@ -382,7 +382,7 @@ class Chunks : public BetweenWarps<Policy> {
         }
       }
     } else if constexpr (kOdd == OddRows::kShifted) {
-      store_parts<kPacks>(of_warp(stage, result), axis + first_of_part(span), parts(span));
+      odd_part(stage, result, span).store(axis + first_of_part(span));
     } else {
       if constexpr (sizeof(Bits) == 2 && kOdd == OddRows::kVectors)
         if (inside(span, part * kOfWarp, kOfWarp))

@@ -41,6 +41,17 @@ class Counter {
   State trees[kGroupBits * kMaxLevels];  // fold of 2^bit tiles
 };
 
+// The same fold of at(0), at(1), .. of `count` tiles, at most seven.
+template <class Policy, class At>
+__device__ __forceinline__ typename Policy::State fold_of_few(const Options& options, int count, At at) {
+  const auto two = [&](int i) { return Policy::combine(at(i), at(i + 1), options); };
+  typename Policy::State all = Policy::identity(options);
+  if (count & 1) all = Policy::combine(at(count - 1), all, options);
+  if (count & 2) all = Policy::combine(two(count & 4), all, options);
+  if (count & 4) all = Policy::combine(Policy::combine(two(0), two(2), options), all, options);
+  return Policy::combine(all, Policy::identity(options), options);
+}
+
 // An inclusive scan over the lanes: each lane gets the fold of the sums of all lanes up to itself. Lane i has the sum
 // of tile i of a group; only the first `count` lanes have one.
 template <class Policy, class State>

@@ -90,10 +90,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
 // For long axes with inner = 1. While a block works on a tile, it loads the next one if shared memory has room for two.
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, kLoopBlocks<Policy>) scan_walk(const __grid_constant__ Parameters p) {
-  constexpr OddRows kOdd = Policy::kOperands > 2                        ? OddRows::kVectors
-                           : sizeof(typename Policy::Element::Bits) > 4 ? OddRows::kElements
-                                                                        : OddRows::kShifted;
-  using Work = Chunks<Policy, kOdd>;
+  using Work = Chunks<Policy>;
   using State = typename Work::State;
   const Work work(p);
   const auto place = work.place(blockIdx.x);

@@ -72,18 +72,16 @@ __device__ __noinline__ void store_odd_part(const Pack* part, uint16_t* to) {
 // which is before the row if the scan runs backward. A row has 2^run_bits runs of kPacks packs.
 struct Parts {
   int rows, run_bits, length, origin, begin, end;
-  // From the first part to the last one; if there are several, they are whole rows.
-  __device__ int elements() const { return rows > 0 ? (rows - 1) * length + end - begin : 0; }
 };
 
-// Clears the elements of a pack that are not in a part; the pack begins at element `at` of the row.
+// Clears the elements of a pack that are not between `begin` and `end`; the pack begins at element `at`.
 template <class Item>
-__device__ __forceinline__ void clear_outside(Pack& pack, int at, const Parts& parts) {
+__device__ __forceinline__ void clear_outside(Pack& pack, int at, int begin, int end) {
   constexpr int n = 16 / sizeof(Item);
-  if (at >= parts.begin && at + n <= parts.end) return;
+  if (at >= begin && at + n <= end) return;
 #pragma unroll
   for (int i = 0; i < n; ++i)
-    if (at + i < parts.begin || at + i >= parts.end) set<Item>(pack, i, Item{});
+    if (at + i < begin || at + i >= end) set<Item>(pack, i, Item{});
 }
 
 // Loads the parts; other elements of their packs become 0. Each lane passes the row to which its run belongs. A pack
@@ -110,7 +108,7 @@ __device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, co
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     Pack pack = between<sizeof(Item), 15>(low[u], high[u], past[u] * static_cast<int>(sizeof(Item)));
-    clear_outside<Item>(pack, at[u], parts);
+    clear_outside<Item>(pack, at[u], parts.begin, parts.end);
     packs[permuted<kPacks>(u * 32 + lane)] = pack;
   }
 }
@@ -146,45 +144,83 @@ __device__ __noinline__ void store_parts(const Pack* packs, Item* rows, const Pa
   }
 }
 
-// Starts to copy the aligned vectors that contain the parts; rows follow each other in memory. There may be one vector
-// more than the parts have packs, which goes to `beyond`.
+// A warp's part of one row: 32 runs of kPacks packs, in the order of memory. Elements of the row are those from `begin`
+// to `end` of the part. The vectors of memory that contain the part come to shared memory as they are, the first one to
+// the place of the first pack; there may be one more than there are packs, which goes to `beyond`. Lanes shift them to
+// packs, and packs of results back to vectors, on the way through their registers.
 template <int kPacks, class Item>
-__device__ __noinline__ void copy_parts(Pack* packs, Pack* beyond, const Item* rows, const Parts parts) {
-  constexpr int n = 16 / sizeof(Item);
-  const Item* const first = rows + parts.begin;
-  const int lane = threadIdx.x % 32, past = elements_past(first), count = parts.elements();
-  const int vectors = count > 0 ? (past + count + n - 1) / n : 0;
-  const auto copy = [&](Pack* to, int i) { copy_async_or_clear(to, first - past + i * n, i < vectors); };
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) copy(packs + permuted<kPacks>(u * 32 + lane), u * 32 + lane);
-  if (lane == 0) copy(beyond, kPacks * 32);
-}
+struct OddPart {
+  static constexpr int n = 16 / sizeof(Item), kBytes = sizeof(Item);
+  Pack* packs;
+  Pack* beyond;
+  int begin, end;
+  bool backward;  // whether the first lane has the last run
 
-// When the vectors are there, replaces them by the packs of the parts. Elements that are in no part become 0.
-template <int kPacks, class Item>
-__device__ __noinline__ void align_parts(Pack* packs, const Pack* beyond, const Item* rows, const Parts parts) {
-  constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;
-  const int lane = threadIdx.x % 32, past = elements_past(rows + parts.begin);
-  const auto vector = [&](int i) {
-    i = max(i, 0);
-    return *(i < 32 * kPacks ? packs + permuted<kPacks>(i) : beyond);
-  };
-  Pack aligned[kPacks];
+  // Starts to copy the vectors. Those without an element of the row become 0.
+  __device__ void copy(const Item* part) const {
+    const int lane = threadIdx.x % 32, past = elements_past(part);
+    const auto one = [&](Pack* to, int i) {
+      const int e = i * n - past;
+      copy_async_or_clear(to, part + e, max(e, begin) < min(e + n, end));
+    };
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const int pack = u * 32 + lane, row = pack >> (parts.run_bits + kBits);
-    const int at = parts.origin + (pack - (row << (parts.run_bits + kBits))) * n;
-    aligned[u] = {};
-    if (row >= parts.rows || at >= parts.end || at + n <= parts.begin) continue;
-    const int from = past + row * parts.length + at - parts.begin, first = from < 0 ? -1 : from / n;
-    aligned[u] = between<sizeof(Item), 15>(vector(first), vector(first + 1),
-                                           (from - first * n) * static_cast<int>(sizeof(Item)));
-    clear_outside<Item>(aligned[u], at, parts);
+    for (int u = 0; u < kPacks; ++u) one(packs + u * 32 + permuted<kPacks>(lane), u * 32 + lane);
+    if (lane == 0) one(beyond, 32 * kPacks);
   }
-  __syncwarp();
+
+  // Replaces the vectors by packs. Elements outside the row become 0.
+  __device__ void to_packs(const Item* part) const {
+    const int run = run_of_lane(), past = elements_past(part);
+    Pack vectors[kPacks + 1];
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) packs[permuted<kPacks>(u * 32 + lane)] = aligned[u];
-  __syncwarp();
-}
+    for (int j = 0; j <= kPacks; ++j) vectors[j] = *vector(run * kPacks + j);
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) vectors[j] = between<kBytes, 15>(vectors[j], vectors[j + 1], past * kBytes);
+    if (begin > 0 || end < 32 * kPacks * n)
+#pragma unroll
+      for (int j = 0; j < kPacks; ++j) clear_outside<Item>(vectors[j], (run * kPacks + j) * n, begin, end);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) *vector(run * kPacks + j) = vectors[j];
+  }
+
+  // Writes the packs of a lane's run, which are in the direction of the scan, as vectors. Each has the end of a pack
+  // and the begin of the next.
+  __device__ void to_vectors(const Item* part, const Pack (&of_run)[kPacks]) const {
+    const int lane = threadIdx.x % 32, run = run_of_lane(), past = elements_past(part);
+    const int at = 16 - past * kBytes;
+    const auto pack = [&](int j) { return backward ? of_run[kPacks - 1 - j] : of_run[j]; };
+    Pack before = shuffle_from(pack(kPacks - 1), (backward ? lane + 1 : lane + 31) % 32);
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) {
+      const Pack own = pack(j);
+      *vector(run * kPacks + j) = between<kBytes, 16>(before, own, at);
+      before = own;
+    }
+    if (run == 31) *beyond = between<kBytes, 16>(before, before, at);
+  }
+
+  // Stores the vectors, and the elements of those that are not wholly in the row, or in the part.
+  __device__ void store(Item* part) const {
+    const int lane = threadIdx.x % 32, past = elements_past(part);
+#pragma unroll
+    for (int u = 0; u < kPacks; ++u) {
+      const int e = (u * 32 + lane) * n - past;
+      if (e >= begin && e + n <= end) *reinterpret_cast<Pack*>(part + e) = packs[u * 32 + permuted<kPacks>(lane)];
+    }
+    if (lane >= n) return;
+    for (const int at : {begin, end}) {
+      const int i = (at + past) / n, e = i * n - past + lane;
+      if (e >= begin && e < end) part[e] = reinterpret_cast<const Item*>(vector(i))[lane];
+    }
+  }
+
+ private:
+  __device__ int run_of_lane() const {
+    const int lane = threadIdx.x % 32;
+    return backward ? 31 - lane : lane;
+  }
+  __device__ Pack* vector(int i) const { return i < 32 * kPacks ? packs + permuted<kPacks>(i) : beyond; }
+};
 
 }  // namespace jaxgpuops::scan

@@ -89,6 +89,62 @@ struct Extreme<Boolean> {
   JAXGPUOPS_FN static uint32_t result(State s, const Options& o) { return (s != 0) != o.smaller; }
 };
 
+// Exponentials and logarithms of float64 for LogSumExp. They are shorter than CUDA's, since denormal numbers count as 0
+// in a sum that has an e^0, and inlined, so that those of several numbers overlap.
+
+// e^x for x <= 0. Of a NaN, the result may be any number.
+JAXGPUOPS_FN float exp_of_term(float x) { return exp_below_one(x); }
+JAXGPUOPS_FN double exp_of_term(double x) {
+#if defined(__CUDA_ARCH__)
+  constexpr double kShift = 6755399441055744.0;  // a number plus this ends with the integer nearest to it
+  const double shifted = fma(x, 1.4426950408889634, kShift), k = shifted - kShift;
+  const double r = fma(k, -2.3190468138462996e-17, fma(k, -6.9314718055994529e-1, x));
+  constexpr double kTerms[] = {2.5052097064908941e-8,
+                               2.7626262793835868e-7,
+                               2.7557414788000726e-6,
+                               2.4801504602132958e-5,
+                               1.9841269707468915e-4,
+                               1.3888888932258898e-3,
+                               8.3333333333978320e-3,
+                               4.1666666666573905e-2,
+                               1.6666666666666563e-1,
+                               5.0000000000000056e-1,
+                               1.0,
+                               1.0};
+  double e = kTerms[0];
+#pragma unroll
+  for (int i = 1; i < 12; ++i) e = fma(e, r, kTerms[i]);
+  return x > -708.0 ? bits_as<double>(bits_as<uint64_t>(e) + (bits_as<uint64_t>(shifted) << 52)) : 0.0;
+#else
+  return exp(x);
+#endif
+}
+
+// c + log(x) for a normal number x, or if c is -inf or NaN.
+JAXGPUOPS_FN float log_of_terms(float x, float c) { return log_of_sum(x, c); }
+JAXGPUOPS_FN double log_of_terms(double x, double c) {
+#if defined(__CUDA_ARCH__)
+  const uint64_t bits = bits_as<uint64_t>(x);
+  const int exponent = static_cast<int>(static_cast<uint32_t>(bits >> 32) - 0x3fe6a09e) >> 20;
+  const double m = bits_as<double>(bits - (static_cast<uint64_t>(exponent) << 52));  // between the roots of 1/2 and 2
+  const double over = m + 1;
+  double inverse;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(over));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) inverse = fma(inverse, fma(-over, inverse, 1.0), inverse);
+  const double u = 2 * ((m - 1) * inverse), square = u * u;  // log(m) is 2 atanh(u / 2)
+  constexpr double kTerms[] = {2.0077354029605262e-7, 8.9757582720588234e-7, 4.0690104166666666e-6,
+                               1.8780048076923078e-5, 8.8778409090909093e-5, 4.3402777777777775e-4,
+                               2.2321428571428571e-3, 1.2500000000000000e-2, 8.3333333333333329e-2};
+  double sum = kTerms[0];
+#pragma unroll
+  for (int i = 1; i < 9; ++i) sum = fma(sum, square, kTerms[i]);
+  return c + fma(exponent, 6.9314718055994531e-1, fma(u * square, sum, u));
+#else
+  return c + log(x);
+#endif
+}
+
 // The logarithm of a sum of exponentials, kept as the maximum m of the numbers and the sum of e^(x - m) over them.
 template <class E>
 struct LogSumExp {
@@ -104,21 +160,19 @@ struct LogSumExp {
   JAXGPUOPS_FN static State combine(State l, State r) {
     const Real apart = l.maximum - r.maximum;  // NaN also if both are the same infinity
     const bool left = l.maximum >= r.maximum;
-    const Real factor = power(not_nan(-std::fabs(apart)));
+    const Real factor = exp_of_term(not_nan(-std::fabs(apart)));
     return {larger(l.maximum, r.maximum), multiply_add(left ? r.sum : l.sum, factor, left ? l.sum : r.sum)};
   }
-  JAXGPUOPS_FN static Real result(State s, const Options&) {
-    return kLong && s.sum == Real{1} ? s.maximum : log_of_sum(s.sum, s.maximum);
-  }
+  JAXGPUOPS_FN static Real result(State s, const Options&) { return log_of_terms(s.sum, s.maximum); }
 
   // Folds n numbers x(i) and computes one exponential for each. sums[i] is the sum of e^(x - m) over the first i + 1
   // numbers, where m is the maximum of all n.
   template <int n, class X>
   JAXGPUOPS_FN static State fold(X x, Real* sums) {
     const Real maximum = maximum_of<n>(x);
-    sums[0] = exp_below_one(x(0) - maximum);
+    sums[0] = exp_of_term(x(0) - maximum);
 #pragma unroll
-    for (int i = 1; i < n; ++i) sums[i] = sums[i - 1] + exp_below_one(x(i) - maximum);
+    for (int i = 1; i < n; ++i) sums[i] = sums[i - 1] + exp_of_term(x(i) - maximum);
     return {maximum, std::fabs(maximum) == std::numeric_limits<Real>::infinity() ? Real{1} : sums[n - 1]};
   }
 
@@ -130,25 +184,21 @@ struct LogSumExp {
                                const Options& o) {
     const Real rise = maximum - (o.exclusive ? state.maximum : larger(state.maximum, x0));
     if (!(rise <= 4 && rise > -std::numeric_limits<Real>::infinity())) return false;
-    const Real last = larger(state.maximum, maximum), factor = exp_below_one(maximum - last);
-    const Real before = state.sum * exp_below_one(state.maximum - last);
+    const Real last = larger(state.maximum, maximum), factor = exp_of_term(maximum - last);
+    const Real before = state.sum * exp_of_term(state.maximum - last);
     state = {last, multiply_add(sums[n - 1], factor, before)};
     if (o.exclusive) {
 #pragma unroll
       for (int i = 0; i < n; ++i)
-        results[i] = log_of_sum(i == 0 ? before : multiply_add(sums[i - 1], factor, before), last);
+        results[i] = log_of_terms(i == 0 ? before : multiply_add(sums[i - 1], factor, before), last);
     } else {
 #pragma unroll
-      for (int i = 0; i < n; ++i) results[i] = log_of_sum(multiply_add(sums[i], factor, before), last);
+      for (int i = 0; i < n; ++i) results[i] = log_of_terms(multiply_add(sums[i], factor, before), last);
     }
     return true;
   }
 
  private:
-  // Exponentials and logarithms are long functions. Whole warps need none where a fold begins: e^-inf is 0, and log 1.
-  static constexpr bool kLong = sizeof(Real) == 8;
-  JAXGPUOPS_FN static Real power(Real x) { return kLong && x < Real{-746} ? Real{0} : exp_below_one(x); }
-
   template <int n, class X>
   JAXGPUOPS_FN static Real maximum_of(X x) {
     Real maximum = x(0);

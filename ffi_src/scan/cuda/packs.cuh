@@ -88,11 +88,18 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
   auto state = none;
 #pragma unroll 1
   for (int turn = 1;; ++turn) {
-    step_run<Policy, n, true>(state, at, p.options, [&](int i, const Out<Acc>& out) {
+    const auto put = [&](int i, const Out<Acc>& out) {
       results[0][i] = out.first;
       if constexpr (Policy::kResults == 2) results[1][i] = out.second;
       if (i + 1 < n && begins(i + 1)) state = none;
-    });
+    };
+    if constexpr (kByParts<Policy>) {  // rows begin within a pack, so it is no
+                                       // part
+#pragma unroll
+      for (int i = 0; i < n; ++i) put(i, Policy::step(state, at(i), p.options));
+    } else {
+      step_run<Policy, n, Policy::kKind != Kind::kLinear>(state, at, p.options, put);
+    }
     if (turn == p.row_lanes) break;
     state = shuffle_from(state, lane_before);
     if (begins(0)) state = none;

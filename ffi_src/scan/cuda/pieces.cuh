@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/cuda/small.cuh"
 #include "scan/cuda/folds.cuh"
@@ -39,7 +40,7 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using State = typename Policy::State;
-  constexpr uint32_t kMoves = 4, kTogether = 8;
+  constexpr uint32_t kMoves = 4, kTogether = kRare<Policy> ? 1 : 8;
   constexpr bool kPair = Policy::kOperands == 2;
   const State none = Policy::identity(p.options);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = once(1u << p.column_bits);
@@ -94,31 +95,41 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
   const bool active = part < p.slots && g < p.groups;
   const uint32_t run_at = c * p.stride + placed((g * p.runs + r) * p.run);
   Acc *const run = data + run_at, *const run_factors = factors + run_at;
-  const auto each = [&](auto body) {
-    if (p.run & 1) body(run[0], run_factors[0]);
+  // Calls body(position of the run, operands), which returns a result, for all
+  // positions. kTogether of them are read before any result is written, because
+  // the compiler cannot know that results are not the factors that come next.
+  const auto each = [&](auto writes, auto body) {
+    const auto some = [&](auto count, uint32_t i) {
+      constexpr int n = decltype(count)::value;
+      In<Acc> in[n] = {};
+#pragma unroll
+      for (int j = 0; j < n; ++j) {
+        in[j].x = run[i + j];
+        if constexpr (kPair) in[j].a = run_factors[i + j];
+      }
+#pragma unroll
+      for (int j = 0; j < n; ++j) in[j].x = body(i + j, in[j]);
+      if constexpr (decltype(writes)::value)
+#pragma unroll
+        for (int j = 0; j < n; ++j) run[i + j] = in[j].x;
+    };
+    if (p.run & 1) some(std::integral_constant<int, 1>(), 0);
 #pragma unroll 1
-    for (uint32_t i = p.run & 1; i < p.run; i += kTogether) {
-      constexpr int kUnroll = kRare<Policy> ? 1 : kTogether;
-#pragma unroll kUnroll
-      for (uint32_t j = 0; j < kTogether; ++j) body(run[i + j], run_factors[i + j]);
-    }
-  };
-  const auto input = [](Acc x, Acc a) {
-    In<Acc> in = {};
-    in.x = x;
-    if constexpr (kPair) in.a = a;
-    return in;
+    for (uint32_t i = p.run & 1; i < p.run; i += kTogether) some(std::integral_constant<int, kTogether>(), i);
   };
   State inclusive = none;
-  bool begun = !kPair;  // a step from the identity is the first element, except for factors that are not finite
   if (active)
-    each([&](Acc x, Acc a) {
-      if (begun) {
-        Policy::step(inclusive, input(x, a), p.options);
-      } else {
-        inclusive = Policy::first(input(x, a), p.options);
-        begun = true;
-      }
+    with_direction<Policy>(p.options, [&](const Options& o) {
+      each(std::false_type(), [&](uint32_t i, const In<Acc>& in) {
+        // A step from the identity is the first element, except for factors
+        // that are not finite.
+        if (kPair && i == 0) {
+          inclusive = Policy::first(in, o);
+        } else {
+          Policy::step(inclusive, in, o);
+        }
+        return in.x;
+      });
     });
 #pragma unroll 1
   for (uint32_t d = 1; d < p.runs; d *= 2) {
@@ -168,7 +179,9 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
 #pragma unroll 1
     for (; w < g; ++w) earlier = Policy::combine(earlier, totals[c * p.groups + w], p.options);
     state = Policy::combine(state, Policy::combine(earlier, before, p.options), p.options);
-    each([&](Acc& x, Acc a) { x = Policy::step(state, input(x, a), p.options).first; });
+    with_direction<Policy>(p.options, [&](const Options& o) {
+      each(std::true_type(), [&](uint32_t, const In<Acc>& in) { return Policy::step(state, in, o).first; });
+    });
   }
   __syncthreads();
 

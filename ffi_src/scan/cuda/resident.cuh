@@ -30,7 +30,6 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
   typename Work::Extra extra[1];
   work.fetch(0, place, span, extra);
   commit_async_copies();
-  const State initial = member < columns ? work.initial(work.column_of(strip, member)) : work.identity();
   wait_for_async_copies<0>();
   work.put_extras(0, extra);
   typename Work::Tile tile;
@@ -45,23 +44,41 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
   }
   work.publish_warp(0, folds);
   __syncthreads();
-  State* const sums = work.totals(1) + member;  // of the column, of the tiles before
-  wait_at_cluster_barrier();
-  if (member < columns && t + 1 < p.tiles) {
-    const State sum = work.tile_total(0, member);
-    for (int later = t + 1; later < p.tiles; ++later) store_in_cluster(sums + t * columns, later, sum);
-  }
-  __syncwarp();
-  arrive_at_cluster_barrier();
-  wait_at_cluster_barrier();
-  if (member < columns) {
-    Counter<Policy> counter(p);
-    for (int i = 0; i < t; ++i) counter.add(i, sums[i * columns]);
-    work.carry(0)[member] = t == 0 ? initial : Policy::combine(initial, counter.fold(t), p.options);
-  }
-  __syncthreads();
+  State* const sums = work.totals(1);  // of earlier tiles: [tiles][columns]
+  const auto before = [&](int column, State initial) {
+    const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return sums[i * columns + column]; });
+    return t == 0 ? initial : Policy::combine(initial, all, p.options);
+  };
   State base[Work::kWidth];
-  work.earlier_warps(0, base);
+  if constexpr (Work::kOneColumn) {  // every thread folds what comes before its
+                                     // warp, and so waits for no other
+    State sum = work.identity(), earlier = sum;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w == member / 32) earlier = sum;
+      sum = Policy::combine(sum, work.totals(0)[w], p.options);
+    }
+    wait_at_cluster_barrier();
+    if (member > t && member < p.tiles) store_in_cluster(sums + t, member, sum);
+    __syncwarp();
+    arrive_at_cluster_barrier();
+    const State initial = work.initial(strip);
+    wait_at_cluster_barrier();
+    base[0] = Policy::combine(before(0, initial), earlier, p.options);
+  } else {
+    const State initial = member < columns ? work.initial(work.column_of(strip, member)) : work.identity();
+    wait_at_cluster_barrier();
+    if (member < columns && t + 1 < p.tiles) {
+      const State sum = work.tile_total(0, member);
+      for (int later = t + 1; later < p.tiles; ++later) store_in_cluster(sums + t * columns + member, later, sum);
+    }
+    __syncwarp();
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+    if (member < columns) work.carry(0)[member] = before(member, initial);
+    __syncthreads();
+    work.earlier_warps(0, base);
+  }
   if constexpr (Work::kOneColumn) {
     work.finish(place, span, tile, starts, folds, base, kept);
   } else {

@@ -119,6 +119,23 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   }
 }
 
+// Calls body(options), for recurrences without segments with the direction of the factors as a constant. So body() is
+// compiled twice for them.
+template <class Policy, class Body>
+JAXGPUOPS_FN void with_direction(const Options& options, Body body) {
+  if constexpr (Policy::kKind == Kind::kLinear) {
+    Options constant = {};
+    if (options.transpose) {
+      constant.transpose = true;
+      body(constant);
+    } else {
+      body(constant);
+    }
+  } else {
+    body(options);
+  }
+}
+
 // Sets the logarithm of the factor of `state` after n positions more than `before`, if its factor is one.
 template <class Policy, int n, class State, class At>
 JAXGPUOPS_FN void set_log(State& state, const State& before, At at, const Options& o) {

@@ -113,6 +113,7 @@ constexpr int row_lanes_before(int64_t row_bytes) {
 inline int most_row_lanes(const Problem& problem) {
   const int bytes = bytes_of(problem.dtype);
   if (problem.kind == Kind::kTangent) return 1;  // they take too much computing for more
+  if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return 2;  // so do logsumexps
   if (is_any_operator(problem) && bytes == 2) return 3;
   return bytes >= 4 ? 6 : 5;
 }
@@ -125,7 +126,6 @@ inline bool in_packs(const Problem& problem) {
   // Neighbours must be in the same warp.
   const bool neighbours = problem.kind == Kind::kTangent || problem.kind == Kind::kLinearVjp;
   if (row_lanes(bytes) > most_row_lanes(problem) || (neighbours && row_lanes_before(bytes) > 0)) return false;
-  if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return false;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) && !is_any_operator(problem)) return false;
   const auto& a = problem.a;
   return problem.kind != Kind::kLinear ||

@@ -146,10 +146,10 @@ template <class Policy>
 constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // lookers of a block; not more than the ring has tiles
 constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and of some before them
 
-template <class Policy>
+template <class Policy, OddRows kOdd>
 class RowLookAhead {
  public:
-  using Work = Chunks<Policy, OddRows::kShifted>;
+  using Work = Chunks<Policy, kOdd>;
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 
@@ -346,10 +346,10 @@ class RowLookAhead {
   const int lookers;
 };
 
-template <class Policy>
+template <class Policy, OddRows kOdd>
 __global__ void __launch_bounds__((2 * kThreads + 32 * kLookers<Policy>), kRowBlocks<Policy>)
     scan_row_look_ahead(const __grid_constant__ Parameters p) {
-  RowLookAhead<Policy>(p).run();
+  RowLookAhead<Policy, kOdd>(p).run();
 }
 
 }  // namespace jaxgpuops::scan

@@ -31,12 +31,19 @@ class Spans : public BetweenWarps<Policy> {
   static constexpr int kWidth = 2, kLaneColumns = 1, kLaneStates = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
   // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
-  static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? 2
+  static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? (kByParts<Policy> ? 4 : 2)
                                    : Policy::kOperands * sizeof(Bits) <= 8 ? 8
                                                                            : 4;
 
   // Whether they are taken together, for which two are too few: a part of logsumexps has two exponentials of its own.
   static constexpr bool kParts = kTogether > 2 && (kByParts<Policy> || kCutParts<Policy>);
+
+  // Whether steps of recurrences are compiled for their most common options. (Parts of kTogether positions, which short
+  // axes have, take longer then.)
+  static constexpr bool kConstants = Policy::kKind == Kind::kLinear && !kRare<Policy> && !kShort;
+  // Whether positions that are taken together are a run (runs.h).
+  static constexpr bool kRuns =
+      (kByParts<Policy> && kParts) || kAnyWeights<Policy> || kAnyOperator<Policy> || kConstants;
 
   static constexpr int kBytes = sizeof(Bits), kMany = Policy::kOperands == 1 && kBytes <= 4 ? 1 : 2;
 
@@ -208,17 +215,18 @@ class Spans : public BetweenWarps<Policy> {
     return run;
   }
 
-  // The fold of a run.
+  // The fold of a run. kStaged: all operands are in shared memory, which is faster if the compiler knows it.
+  template <bool kStaged>
   __device__ State fold_of(int stage, const Place& place, const Image& image, const Run& run) const {
     if (!place.active || run.rows <= 0) return identity();
     Words<1> words;
-    read(stage, place, image, run, 0, words);
+    read<kStaged>(stage, place, image, run, 0, words);
     State state = Policy::first(input(words, 0), p.options);
     int r = 1;  // one position is done; most runs have an odd length, so the rest is a multiple of kTogether
 #pragma unroll 1
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
-      read(stage, place, image, run, r, words);
+      read<kStaged>(stage, place, image, run, r, words);
       if constexpr (kCutParts<Policy> && kParts) {
         if (words.starts == 0) {
           fold_on<typename Policy::Uncut, kTogether, true>(
@@ -226,8 +234,8 @@ class Spans : public BetweenWarps<Policy> {
           continue;
         }
       }
-      if constexpr ((kByParts<Policy> && kParts) || kAnyWeights<Policy>) {
-        fold_on<Policy, kTogether, true>(state, [&](int j) { return input(words, j); }, p.options);
+      if constexpr (kRuns) {
+        fold_on<Policy, kTogether, !kConstants>(state, [&](int j) { return input(words, j); }, p.options);
       } else {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) Policy::step(state, input(words, j), p.options);
@@ -235,31 +243,32 @@ class Spans : public BetweenWarps<Policy> {
     }
 #pragma unroll 1
     for (; r < run.rows; ++r) {
-      read(stage, place, image, run, r, words);
+      read<kStaged>(stage, place, image, run, r, words);
       Policy::step(state, input(words, 0), p.options);
     }
     return state;
   }
 
   // Computes the results of a run that follows `state`, and writes them to shared memory, or to where they belong.
+  template <bool kStaged>
   __device__ void step_over(int stage, const Place& place, const Image& image, const Run& run, State state) const {
     if (!place.active) return;
     int r = 0;
 #pragma unroll 1
     for (; r + kTogether <= run.rows; r += kTogether) {
       Words<kTogether> words;
-      read(stage, place, image, run, r, words);
+      read<kStaged>(stage, place, image, run, r, words);
       Bits results[Policy::kResults][kTogether];
       step_some<kTogether>(state, words, kTogether, results);
-      write(stage, place, run, r, kTogether, results);
+      write<kStaged>(stage, place, run, r, kTogether, results);
     }
 #pragma unroll 1
     for (; r < run.rows; ++r) {
       Words<1> words;
-      read(stage, place, image, run, r, words);
+      read<kStaged>(stage, place, image, run, r, words);
       Bits results[Policy::kResults][1];
       step_some<1>(state, words, 1, results);
-      write(stage, place, run, r, 1, results);
+      write<kStaged>(stage, place, run, r, 1, results);
     }
   }
 
@@ -297,13 +306,13 @@ class Spans : public BetweenWarps<Policy> {
       Words<kRows> words[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
-        if (places[k].active) read(0, places[k], image, runs[k], r, words[k], count);
+        if (places[k].active) read<false>(0, places[k], image, runs[k], r, words[k], count);
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         if (!places[k].active) continue;
         Bits results[Policy::kResults][kRows];
         step_some<kRows>(states[k], words[k], count, results);
-        write(0, places[k], runs[k], r, count, results);
+        write<false>(0, places[k], runs[k], r, count, results);
       }
     }
   }
@@ -323,7 +332,9 @@ class Spans : public BetweenWarps<Policy> {
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, const Starts&) const {
     Folds folds;
     const Image image = image_of(place, span);
-    State inclusive = fold_of(tile.stage, place, image, run_of(place, image, span));
+    const Run of_lane = run_of(place, image, span);
+    State inclusive = all_staged() ? fold_of<kSplit>(tile.stage, place, image, of_lane)
+                                   : fold_of<false>(tile.stage, place, image, of_lane);
     folds.before = identity();
     folds.warp = inclusive;
     if (p.runs == 1) return folds;
@@ -369,13 +380,23 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void finish(const Place& place, const Span& span, const Tile& tile, const Starts&, const State (&carry)[1],
                          const State (&before)[1]) const {
     const Image image = image_of(place, span);
-    step_over(tile.stage, place, image, run_of(place, image, span), Policy::combine(carry[0], before[0], p.options));
+    const Run of_lane = run_of(place, image, span);
+    const State state = Policy::combine(carry[0], before[0], p.options);
+    if (all_staged()) {
+      step_over<kSplit>(tile.stage, place, image, of_lane, state);
+    } else {
+      step_over<false>(tile.stage, place, image, of_lane, state);
+    }
     if (!(p.staged & 1)) return;
     copy_out(tile.stage, image);
     wait();  // after this barrier, the next tile may be loaded
   }
 
  private:
+  // Whether there is code of its own for tiles that are in shared memory with all their operands.
+  static constexpr bool kSplit = !kRare<Policy>;
+  __device__ bool all_staged() const { return kSplit && p.staged == (1 << Policy::kOperands) - 1; }
+
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
   __device__ Image image_of(const Place& place, const Span& span) const {
@@ -466,14 +487,14 @@ class Spans : public BetweenWarps<Policy> {
   };
 
   // Reads `count` (at most n) positions, from position r of the run on.
-  template <int n>
+  template <bool kStaged, int n>
   __device__ void read(int stage, const Place& place, const Image& image, const Run& run, int r, Words<n>& words,
                        int count = n) const {
     const int at = run.at + r * run.by;
     words.count = count;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
-      if (p.staged >> o & 1) {
+      if (kStaged || p.staged >> o & 1) {
         read_staged(staging(stage, o), at, run.by, count, words.operand[o]);
       } else {
         read_operand(o, place, run.first + r, count, words.operand[o]);
@@ -542,19 +563,20 @@ class Spans : public BetweenWarps<Policy> {
     if constexpr (kCutParts<Policy> && kParts && n > 1)
       if (count == n && words.starts == 0)
         return step_run<typename Policy::Uncut, n>(state.value, [&](int j) { return input(words, j); }, p.options, put);
-    if constexpr (((kByParts<Policy> && kParts) || kAnyWeights<Policy>) && n > 1)
-      if (count == n) return step_run<Policy, n, true>(state, [&](int j) { return input(words, j); }, p.options, put);
+    if constexpr (kRuns && n > 1)
+      if (count == n)
+        return step_run<Policy, n, !kConstants>(state, [&](int j) { return input(words, j); }, p.options, put);
 #pragma unroll
     for (int j = 0; j < n; ++j)
       if (j < count) put(j, Policy::step(state, input(words, j), p.options));
   }
 
-  template <int n>
+  template <bool kStaged, int n>
   __device__ void write(int stage, const Place& place, const Run& run, int r, int count,
                         const Bits (&results)[Policy::kResults][n]) const {
 #pragma unroll
     for (int o = 0; o < Policy::kResults; ++o) {
-      if (p.staged & 1) {
+      if (kStaged || p.staged & 1) {
         write_staged(staging(stage, o), run.at + r * run.by, run.by, count, results[o]);
       } else {
         const int64_t by = p.backward ? -p.inner : p.inner;
@@ -598,7 +620,8 @@ __device__ void scan_short_rows(const Parameters& p) {
 template <class Policy>
 __global__ void __launch_bounds__(kThreads, sizeof(typename Policy::State) > 8 ? 3 : 4)
     scan_short(const __grid_constant__ Parameters p) {
-  if constexpr (!Policy::kCut && !kRare<Policy>) {
+  constexpr bool kFew = kRare<Policy> ? kAnyOperator<Policy> && Spans<Policy>::kBytes > 1 : !Policy::kCut;
+  if constexpr (kFew) {
     if (p.length <= 2) return scan_short_rows<Policy, 2>(p);
     if (Spans<Policy>::kTogether > 4 && p.length <= 4) return scan_short_rows<Policy, 4>(p);
   }
