@@ -19,6 +19,13 @@ using namespace nb::literals;
 
 namespace {
 
+// What stands for a plan where no kernel takes the call in the form that was asked for.
+nb::dict none_dict() {
+  nb::dict dict;
+  dict["algorithm"] = "none";
+  return dict;
+}
+
 nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::topk::name(plan.algorithm);
@@ -287,7 +294,7 @@ void define_row_operations(nb::module_& module) {
         using softmax::Op;
         softmax::Problem problem;
         problem.op = op_named({Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
-                               Op::kSoftmaxJvp, Op::kLogSoftmaxJvp},
+                               Op::kSoftmaxJvp, Op::kLogSoftmaxJvp, Op::kLogSumExpGrad},
                               op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
@@ -297,9 +304,7 @@ void define_row_operations(nb::module_& module) {
         problem.of_logits = of_logits;
         const Gpu gpu = gpu_of(compute_capability);
         if (of_logits && (scaled || !softmax::takes_logits(problem) || !softmax::prefers_logits(problem, gpu))) {
-          nb::dict none;
-          none["algorithm"] = "none";
-          return none;
+          return none_dict();
         }
         return plan_dict(softmax::plan_softmax(problem, gpu, workspace_bytes));
       },
