@@ -265,7 +265,7 @@ void define_row_operations(nb::module_& module) {
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,
          int groups, int compute_capability, int64_t workspace_bytes, bool exclusive, bool transpose, bool initial,
-         bool dense) {
+         bool dense, bool from_x) {
         scan::Problem problem = scan_named(op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
@@ -281,10 +281,13 @@ void define_row_operations(nb::module_& module) {
           problem.a.outer.groups = 1;
           problem.a.outer.stride[0] = length * inner;
         }
-        return plan_dict(scan::plan_scan(problem, gpu_of(compute_capability), workspace_bytes));
+        const Gpu gpu = gpu_of(compute_capability);
+        if (from_x && !scan::takes_x(problem, gpu)) return none_dict();
+        return plan_dict(scan::plan_scan(problem, gpu, workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "segmented"_a, "groups"_a, "compute_capability"_a,
-      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true, "initial"_a = false, "dense"_a = true);
+      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true, "initial"_a = false, "dense"_a = true,
+      "from_x"_a = false);
 
   module.def(
       "plan_softmax",
