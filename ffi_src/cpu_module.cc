@@ -19,6 +19,13 @@ using namespace nb::literals;
 
 namespace {
 
+// What stands for a plan where no kernel takes the call in the form that was asked for.
+nb::dict none_dict() {
+  nb::dict dict;
+  dict["algorithm"] = "none";
+  return dict;
+}
+
 nb::dict plan_dict(const jaxgpuops::topk::Plan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::topk::name(plan.algorithm);
@@ -260,7 +267,7 @@ void define_row_operations(nb::module_& module) {
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,
          int groups, int compute_capability, int64_t workspace_bytes, bool exclusive, bool transpose, bool initial,
-         bool dense) {
+         bool dense, bool from_x) {
         scan::Problem problem = scan_named(op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
@@ -276,10 +283,13 @@ void define_row_operations(nb::module_& module) {
           problem.a.outer.groups = 1;
           problem.a.outer.stride[0] = length * inner;
         }
-        return plan_dict(scan::plan_scan(problem, gpu_of(compute_capability), workspace_bytes));
+        const Gpu gpu = gpu_of(compute_capability);
+        if (from_x && !scan::takes_x(problem, gpu)) return none_dict();
+        return plan_dict(scan::plan_scan(problem, gpu, workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "segmented"_a, "groups"_a, "compute_capability"_a,
-      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true, "initial"_a = false, "dense"_a = true);
+      "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true, "initial"_a = false, "dense"_a = true,
+      "from_x"_a = false);
 
   module.def(
       "plan_softmax",
@@ -289,7 +299,7 @@ void define_row_operations(nb::module_& module) {
         using softmax::Op;
         softmax::Problem problem;
         problem.op = op_named({Op::kSoftmax, Op::kLogSoftmax, Op::kLogSumExp, Op::kCrossEntropy, Op::kCrossEntropyGrad,
-                               Op::kSoftmaxJvp, Op::kLogSoftmaxJvp},
+                               Op::kSoftmaxJvp, Op::kLogSoftmaxJvp, Op::kLogSumExpGrad},
                               op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
@@ -299,9 +309,7 @@ void define_row_operations(nb::module_& module) {
         problem.of_logits = of_logits;
         const Gpu gpu = gpu_of(compute_capability);
         if (of_logits && (scaled || !softmax::takes_logits(problem) || !softmax::prefers_logits(problem, gpu))) {
-          nb::dict none;
-          none["algorithm"] = "none";
-          return none;
+          return none_dict();
         }
         return plan_dict(softmax::plan_softmax(problem, gpu, workspace_bytes));
       },

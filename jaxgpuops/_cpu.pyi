@@ -38,6 +38,7 @@ def plan_scan(
     transpose: bool = True,
     initial: bool = False,
     dense: bool = True,
+    from_x: bool = False,
 ) -> dict[str, Any]: ...
 def plan_softmax(
     op: str,

@@ -196,6 +196,27 @@ def test_gradients_of_scans(shape, axis):
     assert all(d < 1e-4 for d in differences.values()), differences
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_tangents_that_make_y_have_the_bits_of_two_kernels(dtype):
+    """The same columns are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two."""
+    with jax.enable_x64(dtype == "float64"):
+        for length, inner in ((4, 1), (5, 7), (16, 1), (16, 3), (29, 1), (32, 2)):
+            many = 300_000 // (length * inner)
+            t = jax.random.normal(jax.random.key(length), (many, length, inner), dtype)
+            x = jnp.round(2 * jnp.roll(t, 1, 0)) / 2
+            for i, value in enumerate((jnp.nan, jnp.inf, -jnp.inf)):
+                x = x.at[i, i + 1].set(value)
+            for name, options in (
+                ("cumprod", {}), ("cummax", {}), ("cummin", {"reverse": True}),
+                ("cumprod", {"exclusive": True}), ("cummax", {"exclusive": True, "reverse": True}),
+            ):  # fmt: skip
+                fn = functools.partial(getattr(jaxgpuops, name), axis=1, **options)
+                pull = jax.jit(lambda x, t, fn=fn: jax.vjp(fn, x)[1](t)[0])
+                whole = pull(x, t)
+                for few in (slice(0, 3), slice(3, 40), slice(many - 1, many)):
+                    assert same_bits(pull(x[few], t[few]), whole[few]), (length, inner, name, options)
+
+
 @regimes
 def test_repeats_bit_for_bit_while_another_stream_is_busy(shape, axis):
     x = normal(jax.random.key(0), shape)

@@ -89,8 +89,8 @@ def all_rows(x, t, labels, scale, bias, where, *, axis, module=jaxgpuops):
         general = functools.partial(plain, scale=scale, bias=bias, where=where)
         results[name], pull = jax.vjp(plain, x)
         results[f"{name} of all operands"], pull_general = jax.vjp(general, x)
+        results[f"gradient of {name}"] = pull(jnp.take(t, 0, axis) if name == "logsumexp" else t)[0]
         if name != "logsumexp":
-            results[f"gradient of {name}"] = pull(t)[0]
             results[f"gradient of {name} of all operands"] = pull_general(t)[0]
     loss = functools.partial(module.softmax_cross_entropy, labels=labels, axis=axis, label_smoothing=0.1, z_loss=0.01)
     results["cross_entropy"] = loss(x)

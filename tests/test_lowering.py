@@ -163,6 +163,37 @@ def test_gradient_of_a_scan_is_one_kernel_each_way(cuda, name):
             assert "stablehlo.transpose" not in text and "scatter" not in text
 
 
+@pytest.mark.parametrize("name", ["cumprod", "cummax", "cummin", "cumlogsumexp"])
+def test_gradient_of_a_small_scan_is_made_of_x(cuda, name):
+    """Its kernel does not read the result of the forward pass, so that XLA drops the kernel that made that."""
+
+    def operands(shape, **options):
+        pull_back = lambda x, ct: jax.vjp(functools.partial(getattr(jaxgpuops, name), axis=1, **options), x)[1](ct)
+        text = lowered(pull_back, shape_of(shape), shape_of(shape), platforms=("cuda",))
+        [own] = re.findall(rf"custom_call @jaxgpuops\.{name}_jvp\(([^)]*)\)", text)
+        return own.count("%")
+
+    few = 3 if name == "cumlogsumexp" else 2
+    assert operands((7, 4)) == operands((7, 32, 3)) == operands((9, 20), reverse=True, exclusive=True) == few
+    assert operands((7, 33)) == operands((1 << 14, 32)) == 3
+    assert operands((7, 4), segment_starts=np.ones((7, 4), bool)) == 4
+
+
+@pytest.mark.parametrize("shape", [(111, 11), (7, 9, 5), (1, 5000, 3), (3, 1 << 20), (4, 60_000, 6)])
+def test_gradient_of_logsumexp_is_made_of_x(cuda_build, shape):
+    pull_back = lambda x, ct: jax.vjp(functools.partial(jaxgpuops.logsumexp, axis=1), x)[1](ct)
+    x, ct = shape_of(shape), shape_of((*shape[:1], *shape[2:]))
+    text = lowered(pull_back, x, ct, platforms=("cuda",))
+    own = re.findall(r"custom_call @jaxgpuops\.logsumexp_grad\(([^)]*)\)", text)
+    read_twice = shape in ((1, 5000, 3), (3, 1 << 20), (4, 60_000, 6))
+    assert [operands.count("%") for operands in own] == [2] * (not read_twice)
+    assert read_twice == ("stablehlo.exponential" in text)
+    *_, left = jaxgpuops.explain(pull_back, shape_of((9, 4)), shape_of((9,)), platform="cuda")
+    assert left.op == "logsumexp_grad" and left.kernel is None and left.why == _primitive.LEFT
+    on_cpu = jaxgpuops.explain(pull_back, x, ct, platform="cpu")
+    assert on_cpu[-1].op == "logsumexp_grad" and on_cpu[-1].kernel is None
+
+
 def test_gradient_of_a_gate_goes_to_the_chosen_logits(cuda):
     for module in (jaxgpuops, jaxgpuops.lax):
         gate = lambda x, module=module: module.topk_softmax(x, 2, axis=1).weights

@@ -397,3 +397,15 @@ def test_parts_of_a_batch_make_do_with_their_workspace(capability):
     if capability == 90:
         for op in ("logsumexp", "cross_entropy", "sum"):
             assert {a for o, a in reached if o == op} >= {"rows", "rows_stream", "rows_split"}, op
+
+
+def test_gradients_of_logsumexp_take_the_kernels_of_softmax():
+    for rows, algorithm in (
+        ((111, 11, 1), "rows"), ((1 << 20, 11, 1), "rows_tiles"), ((3, 5, 70), "small"), ((64, 64, 4096), "columns_walk"),
+        ((4, 60_000, 6), "columns_flat"), ((3, 1 << 21, 1), "rows_split"),
+    ):  # fmt: skip
+        for dtype in ("bfloat16", "float32"):
+            plans = [
+                plan_softmax(op, *rows, dtype, 1.0, False, False, False, 90) for op in ("softmax", "logsumexp_grad")
+            ]
+            assert [plan["algorithm"] for plan in plans] == [algorithm] * 2, (rows, dtype, plans)

@@ -383,3 +383,17 @@ def test_scan_nothing_to_do():
 def test_scan_that_is_none():
     with pytest.raises(ValueError, match="no such op: cummean"):
         plan_scan("cummean", 1, 5, 1, "float32", False, 1, 90)
+
+
+def test_small_derivatives_make_y_of_x():
+    """The kernel must see whole columns, and fold them in the order of the forward kernel."""
+
+    def takes(op, rows, dtype="float32", segmented=False):
+        return plan_scan(op, *rows, dtype, segmented, 1, 90, from_x=True)["algorithm"]
+
+    for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp"):
+        for dtype in ("bfloat16", "float32", "float64"):
+            assert takes(op, (7, 4, 1), dtype) == takes(op, (1, 32, 90), dtype) == "small"
+        assert takes(op, (7, 33, 1)) == takes(op, (1 << 14, 32, 1)) == takes(op, (7, 4, 1), segmented=True) == "none"
+    assert takes("cumlogsumexp_jvp", (7, 4, 1)) == takes("cumprod_jvp", (7, 4, 1), "complex64") == "none"
+    assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"

@@ -58,9 +58,9 @@ inline void* require_like(const char* name, ffi::AnyBuffer buffer, ffi::AnyBuffe
   return buffer.untyped_data();
 }
 
-// Takes the optional operands: h0 if problem.initial is set, then starts if another operand follows.
-inline void set_optional(Call& call, ffi::RemainingArgs rest, ffi::AnyBuffer main, int64_t axis) {
-  size_t next = 0;
+// Takes the optional operands from number `next` on: h0 if problem.initial is set, then starts if another operand
+// follows.
+inline void set_optional(Call& call, ffi::RemainingArgs rest, ffi::AnyBuffer main, int64_t axis, size_t next = 0) {
   if (call.problem.initial) {
     if (rest.size() == 0) throw invalid("h0 is missing although `initial` is set");
     const ffi::AnyBuffer h0 = require_buffer("h0", rest, next++);
@@ -101,8 +101,9 @@ inline Call cumulative_call(Op op, ffi::AnyBuffer x, ffi::RemainingArgs rest, ff
   return call;
 }
 
-inline Call tangent_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
-                         ffi::AnyBuffer out, int64_t axis, bool reverse, bool exclusive, bool transpose) {
+// y may be missing. No attribute says so, as starts never have the type of y.
+inline Call tangent_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::AnyBuffer out,
+                         int64_t axis, bool reverse, bool exclusive, bool transpose) {
   Call call;
   call.problem.kind = Kind::kTangent;
   call.problem.op = op;
@@ -112,9 +113,10 @@ inline Call tangent_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::AnyBuff
   call.problem.transpose = transpose;
   call.buffers.x = t.untyped_data();
   call.buffers.a = require_like("x", x, t);
-  call.buffers.y = require_like("y", y, t);
   call.buffers.out = require_like("out", out, t);
-  set_optional(call, rest, t, axis);
+  call.problem.from_x = rest.size() == 0 || require_buffer("y", rest, 0).element_type() == ffi::DataType::PRED;
+  if (!call.problem.from_x) call.buffers.y = require_like("y", require_buffer("y", rest, 0), t);
+  set_optional(call, rest, t, axis, call.problem.from_x ? 0 : 1);
   return call;
 }
 
@@ -171,8 +173,7 @@ auto tangent_binding() {
   return Backend::scratch(Backend::start()
                               .template Arg<ffi::AnyBuffer>()   // t
                               .template Arg<ffi::AnyBuffer>()   // x
-                              .template Arg<ffi::AnyBuffer>()   // y
-                              .RemainingArgs()                  // starts
+                              .RemainingArgs()                  // y, starts
                               .template Ret<ffi::AnyBuffer>())  // the tangent of y; transposed, the cotangent of x
       .template Attr<int64_t>("axis")
       .template Attr<bool>("reverse")

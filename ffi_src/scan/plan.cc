@@ -502,4 +502,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   return plan;
 }
 
+bool takes_x(const Problem& problem, const Gpu& gpu) {
+  if (problem.kind != Kind::kTangent || is_complex(problem.dtype) || problem.rows.length > kShortAxis) return false;
+  return plan_scan(problem, gpu).algorithm == Algorithm::kSmall;
+}
+
 }  // namespace jaxgpuops::scan

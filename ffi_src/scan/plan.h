@@ -71,4 +71,8 @@ struct Plan {
 // another.)
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
+// Whether the kernel of a tangent can make y of x. It does so where a lane sees all positions of its column anyway, and
+// folds them in the order of the forward call.
+bool takes_x(const Problem& problem, const Gpu& gpu);
+
 }  // namespace jaxgpuops::scan

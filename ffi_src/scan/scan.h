@@ -37,6 +37,7 @@ struct Problem {
   bool exclusive = false;  // kCumulative, kTangent: y_k is the fold before k; it starts with the identity
   bool transpose = false;  // kTangent: the transposed map. kLinear: h_k = a_{k-1} h_{k-1} + b_k, the transpose of the
                            // recurrence in the other direction
+  bool from_x = false;     // kTangent: there is no y; the kernel makes it of x
   // There is an operand h0, the state before the first step, even if a segment starts there. Without it, that state is
   // 0, or the identity of the operator. kTangent has no h0.
   bool initial = false;
@@ -59,7 +60,7 @@ struct Buffers {
   // Cumulative: x.  tangent: t, or the cotangent of y.  linear: b.  linear_vjp: cotangent of h.
   const void* x = nullptr;
   const void* a = nullptr;  // tangent: x.     linear, linear_vjp: a
-  const void* y = nullptr;  // tangent: y.     linear_vjp: h
+  const void* y = nullptr;  // tangent: y (null if from_x).     linear_vjp: h
   const void* h0 = nullptr;
   const uint8_t* starts = nullptr;
   void* out = nullptr;   // linear_vjp: the cotangent of a

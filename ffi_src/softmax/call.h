@@ -22,6 +22,7 @@ inline const char* target_name(Op op) {
     case Op::kCrossEntropyGrad: return "jaxgpuops.cross_entropy_grad";
     case Op::kSoftmaxJvp: return "jaxgpuops.softmax_jvp";
     case Op::kLogSoftmaxJvp: return "jaxgpuops.log_softmax_jvp";
+    case Op::kLogSumExpGrad: return "jaxgpuops.logsumexp_grad";
   }
   return "";
 }
@@ -161,6 +162,17 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   return call;
 }
 
+// Makes the call of kLogSumExpGrad.
+inline Call log_sum_exp_grad_call(ffi::AnyBuffer x, ffi::AnyBuffer cotangent, ffi::AnyBuffer out, int64_t axis) {
+  Call call;
+  call.problem.op = Op::kLogSumExpGrad;
+  set_main(call, "x", x, axis);
+  call.problem.cotangent = require_row_broadcast("cotangent", cotangent, x, axis, x.element_type());
+  call.buffers.cotangent = cotangent.untyped_data();
+  call.buffers.out = require_like("out", out, x);
+  return call;
+}
+
 // Makes the part that the calls of kCrossEntropy and kCrossEntropyGrad have in common.
 inline Call loss_call(Op op, ffi::AnyBuffer logits, ffi::AnyBuffer labels, ffi::RemainingArgs arguments,
                       ffi::AnyBuffer loss, int64_t axis, double label_smoothing, double z_loss, bool masked) {
@@ -289,6 +301,15 @@ auto cross_entropy_grad_binding() {
       .template Attr<double>("label_smoothing")
       .template Attr<double>("z_loss")
       .template Attr<bool>("masked");
+}
+
+template <class Backend>
+auto log_sum_exp_grad_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // x
+                              .template Arg<ffi::AnyBuffer>()   // cotangent
+                              .template Ret<ffi::AnyBuffer>())  // the cotangent of x
+      .template Attr<int64_t>("axis");
 }
 
 // Defined in cpu/handlers.cc and cuda/handlers.cc.

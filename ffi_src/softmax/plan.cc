@@ -17,7 +17,7 @@ constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors
 // Gradients of rows that no cluster holds, and of columns in flat rows of at least kLeastFlatGradient bytes. A row has
 // at most kMostUnits units. A block that writes results takes as many units as leave kResultBlocks blocks per
 // multiprocessor, from one to kMostMerged.
-constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 128 << 10;
+constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 32 << 10;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
 // multiprocessor. Those of float64 are made from x only then: of more rows, the exponentials take as long as a forward
 // kernel.
@@ -66,6 +66,11 @@ RowTraits traits_of(const Problem& problem) {
       traits.staged = !traits.output && traits.fast && (traits.item_bytes == 4 || row_bytes(problem) <= 32);
       traits.stat_bytes = 2 * acc_bytes;
       traits.final_bytes = (shift_numbers + 1) * acc_bytes;
+      break;
+    case Op::kLogSumExpGrad:
+      traits.output = traits.tiled = traits.wide = true;
+      traits.stat_bytes = 2 * acc_bytes;
+      traits.final_bytes = (shift_numbers + 2) * acc_bytes;
       break;
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad:
@@ -184,7 +189,8 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   }
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
-  const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp;
+  const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp ||
+                     problem.op == Op::kLogSumExpGrad;
   if (!plain || problem.general) return plan;
   return small_form(plan, problem.rows, most_of_small(plan, problem.rows));
 }

@@ -16,6 +16,8 @@
 //   softmax_jvp         factor scale y (t - sum of y t), the tangent of y for a tangent t of x. The map is symmetric,
 //                       so the same formula makes the cotangent of x from that of y
 //   log_softmax_jvp     factor scale (t - sum of e^y t); transposed: factor scale (t - e^y sum of t)
+//   logsumexp_grad      cotangent e^(x - m) / sum, the cotangent of x from that of its row's lse; 0 where x is -inf
+//                       or the probability rounds to 0
 #pragma once
 
 #include <cstdint>
@@ -26,7 +28,16 @@
 
 namespace jaxgpuops::softmax {
 
-enum class Op { kSoftmax, kLogSoftmax, kLogSumExp, kCrossEntropy, kCrossEntropyGrad, kSoftmaxJvp, kLogSoftmaxJvp };
+enum class Op {
+  kSoftmax,
+  kLogSoftmax,
+  kLogSumExp,
+  kCrossEntropy,
+  kCrossEntropyGrad,
+  kSoftmaxJvp,
+  kLogSoftmaxJvp,
+  kLogSumExpGrad
+};
 
 struct Problem {
   Op op = Op::kSoftmax;
@@ -44,7 +55,7 @@ struct Problem {
   bool general = false;
   Broadcast scale, bias, where;  // where the elements of these operands are; one scale for each row: axis_stride is 0
   Broadcast row_where;           // kCrossEntropy*: the rows that count; the loss and the gradient of other rows are 0
-  Broadcast cotangent;           // used by kCrossEntropyGrad
+  Broadcast cotangent;           // used by kCrossEntropyGrad and kLogSumExpGrad
 };
 
 // Pointers of operands and results that a call does not have are null. x, t, y and `out` have the shape of the problem,
@@ -58,10 +69,11 @@ struct Buffers {
   // kCrossEntropy*: a label that is negative or too large is no class; its z_label is NaN
   const int32_t* labels = nullptr;
   const uint8_t* row_where = nullptr;
-  const void* cotangent = nullptr;  // float32; float64 if x is float64
-  void* out = nullptr;              // the result of full shape; kCrossEntropyGrad: may be the buffer of x
-  void* loss = nullptr;             // kCrossEntropy*: float32; float64 if x is float64
-  void* lse = nullptr;              // kLogSumExp: the same dtype as x, or null
+  // kCrossEntropyGrad: float32; float64 if x is float64. kLogSumExpGrad: the same dtype as x
+  const void* cotangent = nullptr;
+  void* out = nullptr;   // the result of full shape; kCrossEntropyGrad: may be the buffer of x
+  void* loss = nullptr;  // kCrossEntropy*: float32; float64 if x is float64
+  void* lse = nullptr;   // kLogSumExp: the same dtype as x, or null
   // kCrossEntropy, and kLogSumExp if lse is null: the two summands of lse, in the same dtype as the loss. A loss
   // computed from the summands is as accurate for large logits as for small ones; their float32 sum would be rounded to
   // multiples of 1/16 at 10^6.

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given, wide
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to
-from jaxgpuops._primitive import Kernel, as_automatic, groups_after
+from jaxgpuops._primitive import Kernel, as_automatic, asks_partitioner, groups_after
 from jaxgpuops.lax.order import identity
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
@@ -44,18 +44,20 @@ def _leaves(name, rows, avals, **_):
     )
 
 
-def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, **kwargs):
+def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, make=Kernel, **kwargs):
     """Makes a kernel with this many operands, followed by h0 if the param ``initial`` is True, and then by starts if
     any."""
 
-    def plan(rows, avals, compute_capability, axis, *, initial=False, exclusive=False, transpose=False, **_):
+    def plan(
+        rows, avals, compute_capability, axis, *, initial=False, exclusive=False, transpose=False, from_x=False, **_
+    ):
         segmented = len(avals) > operands + initial
         call = name, *rows, avals[0].dtype.name, segmented, groups_after(avals, axis), compute_capability
         dense = operands != 2 or avals[1].shape == avals[0].shape
-        options = {"exclusive": exclusive, "transpose": transpose, "initial": initial, "dense": dense}
+        options = {"exclusive": exclusive, "transpose": transpose, "initial": initial, "dense": dense, "from_x": from_x}
         return _native.modules["cpu"].plan_scan(*call, **options)
 
-    return Kernel(
+    return make(
         name,
         results=lambda x, *_, axis, **__: [(x.shape[axis], x.dtype)] * results,
         broadcasts=lambda count, initial=False, **_: (*broadcasts, *range(operands + initial, count)),
@@ -433,10 +435,26 @@ def _tangent_in_turn(name):
     return left
 
 
+class _Tangent(Kernel):
+    """A tangent, whose operands are t, x and y.
+
+    Of few elements along a short axis, the CUDA handler makes y of x: if nothing else needs y, XLA drops the kernel that
+    made it. The bits are those of the two kernels. Such calls have no ``starts``.
+    """
+
+    def _lower(self, platform, ctx, *operands, axis, split=None, **params):
+        if platform == "cuda" and split is None and len(operands) == 3 and not asks_partitioner(ctx):
+            choice = self.choose(platform, ctx.avals_in, axis=axis, from_x=True, **params)
+            if choice.kernel:
+                operands, ctx = operands[:2], ctx.replace(avals_in=ctx.avals_in[:2])
+        return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
+
+
 def _tangent_kernel(name):
     kernel = _kernel(
         f"{name}_jvp",
         3,
+        make=_Tangent,
         fallback=_tangent_fallback(name),
         left=_tangent_in_turn(name),
         accepts=(FLOATS | COMPLEX if name == "cumprod" else FLOATS).__contains__,

@@ -6,15 +6,16 @@ after the index of its query, which is that along the dimension ``query_axis``. 
 whatever its value.
 
 The derivatives of softmax and log_softmax are kernels, which are linear in a tangent and can be transposed. Those of
-logsumexp and cross-entropy need only two numbers of a row, which the forward pass has found. So they are elementwise
-plain JAX, which XLA compiles to one read and one write; they are primitives, so that only the arguments are kept as
-residuals, and so that they are batched like kernels. The logsumexp is kept in two parts, the maximum m and the
-logarithm of the sum of e^(z - m). If their sum were rounded to one number, the probabilities of large logits would be
-lost.
+logsumexp and cross-entropy need only two numbers of a row, which the forward pass has found. So they (but the gradient
+of logsumexp of an array alone, for which a GPU has a kernel) are elementwise plain JAX, which XLA compiles to one read
+and one write; they are primitives, so that only the arguments are kept as residuals, and so that they are batched like
+kernels. The logsumexp is kept in two parts, the maximum m and the logarithm of the sum of e^(z - m). If their sum were
+rounded to one number, the probabilities of large logits would be lost.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
@@ -250,6 +251,17 @@ class _Derivative(Kernel):
         return super()._custom_call(ctx, operands, choice, of_logits=of_logits, **params)
 
 
+class _DerivativeOfLogs(_Derivative):
+    """That of log_softmax. Programs mostly read its result once, at labels, so x stays in memory in its place: x is taken
+    in arrays of any size. (Not of rows of more than 2 KiB that are not whole vectors: many of these are slower.)
+    """
+
+    def _takes_x(self, choice, aval, partitioned):
+        row = aval.shape[choice.params["axis"]] * aval.dtype.itemsize
+        anything = not partitioned and (row <= 2048 or row % 16 == 0)
+        return anything or super()._takes_x(choice, aval, partitioned)
+
+
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
     dtype, t, y, scale = t.dtype, wide(t), wide(y), () if of_logits else rest
     t = _relative(jnp.where(y == 0, np.zeros((), t.dtype), t), y, axis)
@@ -331,7 +343,7 @@ log_softmax_jvp_p = _kernel(
     attributes=("factor", "scaled", "masked", "transpose", "of_logits"),
     dimensions=("query_axis",),
     leaves=_leaves_pairs,
-    make=_Derivative,
+    make=_DerivativeOfLogs,
 )
 
 
@@ -538,6 +550,48 @@ logsumexp_vjp_p = _kernel(
     dimensions=("query_axis",),
 )
 def_jvp_by_fallback(logsumexp_vjp_p)
+
+
+def _logsumexp_grad_fallback(x, ct, m, log_sum, *, axis, split=None):
+    plain = {"factor": 1.0, "scaled": False, "biased": False, "masked": False, "query_axis": None}
+    return (_logsumexp_vjp_fallback(x, m, log_sum, wide(ct), axis=axis, split=split, **plain)[0].astype(x.dtype),)
+
+
+class _LogSumExpGrad(Kernel):
+    """The cotangent of x, given that of logsumexp(x) and the parts that the forward pass found.
+
+    The CUDA handler makes it of x and the cotangent alone: if nothing else needs the result, XLA drops the forward pass.
+    Rows and columns that no kernel holds would be read twice, so they are left to XLA. The bits are others, so the choice
+    is that of a large batch.
+    """
+
+    def choose(self, platform, avals, *, axis, **params):
+        choice = super().choose(platform, avals, axis=axis, **params)
+        if choice.kernel is None:
+            return choice
+        why = "it has no kernel of its own"
+        if platform == "cuda":
+            shape, why = avals[0].shape, LEFT
+            many = (1 << 20, shape[axis], math.prod(shape[axis + 1 :]))
+            plan = self.plan(many, avals, _native.compute_capability(), axis)
+            if plan["algorithm"] not in ("rows_split", "columns_flat"):
+                return choice
+        return dataclasses.replace(choice, kernel=None, plan={}, why=why)
+
+    def _custom_call(self, ctx, operands, choice, **params):
+        return super()._custom_call(ctx.replace(avals_in=ctx.avals_in[:2]), operands[:2], choice, **params)
+
+
+logsumexp_grad_p = _kernel(
+    "logsumexp_grad",
+    1,
+    results=_like_first,
+    fallback=_logsumexp_grad_fallback,
+    accepts=FLOATS.__contains__,
+    leaves=_leaves_short,
+    make=_LogSumExpGrad,
+)
+def_jvp_by_fallback(logsumexp_grad_p)
 
 
 def _logsumexp_jvp_transposed(cts, aval, x, m, log_sum, *rest, axis, split=None, **logits):

@@ -31,6 +31,7 @@ from jaxgpuops.lax.softmax_primitives import (
     _where,
     log_softmax_jvp_p,
     log_softmax_p,
+    logsumexp_grad_p,
     logsumexp_jvp_p,
     logsumexp_p,
     logsumexp_vjp_p,
@@ -199,6 +200,7 @@ RULES["log_softmax_jvp"] = lambda transpose, **_: Rule(
 )
 RULES["logsumexp_jvp"] = plain_rule(logsumexp_jvp_p)
 RULES["logsumexp_vjp"] = plain_rule(logsumexp_vjp_p, keeps=True)
+RULES["logsumexp_grad"] = plain_rule(logsumexp_grad_p, keeps=True)
 RULES["cross_entropy"] = RULES["cross_entropy_sum"] = Rule(_cross_entropy)
 RULES["cross_entropy_jvp"] = plain_rule(cross_entropy_jvp_p)
 RULES["cross_entropy_vjp"] = plain_rule(cross_entropy_vjp_p, keeps=True)

@@ -16,10 +16,11 @@ ffi::Error cumulative(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs
 }
 
 template <Op op>
-ffi::Error tangent(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
+ffi::Error tangent(ffi::ThreadPool pool, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::RemainingArgs rest,
                    ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool reverse, bool exclusive, bool transpose) {
   return handle(target_name(Kind::kTangent, op), [&] {
-    const Call call = tangent_call(op, t, x, y, rest, *out, axis, reverse, exclusive, transpose);
+    const Call call = tangent_call(op, t, x, rest, *out, axis, reverse, exclusive, transpose);
+    if (call.problem.from_x) throw invalid("y is missing");
     cpu::run_tangent(call.problem, call.buffers, workers_of(pool));
   });
 }

@@ -22,11 +22,13 @@ ffi::Error cumulative(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs 
 }
 
 template <Op op>
-ffi::Error tangent(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::AnyBuffer y, ffi::RemainingArgs rest,
+ffi::Error tangent(cudaStream_t stream, ffi::AnyBuffer t, ffi::AnyBuffer x, ffi::RemainingArgs rest,
                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool reverse,
                    bool exclusive, bool transpose) {
   return handle(target_name(Kind::kTangent, op), [&] {
-    run(stream, tangent_call(op, t, x, y, rest, *out, axis, reverse, exclusive, transpose), t, *workspace, axis);
+    const Call call = tangent_call(op, t, x, rest, *out, axis, reverse, exclusive, transpose);
+    if (call.problem.from_x && !takes_x(call.problem, current_device().gpu())) throw invalid("y is missing");
+    run(stream, call, t, *workspace, axis);
   });
 }
 

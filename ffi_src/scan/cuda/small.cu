@@ -1,9 +1,10 @@
 // Arrays of few elements in all, along short axes: a lane has one position. Operands are read once, results written
-// once.
+// once. A tangent's y may be missing: then the kernel first folds x, as the forward call would have.
 //
 // Each lane steps over all positions of its column, as a lane of kShort does (spans.cuh), and keeps the result of its
 // own position; so the bits are the same. See also common/cuda/small.cuh.
 #include <cstdint>
+#include <type_traits>
 
 #include "common/cuda/small.cuh"
 #include "scan/cuda/cumulative.h"
@@ -26,8 +27,8 @@ struct SmallParameters {
 };
 
 // The operands of a position, and where the position is. A lane without a column reads the last column and stores
-// nothing.
-template <class Policy>
+// nothing. kFromX: y and the neighbour are left to the caller.
+template <class Policy, bool kFromX = false>
 struct SmallPosition {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
@@ -54,8 +55,8 @@ struct SmallPosition {
     } else if constexpr (Policy::kOperands > 1) {
       in.a = load(1, at);
     }
-    if constexpr (Policy::kOperands > 2) in.y = load(2, at);
-    if constexpr (Policy::kNeighbour) {
+    if constexpr (Policy::kOperands > 2 && !kFromX) in.y = load(2, at);
+    if constexpr (Policy::kNeighbour && !kFromX) {
       if (k == (p.neighbour_before ? 0 : length - 1)) {
         in.neighbour = p.h0 ? load_h0() : Policy::edge(p.options);
       } else {
@@ -93,14 +94,45 @@ struct SmallPosition {
   __device__ Acc load_h0() const { return Element::load(static_cast<const Bits*>(p.h0)[column]); }
 };
 
-// The kernel for axes of at most 32 positions.
-template <class Policy>
+// Makes y of x, and the neighbour, in the lanes of a column, whose positions are `beside` lanes apart from lane `first`
+// on. Forward is the policy of the forward call.
+template <class Forward, class Policy>
+__device__ __forceinline__ void make_y(SmallPosition<Policy, true>& mine, uint32_t first, uint32_t beside) {
+  using Element = typename Policy::Element;
+  using Acc = typename Element::Acc;
+  const SmallParameters& p = mine.p;
+  const uint32_t last = p.columns.length - 1, k = mine.k;
+  auto fold = Forward::identity(p.options);
+#pragma unroll 1
+  for (uint32_t step = 0; step <= last; step += kSmallStep) {
+    Acc x[kSmallStep];
+#pragma unroll
+    for (uint32_t j = 0; j < kSmallStep; ++j) {
+      const uint32_t from = min(step + j, last);
+      x[j] = shuffle_from(mine.in.a, first + (p.options.transpose ? last - from : from) * beside);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kSmallStep; ++j) {
+      if (step + j > last) break;
+      const uint32_t at = p.options.transpose ? last - (step + j) : step + j;
+      const Acc y = Element::load(Element::store(Forward::step(fold, {x[j]}, p.options).first));
+      if (at == k) mine.in.y = y;
+      if (Policy::kNeighbour && (p.neighbour_before ? at + 1 == k : at == k + 1)) mine.in.neighbour = y;
+    }
+  }
+  if (Policy::kNeighbour && k == (p.neighbour_before ? 0 : last)) mine.in.neighbour = Policy::edge(p.options);
+}
+
+// The kernel for axes of at most 32 positions. Forward: void if there is nothing to make of x.
+template <class Policy, class Forward = void>
 __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_constant__ SmallParameters p) {
   using Acc = typename Policy::Element::Acc;
+  constexpr bool kFromX = !std::is_void_v<Forward>;
   const SmallColumns& c = p.columns;
   const uint32_t lane = threadIdx.x % 32, beside = once(1u << c.column_bits), first = lane & (beside - 1);
   const uint32_t group = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-  const SmallPosition<Policy> mine(p, (group << c.column_bits) + first, once(lane >> c.column_bits));
+  SmallPosition<Policy, kFromX> mine(p, (group << c.column_bits) + first, once(lane >> c.column_bits));
+  if constexpr (kFromX) make_y<Forward>(mine, first, beside);
   auto state = mine.initial();
   Out<Acc> out = {};
 #pragma unroll 1
@@ -224,13 +256,17 @@ cudaError_t launch_pieces(cudaStream_t stream, const Plan& plan, const Parameter
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_pieces<Policy>, s);
 }
 
-template <class Policy>
-cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+// Forward: the policy of the forward call that a tangent may begin with, if from_x.
+template <class Policy, class Forward = void>
+cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p, bool from_x = false) {
   constexpr bool kPair = Policy::kKind == Kind::kLinear && is_float(Policy::Element::kDType);
   if constexpr (Policy::kKind == Kind::kCumulative || kPair)
     if (plan.algorithm == Algorithm::kPieces) return launch_pieces<Policy>(stream, plan, p);
   const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  if constexpr (!std::is_void_v<Forward>) {
+    if (from_x) return launch(stream, shape, scan_small<Policy, Forward>, s);
+  }
   if constexpr (kExact<Policy>) {
     return launch(stream, shape, scan_small_exact<Policy>, s);
   } else {
@@ -249,8 +285,15 @@ cudaError_t launch_small(cudaStream_t stream, const Plan& plan, const Problem& p
     case Kind::kLinearVjp: return floats([&](auto e) { return run<LinearVjp<decltype(e)>>(stream, plan, p); });
     case Kind::kTangent:
       if (problem.op == Op::kProd)
-        return floats([&](auto e) { return run<Tangent<ProductWeights<decltype(e)>>>(stream, plan, p); });
-      return with_float(dtype, [&](auto e) { return run<Tangent<ExtremeWeights<decltype(e)>>>(stream, plan, p); });
+        return floats([&](auto e) {
+          using E = decltype(e);
+          using Forward = std::conditional_t<is_complex(E::kDType), void, Cumulative<Product<E>, false>>;
+          return run<Tangent<ProductWeights<E>>, Forward>(stream, plan, p, problem.from_x);
+        });
+      return with_float(dtype, [&](auto e) {
+        using E = decltype(e);
+        return run<Tangent<ExtremeWeights<E>>, Cumulative<Extreme<E>, false>>(stream, plan, p, problem.from_x);
+      });
     case Kind::kCumulative: break;
   }
   if (!is_general(problem)) {

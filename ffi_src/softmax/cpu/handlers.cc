@@ -66,6 +66,10 @@ ffi::Error cross_entropy_grad(ffi::ThreadPool pool, ffi::AnyBuffer logits, ffi::
   });
 }
 
+ffi::Error log_sum_exp_grad(ffi::ThreadPool, ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>, int64_t) {
+  return handle(target_name(Op::kLogSumExpGrad), [] { throw invalid("it is for GPUs"); });
+}
+
 XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kLogSumExp, log_sum_exp, log_sum_exp_binding<OnCpu>());
@@ -73,6 +77,7 @@ XLA_FFI_DEFINE_HANDLER(kSoftmaxJvp, softmax_jvp, softmax_jvp_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kLogSoftmaxJvp, log_softmax_jvp, log_softmax_jvp_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy, cross_entropy_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad, cross_entropy_grad_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kLogSumExpGrad, log_sum_exp_grad, log_sum_exp_grad_binding<OnCpu>());
 
 }  // namespace
 
@@ -83,7 +88,8 @@ std::vector<Target> cpu_targets() {
           {"jaxgpuops.softmax_jvp", kSoftmaxJvp},
           {"jaxgpuops.log_softmax_jvp", kLogSoftmaxJvp},
           {"jaxgpuops.cross_entropy", kCrossEntropy},
-          {"jaxgpuops.cross_entropy_grad", kCrossEntropyGrad}};
+          {"jaxgpuops.cross_entropy_grad", kCrossEntropyGrad},
+          {"jaxgpuops.logsumexp_grad", kLogSumExpGrad}};
 }
 
 }  // namespace jaxgpuops::softmax

@@ -76,6 +76,12 @@ ffi::Error cross_entropy_grad(cudaStream_t stream, ffi::AnyBuffer logits, ffi::A
   });
 }
 
+ffi::Error log_sum_exp_grad(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer cotangent,
+                            ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+  return handle(target_name(Op::kLogSumExpGrad),
+                [&] { run(stream, log_sum_exp_grad_call(x, cotangent, *out, axis), x, *workspace, axis); });
+}
+
 XLA_FFI_DEFINE_HANDLER(kSoftmax, forward<Op::kSoftmax>, forward_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kLogSoftmax, forward<Op::kLogSoftmax>, forward_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
@@ -88,6 +94,8 @@ XLA_FFI_DEFINE_HANDLER(kCrossEntropy, cross_entropy, cross_entropy_binding<OnCud
                        {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kCrossEntropyGrad, cross_entropy_grad, cross_entropy_grad_binding<OnCuda>(),
                        {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kLogSumExpGrad, log_sum_exp_grad, log_sum_exp_grad_binding<OnCuda>(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
@@ -98,7 +106,8 @@ std::vector<Target> cuda_targets() {
           {"jaxgpuops.softmax_jvp", kSoftmaxJvp},
           {"jaxgpuops.log_softmax_jvp", kLogSoftmaxJvp},
           {"jaxgpuops.cross_entropy", kCrossEntropy},
-          {"jaxgpuops.cross_entropy_grad", kCrossEntropyGrad}};
+          {"jaxgpuops.cross_entropy_grad", kCrossEntropyGrad},
+          {"jaxgpuops.logsumexp_grad", kLogSumExpGrad}};
 }
 
 }  // namespace jaxgpuops::softmax

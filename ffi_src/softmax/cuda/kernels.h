@@ -16,6 +16,7 @@ cudaError_t launch_plain(cudaStream_t, const RowPlan&, const Problem&, const Buf
 cudaError_t launch_general(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
 cudaError_t launch_cross_entropy(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
+cudaError_t launch_log_sum_exp_gradient(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_gradient(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_jvp(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 

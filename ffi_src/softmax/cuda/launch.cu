@@ -7,6 +7,7 @@ namespace jaxgpuops::softmax {
 
 cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace) {
+  if (problem.op == Op::kLogSumExpGrad) return launch_log_sum_exp_gradient(stream, plan, problem, buffers, workspace);
   if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSoftmax:
@@ -21,6 +22,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
     case Op::kLogSoftmaxJvp:
       return problem.of_logits ? launch_gradient(stream, plan, problem, buffers, workspace)
                                : launch_jvp(stream, plan, problem, buffers, workspace);
+    case Op::kLogSumExpGrad: break;
   }
   return cudaErrorInvalidValue;
 }
