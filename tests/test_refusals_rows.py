@@ -226,6 +226,25 @@ def test_parts_of_logsumexp_are_checked():
             call("logsumexp", results, half, **flags)
 
 
+def test_gradients_of_logsumexp_refuse():
+    """Python calls this handler on GPUs only."""
+    refused = functools.partial(refuses, "logsumexp_grad")
+    grad = functools.partial(call, "logsumexp_grad")
+    if jax.default_backend() == "cpu":
+        with refused("it is for GPUs"):
+            grad([X], X, ROW, axis=1)
+        return
+    grad([X], X, ROW, axis=1)
+    with refused("axis 2 is not an axis"):
+        grad([X], X, ROW, axis=2)
+    with refused("cotangent has element type BF16, expected F32"):
+        grad([X], X, S((4, 1), jnp.bfloat16), axis=1)
+    with refused(r"cotangent has shape \(3, 1\), which does not broadcast to \(4, 1\)"):
+        grad([X], X, S((3, 1), F32), axis=1)
+    with refused(r"out has shape \(4, 7\), expected \(4, 8\)"):
+        grad([S((4, 7), F32)], X, ROW, axis=1)
+
+
 @pytest.mark.parametrize("target", ROWS)
 @pytest.mark.parametrize("shape, axis", [((0, 8), 1), ((4, 0), 1), ((4, 8, 0), 1), ((0,), 0)])
 def test_rows_of_empty_arrays(target, shape, axis):
