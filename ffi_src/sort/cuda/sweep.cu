@@ -152,7 +152,7 @@ struct PassShared {
   int32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
 
-template <class Key, bool kIndices, bool kSmall>
+template <class Key, bool kIndices, bool kSmall, bool kExchanges>
 __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmall, kIndices))
     pass_kernel(const __grid_constant__ PassArgs a) {
   constexpr int kItems = sweep_items(sizeof(Key), kSmall, kIndices);
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kSmal
   __shared__ int32_t shift_of[kDigits];
   clear_counts(shared.counts);
   set_digits<Key>(digits, a.pass, a.order);
-  const bool exchanges = (kSmall || sizeof(Key) <= 2) && a.exchanges;
+  const bool exchanges = kExchanges && a.exchanges;
   // The kernel that sets the words of an exchange to zero has already waited for the kernel that makes `x`.
   const bool begins = exchanges && a.pass == 0;
   if (a.tickets || (a.pass == 0 && !begins)) wait_for_predecessor();
@@ -422,8 +422,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kSweepThreads);
   config.shared_bytes = sweep_shared_bytes(sizeof(Key), plan.small, kIndices);
-  constexpr bool kHasSmall = sizeof(Key) > 1;
-  const auto kernel = plan.small ? pass_kernel<Key, kIndices, kHasSmall> : pass_kernel<Key, kIndices, false>;
+  // Large tiles of 16 bits have a kernel that cannot exchange counts, since what it takes to do so costs registers.
+  constexpr bool kHasSmall = sizeof(Key) > 1, kCan = sizeof(Key) <= 2, kAlways = sizeof(Key) == 1;
+  const auto kernel = plan.small       ? pass_kernel<Key, kIndices, kHasSmall, true>
+                      : plan.exchanges ? pass_kernel<Key, kIndices, false, kCan>
+                                       : pass_kernel<Key, kIndices, false, kAlways>;
   cudaError_t error = cudaSuccess;
   if (plan.exchanges) {
     static Residents residents;
