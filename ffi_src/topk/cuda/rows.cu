@@ -318,7 +318,12 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     const bool again = live && (found > a.most || found < a.k);
     const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
     if (any_again) {
-      const uint64_t refined = refine_row<T>(a, board, row, team.t, live, floor);
+      uint64_t refined;
+      if constexpr (T::kRefinesVectors) {
+        refined = refine_vectors<T>(a, board, row, team.t, live, again, floor);
+      } else {
+        refined = refine_by_loop<T>(a, board, row, team.t, live, floor);
+      }
 #pragma unroll
       for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
       team.sync();

@@ -47,6 +47,7 @@ struct Team {
   static constexpr int kPerWord = kVectors && sizeof(Key) < 4 ? 4 / sizeof(Key) : 1;
   static constexpr int kWords = kElements / kPerWord;
   static constexpr int kMasks = (kElements + 31) / 32;
+  static constexpr bool kRefinesVectors = kVectors && sizeof(Key) < 8;
   using Order = Ranked<Key>;
   using Word = typename Order::Word;
 
@@ -207,11 +208,9 @@ struct Team {
       if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
   }
 
-  // The form of refine_row() for blocks that hold the row in registers. Its steps take half the time, but in teams
-  // smaller than a block, and where elements are loaded one by one, there are no registers for it. Finds the k largest
-  // elements, or at most kCapacity elements that include them. By counting, it bisects the key until few enough
-  // elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the index as well.
-  // `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
+  // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
+  // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
+  // index as well. `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
   __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);
@@ -327,26 +326,36 @@ struct Team {
   }
 };
 
-// The rare path: finds a threshold that k elements of a row reach, and at most a.most, and returns a bit for each
-// element that reaches it. `floor`: the first threshold. It bisects the key; if that is the k-th key and too many
-// elements equal it, it bisects the index up to which these count. All threads of the block (or of the warp) call it.
-// Few threads have registers left, and fetching instructions takes much time, so a loop reads the row again, from L1.
+// The rare path, for rows of up to 32 bits that are loaded as vectors. It is not inlined and loads the row again, so
+// that the common path need not keep the row in registers. It also returns the hits of those teams of the warp that
+// need no more selection.
 template <class T>
-__device__ __noinline__ uint64_t refine_row(const Args& a, Board<typename T::Word, T::kSize>& board,
-                                            const typename T::Element* row, uint32_t t, bool live,
-                                            typename T::Element floor) {
-  using Key = typename T::Element;
-  constexpr uint32_t kVector = T::kVector, kTogether = kVector > 4 ? 1 : kVector > 1 ? 8 / kVector : 8;
+__device__ __noinline__ uint64_t refine_vectors(const Args& a, Board<typename T::Word, T::kSize>& board,
+                                                const typename T::Element* row, uint32_t t, bool live, bool wanted,
+                                                typename T::Element floor) {
   T team{a, board, t};
-  if constexpr (T::kBlock && kVector > 1 && sizeof(Key) < 8) {
-    team.load(row, live);
-    uint32_t exact[T::kMasks];
-    team.refine(live, floor, exact);
-    uint64_t all = 0;
+  team.load(row, live);
+  uint32_t rough[T::kMasks], exact[T::kMasks];
+  team.reach(floor, live, rough);
+  team.refine(wanted, floor, exact);
+  uint64_t hits = 0;
 #pragma unroll
-    for (int i = 0; i < T::kMasks; ++i) all |= static_cast<uint64_t>(exact[i]) << (32 * i);
-    return all;
-  }
+  for (int i = 0; i < T::kMasks; ++i) hits |= static_cast<uint64_t>(wanted ? exact[i] : rough[i]) << (32 * i);
+  return hits;
+}
+
+// The rare path, for rows whose elements are loaded one by one, or have 64 bits: no registers are left for steps like
+// those of Team::refine(), and fetching their instructions takes much time, so a loop reads the row again, from L1. It
+// finds a threshold that k elements of a row reach, and at most a.most, and returns a bit for each element that reaches
+// it. `floor`: the first threshold. It bisects the key; if that is the k-th key and too many elements equal it, it
+// bisects the index up to which these count. All threads of the block (or of the warp) call it.
+template <class T>
+__device__ __noinline__ uint64_t refine_by_loop(const Args& a, Board<typename T::Word, T::kSize>& board,
+                                                const typename T::Element* row, uint32_t t, bool live,
+                                                typename T::Element floor) {
+  using Key = typename T::Element;
+  constexpr uint32_t kVector = T::kVector, kTogether = 8 / kVector;
+  T team{a, board, t};
   const uint32_t loads = live ? a.length / kVector : 0;
   const auto any = [](bool b) -> bool { return T::kBlock ? b : __any_sync(kEveryLane, b); };
   // Invariant: k elements reach `low`, and fewer than k are above `high`.
