@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
   } else {
-    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = board.top = 0;
+    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = 0;
+    if (T::kBlock && !T::kRefinesVectors && in_team == 0) board.top = 0;
     Key floor = 0;
     uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
