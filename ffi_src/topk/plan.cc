@@ -16,14 +16,10 @@
 #include "topk/cuda/sort_shape.h"
 #include "topk/cuda/stream_shape.h"
 #include "topk/cuda/wave_shape.h"
+#include "topk/limits.h"
 
 namespace jaxgpuops::topk {
 namespace {
-
-// Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
-bool holds_wide(Rows rows, int64_t k) {
-  return rows.inner == 1 && k <= kMaxRowsK && rows.length >= 1024 && rows.length <= max_rows_length(8);
-}
 
 bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kReservedShared) <= plan.shared_limit; }
 
@@ -36,157 +32,6 @@ Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.blocks = ceil_div(rows.count(), plan.threads / shape.team);
   plan.shared_limit = gpu.shared_bytes;
   return plan;
-}
-
-// The most rows that all run at once, in the time of one row. For so few rows, the rows kernel takes the least time.
-constexpr int64_t kFewRows = 4096;
-
-// Whether the streaming kernel takes less time for rows of 32 bits of up to 8192 elements than sorting what is left of
-// them above a threshold. With few rows, a block of it has more threads, and so a threshold for larger k.
-bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
-  if (rows.length > kMaxSortLength / 2) {
-    const bool few = rows.inner > 1 || rows.count() <= (k <= 256 ? 2 : 1) * gpu.multiprocessors;
-    return k <= 512 && (few || (k <= 256 && rows.length < 6000));
-  }
-  if (rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
-  if (rows.inner > 1) return k <= 128 && rows.count() <= 4 * gpu.multiprocessors;
-  const bool whole = rows.length == kMaxSortLength / 2;
-  if (k <= 72) return whole || rows.count() <= 2 * gpu.multiprocessors;
-  return k <= 128 && rows.count() <= (whole ? 4 : 1) * gpu.multiprocessors / 2;
-}
-
-// Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
-// all candidates with each other, and use at least four lanes for a row, or a block for up to 64 columns.
-bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.length > kMaxSortLength) return false;
-  if (key_bytes == 8 && rows.length > kMaxSortLength / 2 && k <= kMaxStreamK) return false;
-  if (key_bytes == 4 && streams_short(rows, k, gpu)) return false;
-  const bool few = rows.inner == 1 && rows.count() <= 2 * gpu.multiprocessors;
-  if (key_bytes == 8) return k > 32 || rows.length < (few ? 1024 : 1536);
-  if (k > kMaxRowsK) return true;
-  if (rows.inner == 1) {
-    if (rows.count() <= kFewRows && (key_bytes == 4 || (key_bytes == 2 && k <= 8))) return false;
-    // The rows kernel reads narrow elements one by one if rows are not whole vectors.
-    const bool odd = rows.length * key_bytes % 16 != 0;
-    return rows.length <= 16 ||
-           (k > 8 && rows.length <= (key_bytes == 4 ? 3 * k : std::max<int64_t>(5 * k, odd ? 128 : 64)));
-  }
-  if (rows.length <= 24 || rows.length <= 4 * k || (rows.inner <= 16 && rows.length <= 128)) return true;
-  if (rows.inner >= 8 || rows.length > 512) return false;
-  // If inner is small, a block of the columns kernel may use only a small part of its lanes; that costs time only if
-  // there are many rows.
-  const int64_t beside = kColumnWarps * 32 / column_lanes(rows.count(), rows.length, k);
-  return rows.length <= 128 || (rows.outer > 1024 && 2 * rows.inner <= beside);
-}
-
-// Whether sorting each row by digits (kBlock of sort/plan.h) takes less time than the networks of the sort kernel. The
-// networks win if they only have to sort a small selected part of the row.
-bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.inner > 1 || k <= kMaxRowsK || key_bytes > 4) return false;
-  if (rows.length <= kMaxSortLength / 8 || rows.length > kMaxSortLength) return false;
-  int64_t places = kMaxSortLength / 4;  // of the network for a whole row
-  while (places < rows.length) places *= 2;
-  const bool whole = 5 * k > places, few = rows.count() <= 2 * gpu.multiprocessors;
-  if (key_bytes == 1) return whole || few || rows.length > kMaxSortLength / 4;
-  if (rows.length <= kMaxSortLength / 4) return key_bytes == 2 && (whole || few);
-  if (key_bytes == 2) return 10 * k > places || (few && rows.length <= kMaxSortLength / 2);
-  return whole || (rows.length > kMaxSortLength / 2 && 4 * k >= rows.length);
-}
-
-// The same for columns: for many of them, the kernel of sorts reads and sorts several side by side.
-bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  const int64_t length = rows.length, count = rows.count();
-  if (rows.inner == 1 || k <= kMaxRowsK || key_bytes > 4) return false;
-  if (length < kMaxSortLength / 4 || length > kMaxSortLength) return false;
-  const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
-  if (key_bytes == 1 && crowded) return true;
-  if (count <= gpu.multiprocessors) return half && (key_bytes < 4 || length >= kMaxSortLength / 2);
-  return (length < kMaxSortLength / 2 ? 3 : 6) * k >= length && (key_bytes < 4 || half || crowded);
-}
-
-// Whether comparing all elements of each row with each other takes less time than other kernels do. The limits are
-// where it took about as long on an H200.
-bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  if (rows.length > kMaxCompareLength) return false;
-  const CompareShape shape = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
-  const int64_t places = rows.count() * shape.chunks * shape.chunk();  // lanes without an element take as long
-  const int64_t pairs = places * std::max<int64_t>(rows.length, 64);
-  const bool selects = key_bytes <= 4 && k <= kMaxRowsK && !sorts(rows, k, key_bytes, gpu);
-  // For results in the order of indices, only the blocks of a cluster can share a row, so rows are not long. If k is
-  // the length, nothing has to be compared.
-  if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
-  if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
-  if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
-  if (selects)
-    return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
-  const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // quick to sort
-  if (places > (k == rows.length ? 1 << 14 : rows.length > 64 || few_bytes ? 1 << 15 : 3 << 17)) return false;
-  if (rows.length <= 1024) return true;
-  if (key_bytes == 1) return false;  // digits are few
-  if (key_bytes == 2) return rows.length <= 2048 && pairs <= 1 << 24;
-  if (key_bytes == 4 && rows.length > kMaxSortLength / 2) return k > 512 && pairs <= 1 << 26;
-  if (key_bytes == 4) return pairs <= (k <= 128 && rows.length >= 2048 ? 3 << 22 : 1 << 25);
-  if (k <= 32) return pairs <= 1 << 23;
-  return pairs <= (rows.length <= 4096 ? 1 << 25 : 1 << 26);
-}
-
-// Whether the streaming kernel, with a block for each column, takes less time than the columns kernel. Both times are
-// estimates in nanoseconds, fitted to some hundred problems on an H200.
-bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
-  if (rows.length < 1024) return false;
-  const bool narrow = key_bytes < 4;
-  const double blocks = static_cast<double>(rows.outer * ceil_div(rows.inner, kColumnWarps));
-  const double waves = std::max(1., blocks / static_cast<double>((narrow ? 2.3 : 1.) * gpu.multiprocessors));
-  const double length = static_cast<double>(rows.length), count = static_cast<double>(rows.count());
-  const double selected = narrow ? 15 * length * waves : 4000 + 1.65 * length * waves;
-  const double streamed = std::max(7600., count * (narrow ? 20 + 0.0105 * length : 12 + 0.0095 * length));
-  return streamed < selected;
-}
-
-// The held kernel takes rows of at least so many times k elements, since it relies on a row having whole vectors of 16
-// bytes wherever it begins. (Forced on rows of two elements, it would read beyond them.)
-constexpr int64_t kLeastHeld = 16;
-
-// The longest rows that the held kernel takes. The wave kernels take less time for longer ones, if they are few.
-int64_t longest_held(Rows rows, int key_bytes) {
-  const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows : 4);
-  return kMaxHeldLength * (key_bytes == 2 ? (few ? 2 : 4) : few ? 1 : 2);
-}
-
-// Whether the held kernel takes rows of narrow keys that are not aligned. It reads them as vectors; the rows kernel
-// does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
-// elements.
-bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 && !rows_shape(rows.length, k, key_bytes).network &&
-         k <= 32 && rows.length >= kLeastHeld * k &&
-         (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
-}
-
-// Whether the few kernel can take the problem.
-bool takes_few(Rows rows, int64_t k) {
-  return k <= kMaxFewK && rows.length <= kMaxFewLength && rows.count() < int64_t{1} << 31;
-}
-
-// Whether the few kernel takes less time than those that sort or select. The limits are where it took about as long on
-// an H200.
-bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
-  // The columns kernel fills its lanes only if many columns lie side by side, and it does not take keys of 64 bits.
-  if (k <= 4 && key_bytes <= 2) return rows.length <= 1024;
-  const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
-  return rows.length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
-}
-bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
-  const int64_t count = rows.count();
-  if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows
-    const int64_t longest = key_bytes > 1 && count > 16 * kFewRows ? 32 : 16;
-    return k <= 4 && count > kFewRows && rows.length <= longest;
-  }
-  const bool many = count >= 512 * k;
-  if (k <= 4) return rows.length <= (many ? kMaxFewLength : 2048 / k);
-  return rows.length > 16 && rows.length <= (many ? 512 : 192);
-}
-bool prefers_few(Rows rows, int64_t k, int key_bytes) {
-  return rows.inner > 1 ? prefers_few_for_columns(rows, k, key_bytes) : prefers_few_for_rows(rows, k, key_bytes);
 }
 
 Plan plan_few(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
@@ -266,25 +111,6 @@ Plan plan_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
   return plan;
 }
 
-bool has_clusters(const Gpu& gpu) { return gpu.max_cluster >= 16; }
-
-// Whether there is a multiprocessor for each row. Then blocks have 512 threads, else 256.
-bool has_few(Rows rows, int64_t k, const Gpu& gpu) { return (k > 256 ? 1 : 2) * rows.count() <= gpu.multiprocessors; }
-
-// As many blocks for a row as fill the device, each with at least a tile to read.
-int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu& gpu) {
-  if (rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes)) return 1;
-  const int64_t blocks = (threads == 512 ? 1 : 2) * gpu.multiprocessors;
-  return std::min(blocks / rows.count(), rows.length / std::max<int64_t>(tile_elements(key_bytes, threads), 2 * k));
-}
-
-// The blocks that would keep the device busy with a row, if these are many more than stream it: those of a cluster, if
-// k is small. Else 0.
-int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
-  return slices > (has_clusters(gpu) && k <= 256 ? 2 * kStreamBlocks : 1) ? slices : 0;
-}
-
 // Few rows get one block of 512 threads on each multiprocessor, so that each row has the most bytes in flight. If rows
 // come in waves, or the larger block does not fit, two blocks of 256 threads share a multiprocessor, so that one reads
 // while the other selects.
@@ -328,14 +154,6 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(wave_shared_bytes(composite));
   return plan;
-}
-
-// Whether the wave kernels take less time than those that hold or stream a row.
-bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
-  const bool holds =
-      has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= longest_held(rows, key_bytes);
-  return rows.count() <= (!holds ? kMaxWaveRows : key_bytes == 2 ? 0 : 4);
 }
 
 // At most one wave of blocks that share rows, each with several steps to read. The first loads of the blocks serve as a
@@ -425,123 +243,6 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = plan.whole.shared_bytes;
   return plan;
-}
-
-// Whether the sieve, with one block for each row, is faster than the streaming kernel for a smaller k than usual. If
-// blocks shared a row, they would have to meet too often.
-bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu) {
-  if (k <= kMaxHeldK || slices > 1 || rows.length > kMaxWholeLength) return false;
-  return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
-}
-
-// For rows of narrow keys that are too long for sorts_by_digits(): whether it takes less time to sort them by all of
-// their digits than to select.
-bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (rows.inner > 1 || key_bytes > 2 || rows.length > 2 * kMaxSortLength) return false;
-  const bool few = rows.count() <= gpu.multiprocessors;
-  if (key_bytes == 1) return k > (few ? 127 : 256);
-  return k > 256 && (few || 8 * k >= rows.length);
-}
-
-// Whether rows of bytes are so long, and few, that two passes of a sort over memory take less time than to select.
-bool sorts_bytes(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes == 1 && rows.inner == 1 && rows.length > 2 * kMaxSortLength && rows.elements() <= 1 << 19 && k > 64;
-}
-
-// Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
-// thousand random problems on an H200. Other kernels are faster where they find a good threshold by few elements: for
-// small k, for sorted results of long rows, and for most rows of 32 bits.
-bool prefers_digits_for_short_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  const int64_t length = rows.length, count = rows.count();
-  const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
-  if (k <= kMaxRowsK || length < 512 || key_bytes > 2) return false;
-  if (length < 1024) return count > 2 * gpu.multiprocessors && !crowded;
-  if (key_bytes == 1) return sorted ? length >= 2048 || !(half || crowded) : 4 * k <= length;
-  return sorted ? length >= 2048 || !half || !crowded : !half;
-}
-bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  const int64_t length = rows.length, elements = rows.elements();
-  const bool longer = length > kMaxSortLength;
-  if (key_bytes == 8 || (k <= 64 && (rows.inner == 1 || !longer))) return false;
-  if (rows.inner > 1 && !longer) return prefers_digits_for_short_columns(rows, k, key_bytes, sorted, gpu);
-  if (rows.inner > 1) {
-    const int64_t count = rows.count();
-    if (!sorted && k > kMaxStreamK) return 3 * k <= length && elements <= 1 << 23;
-    if (length <= 2 * kMaxSortLength && k > (key_bytes == 4 ? 512 : kMaxRowsK) && count <= (4 * k <= length ? 40 : 12))
-      return true;
-    if (key_bytes <= 2)
-      return 8 * k <= length &&
-             (elements <= 1 << 21 || (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
-    return k > 512 && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
-  }
-  if (!longer) return false;
-  if (!sorted) {
-    if (3 * k > length || k <= (key_bytes == 4 ? 192 : 128)) return false;
-    if (elements <= 1 << 22 && k > kMaxSieveK) return true;
-    // The sieve takes about as long for a few short rows.
-    const bool few_short = 2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16;
-    if (key_bytes == 4) return length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
-    return length <= 1 << 18 &&
-           (key_bytes == 1 || few_short || length < kMinWholeLength || k > kMaxSieveK || 16 * k > length);
-  }
-  if (key_bytes == 1) {
-    if (length <= 2 * kMaxSortLength) return 8 * k <= length;
-    return 24 * k < length && (length <= 1 << 16 || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
-  }
-  if (length >= 2 * kMaxSortLength) return false;
-  return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
-}
-
-// Whether the buckets kernels can take the problem.
-bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
-  // a large part of the row, or the array is small, it is faster to read it several times.
-  if (!sorted && k > kMaxStreamK &&
-      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 8 ? 5 : 10) * k > rows.length))
-    return false;
-  // Columns side by side have a block each, and these must all run at the same time.
-  return k <= kMaxBucketsK && rows.length >= 2 * k &&
-         rows.inner <= (has_clusters(gpu) ? kMostBeside : kMostBeside / 8) &&
-         rows.length * rows.inner < int64_t{1} << 32;
-}
-
-// Whether the buckets kernels read columns in less time than the streaming kernels, which read columns one by one. They
-// do if there is enough to read; few columns side by side need more than many, and keys of 64 bits need more than
-// others. At the limits, both took equally long on an H200.
-bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
-  const int64_t length = rows.length, elements = rows.elements();
-  const bool wide = rows.inner >= 8, few = rows.count() <= 64;
-  if (key_bytes == 2 && !wide) return length >= 1 << 18 && (few || rows.inner >= 5);
-  if (key_bytes <= 2) return length >= 1 << 15 && elements >= 1 << 19 && (wide || few);
-  if (key_bytes == 8) return wide ? length >= 1 << 16 && elements >= 3 << 18 : length >= 3 << 15 && few;
-  if (!wide) return length >= 1 << 16 && elements >= 1 << 21;
-  return length >= 1 << 14 && elements >= (length >= 1 << 15 ? 1 << 19 : 1 << 21);
-}
-
-// Whether the buckets kernels are faster than the streaming kernel. That one leaves a part of the device idle if rows
-// are few, and cuts its candidates to k again and again, which takes long if k is large.
-bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (idle_blocks(rows, k, key_bytes, gpu)) return true;
-  if (rows.inner >= 8 && rows.length >= 1 << 15 && k > 128) return true;
-  if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
-  const bool short_rows = rows.length <= 2 * kMaxSortLength;
-  if (key_bytes == 8) return false;
-  if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
-  if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
-  return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;
-}
-
-// Whether sorting the whole row takes no longer than selecting from it, although it needs several times the memory of
-// the row: by the buckets kernels if they can take the problem (`divides`), else by kRadix, which reads the row once
-// for each byte of a key and twice more. Arrays of a few hundred thousand elements are always sorted whole, and many
-// rows of 16 bits only for a larger k.
-bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
-  if (rows.elements() <= (key_bytes == 8 ? 1 << 15 : key_bytes == 4 ? 1 << 17 : 1 << 19)) return true;
-  const bool by_block = key_bytes == 4 && rows.length <= 2 * kMaxSortLength;
-  if (divides && key_bytes >= 4) return (by_block ? 8 : 4) * k >= rows.length;
-  if (divides && key_bytes == 2 && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19)
-    return 14 * k >= rows.length;
-  return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
 }
 
 }  // namespace
