@@ -14,7 +14,7 @@ import jaxgpuops
 from jaxgpuops import _primitive
 from jaxgpuops._arguments import ORDERED_DTYPES
 from jaxgpuops.lax import _reduce as reduce
-from jaxgpuops.lax import cross_entropy_primitives, scan_primitives, softmax_primitives
+from jaxgpuops.lax import cross_entropy_primitives, logsumexp_primitives, scan_primitives, softmax_primitives
 
 
 def awkward(dtype, shape, seed=0):
@@ -135,7 +135,7 @@ def softmax_calls(dtype):
         for kernel in (softmax_primitives.softmax_p, softmax_primitives.log_softmax_p):
             yield functools.partial(kernel, x, *operands, biased=biased, **flags)
         for parts in (False, True):
-            yield functools.partial(softmax_primitives.logsumexp_p, x, *operands, biased=biased, parts=parts, **flags)
+            yield functools.partial(logsumexp_primitives.logsumexp_p, x, *operands, biased=biased, parts=parts, **flags)
         if not biased:
             for transpose in (False, True):
                 [y] = softmax_primitives.log_softmax_p(x, *operands, biased=False, **flags)

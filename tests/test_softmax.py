@@ -16,7 +16,7 @@ from reference import assert_close, x64
 from softmax_reference import Logits
 
 import jaxgpuops
-from jaxgpuops.lax import softmax_primitives
+from jaxgpuops.lax import logsumexp_primitives
 
 NAMES = ("softmax", "log_softmax", "logsumexp")
 FLOATS = [np.dtype(d) for d in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
@@ -499,7 +499,7 @@ def test_parts_of_logsumexp(paths):
     x = jnp.full((5, 3000), 1, jnp.bfloat16).at[jnp.arange(1, 5), 7].set(jnp.array([3, -INF, INF, NAN], jnp.bfloat16))
     x = x.at[2].set(-INF)
     flags = dict.fromkeys(("scaled", "biased", "masked"), False)
-    m, log_sum = softmax_primitives.logsumexp_p(x, axis=1, parts=True, factor=1.0, query_axis=None, **flags)
+    m, log_sum = logsumexp_primitives.logsumexp_p(x, axis=1, parts=True, factor=1.0, query_axis=None, **flags)
     assert m.dtype == log_sum.dtype == np.float32
     assert m[:4].tolist() == [1, 3, 0, 0] and np.isfinite(m[4])
     expected = [np.log(3000), np.log(1 + 2999 * np.exp(-2)), -INF, INF, NAN]
@@ -537,5 +537,5 @@ def test_short_columns_are_one_expression(cuda_build):
     x = 30 * np.random.default_rng(0).standard_normal((4, 9, 21), dtype=np.float32)
     x[0, :, 0], x[1, 2, 3], x[2, 2, 3] = -np.inf, np.nan, np.inf
     logits = {"factor": 1.0, "scaled": False, "biased": False, "masked": False, "query_axis": None}
-    [y] = softmax_primitives.logsumexp_p.fallback(jnp.asarray(x), axis=1, parts=False, **logits)
+    [y] = logsumexp_primitives.logsumexp_p.fallback(jnp.asarray(x), axis=1, parts=False, **logits)
     np.testing.assert_allclose(y, jax.nn.logsumexp(x, axis=1), rtol=1e-6)

@@ -19,7 +19,8 @@ from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax.cross_entropy_primitives import cross_entropy_p, sum_of_losses
-from jaxgpuops.lax.softmax_primitives import bind, log_softmax_p, logsumexp_p, softmax_p
+from jaxgpuops.lax.logsumexp_primitives import logsumexp_p
+from jaxgpuops.lax.softmax_primitives import bind, log_softmax_p, softmax_p
 
 # ---- Arguments --------------------------------------------------------------------------------------------------------
 

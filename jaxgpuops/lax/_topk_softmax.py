@@ -19,7 +19,8 @@ from jaxgpuops._primitive import Kernel, align
 from jaxgpuops._split import RULES, Rule, manual
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
-from jaxgpuops.lax.softmax_primitives import bind, logsumexp_p, softmax_p
+from jaxgpuops.lax.logsumexp_primitives import logsumexp_p
+from jaxgpuops.lax.softmax_primitives import bind, softmax_p
 
 # The largest sizes that the kernel takes, as in topk_softmax/plan.h. Beyond them, the gate is made of other kernels.
 MAX_LENGTH, MAX_K, MAX_GROUPS = 1024, 64, 64

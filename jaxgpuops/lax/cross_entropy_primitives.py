@@ -15,6 +15,7 @@ from jaxgpuops import _arguments
 from jaxgpuops._arguments import FLOATS
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
 from jaxgpuops._primitive import like
+from jaxgpuops.lax.logsumexp_primitives import logsumexp_jvp_p
 from jaxgpuops.lax.softmax_primitives import (
     _below,
     _def_transpose,
@@ -26,7 +27,6 @@ from jaxgpuops.lax.softmax_primitives import (
     _position,
     _sum,
     _where,
-    logsumexp_jvp_p,
     or_zero,
     wide,
 )

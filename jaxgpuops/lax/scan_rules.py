@@ -15,6 +15,7 @@ from jax import lax
 from jaxgpuops._arguments import COMPLEX, given
 from jaxgpuops._split import RULES, Rule, plain_rule
 from jaxgpuops.lax._reduce import max_p, min_p, sum_p
+from jaxgpuops.lax.logsumexp_primitives import logsumexp_p
 from jaxgpuops.lax.scan_primitives import (
     CUMULATIVE,
     TANGENT,
@@ -29,7 +30,6 @@ from jaxgpuops.lax.scan_primitives import (
     linear_scan_p,
     linear_scan_vjp_p,
 )
-from jaxgpuops.lax.softmax_primitives import logsumexp_p
 
 
 def _before_part(ends, axis, reverse, split):

@@ -23,6 +23,7 @@ from jaxgpuops.lax.cross_entropy_primitives import (
     cross_entropy_p,
     cross_entropy_vjp_p,
 )
+from jaxgpuops.lax.logsumexp_primitives import logsumexp_grad_p, logsumexp_jvp_p, logsumexp_p, logsumexp_vjp_p, whole
 from jaxgpuops.lax.softmax_primitives import (
     _below,
     _logits,
@@ -31,13 +32,8 @@ from jaxgpuops.lax.softmax_primitives import (
     _where,
     log_softmax_jvp_p,
     log_softmax_p,
-    logsumexp_grad_p,
-    logsumexp_jvp_p,
-    logsumexp_p,
-    logsumexp_vjp_p,
     or_zero,
     softmax_p,
-    whole,
     wide,
 )
 

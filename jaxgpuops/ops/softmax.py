@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis, AxisName, given
 from jaxgpuops.lax import cross_entropy_primitives as entropy
+from jaxgpuops.lax import logsumexp_primitives
 from jaxgpuops.lax import softmax_primitives as primitives
 from jaxgpuops.lax._softmax import (
     arguments,
@@ -208,7 +209,7 @@ _KERNELS = {"softmax": primitives.softmax_p, "log_softmax": primitives.log_softm
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _softmax(name, axis, factor, query_axis, *operands):
     if name == "logsumexp":
-        return primitives.bind(primitives.logsumexp_p, operands, axis, factor, query_axis, parts=False)[0]
+        return primitives.bind(logsumexp_primitives.logsumexp_p, operands, axis, factor, query_axis, parts=False)[0]
     return primitives.bind(_KERNELS[name], operands, axis, factor, query_axis)[0]
 
 
@@ -216,8 +217,8 @@ def _softmax(name, axis, factor, query_axis, *operands):
 # (`jax.hessian`) works.
 def _forward(name, axis, factor, query_axis, *operands):
     if name == "logsumexp":
-        parts = primitives.bind(primitives.logsumexp_p, operands, axis, factor, query_axis, parts=True)
-        return primitives.whole(parts, operands[0].dtype), (parts, operands)
+        parts = primitives.bind(logsumexp_primitives.logsumexp_p, operands, axis, factor, query_axis, parts=True)
+        return logsumexp_primitives.whole(parts, operands[0].dtype), (parts, operands)
     [y] = primitives.bind(_KERNELS[name], operands, axis, factor, query_axis)
     return y, (y, operands)
 
@@ -239,12 +240,12 @@ def _backward(name, axis, factor, query_axis, residuals, ct):
     if name == "logsumexp":
         *parts, ct = (lax.expand_dims(a, (axis,)) for a in (*y, ct))
         if plain:
-            return *primitives.logsumexp_grad_p(x, ct, *parts, axis=axis), None, None, None
+            return *logsumexp_primitives.logsumexp_grad_p(x, ct, *parts, axis=axis), None, None, None
         rows = *parts, primitives.wide(ct)
         flags = {"scaled": scale is not None, "biased": bias is not None, "masked": where is not None}
         rest = given(scale, bias, where)
         params = {"axis": axis, "factor": factor, "query_axis": query_axis} | flags
-        [dz] = primitives.logsumexp_vjp_p(x, *rows, *rest, **params)
+        [dz] = logsumexp_primitives.logsumexp_vjp_p(x, *rows, *rest, **params)
         dx, dscale, dbias = primitives.logit_cotangents(dz, x, scale, bias, factor)
     else:
         # Most calls need the cotangent of x only, so the kernel also multiplies by the scale.
