@@ -374,6 +374,24 @@ def _by_counts_jvp(most, primals, tangents):
     return jax.jvp(lambda row: _by_sort(row, most, False)[:2], primals, tangents)
 
 
+def _fill_up(found, own, fill, size):
+    """Returns ``size`` elements: those that were found, then fills. If there may be fewer elements than ``size``, the rest
+    is written without being read."""
+    out = jnp.where(found, own, fill)
+    return lax.pad(out, fill, [(0, size - out.size, 0)]) if size > out.size else out
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _fill_up_bits(found, own, fill, size):
+    """The same for floats. They are moved as bits, since XLA's CPU backend may change NaNs that it moves."""
+    return from_bits(_fill_up(found, to_bits(own), to_bits(fill), size), own.dtype)
+
+
+@_fill_up_bits.defjvp
+def _fill_up_bits_jvp(size, primals, tangents):
+    return _fill_up_bits(*primals, size), _fill_up(primals[0], *tangents[1:], size)
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _unique(x, fill, size, wanted):
     op = "jaxgpuops.unique"
@@ -394,19 +412,16 @@ def _unique(x, fill, size, wanted):
     found = count > 0
     if fill is None:
         fill = own[0] if most else np.zeros((), x.dtype)
-    fill = fill.astype(x.dtype)
-    outs, fills = [jnp.where(found, own, fill)], [fill]
+    fill_up = _fill_up_bits if jnp.issubdtype(x.dtype, jnp.floating) else _fill_up
+    outs = [fill_up(found, own, fill.astype(x.dtype), size)]
     if order is not None and index:  # it is there if one of the two is wanted
-        outs.append(order[jnp.where(found, first, np.int32(0))] if length else first)
-        fills.append(order[0] if length else np.int32(0))
+        first_of_all = order[0] if length else np.int32(0)
+        outs.append(
+            _fill_up(found, order[jnp.where(found, first, np.int32(0))] if length else first, first_of_all, size)
+        )
     if order is not None and inverse:
         rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
-        fills.append(None)
     if counts:
-        outs.append(count)
-        fills.append(np.int32(0))
-    if size > length:  # there are no more; the rest is written without being read
-        fill_up = lambda out, fill: out if fill is None else lax.pad(out, fill, [(0, size - length, 0)])
-        outs = [fill_up(out, fill) for out, fill in zip(outs, fills, strict=True)]
+        outs.append(_fill_up(found, count, np.int32(0), size))
     return tuple(outs)
