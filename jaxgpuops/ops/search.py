@@ -300,7 +300,8 @@ def unique(
         time.
       ValueError: for ``size`` out of range, and where there is nothing to fill with.
 
-    Algorithms: a sort, and a comparison of neighbours (docs/select.md).
+    Algorithms: a sort, and a comparison of neighbours; of many elements of 8 or 16 bits, the count of each possible
+    element (docs/select.md).
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
