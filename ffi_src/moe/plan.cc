@@ -24,9 +24,9 @@ constexpr int64_t kStagedFrom = 1024;
 constexpr int64_t kUnstaged = 32;
 constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
 constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
-// So many totals of blocks of a grid, each block adds up by itself. For more, it would take longer than to wait for
-// each other twice. Blocks that wait twice also put their assignments into order, so that many assignments count as
-// totals, kPerTotal for one.
+// With at most kFewTotals totals of blocks, each block of a grid adds up all of them. With more, blocks wait for each
+// other twice, which takes less time. They then put their assignments into order, too, which saves time where these are
+// many, so that kPerTotal assignments count as one total.
 constexpr int64_t kFewTotals = 10 << 10, kPerTotal = 128;
 constexpr int64_t kMostStaged = 1 << 16;  // assignments of a block that are put into order, so that 16 bits number them
 
