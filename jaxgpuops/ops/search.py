@@ -390,7 +390,9 @@ def _fill_up_bits(found, own, fill, size):
 
 @_fill_up_bits.defjvp
 def _fill_up_bits_jvp(size, primals, tangents):
-    return _fill_up_bits(*primals, size), _fill_up(primals[0], *tangents[1:], size)
+    found, own, fill = primals
+    _, own_tangent, fill_tangent = tangents
+    return _fill_up_bits(found, own, fill, size), _fill_up(found, own_tangent, fill_tangent, size)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
