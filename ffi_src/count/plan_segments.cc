@@ -64,10 +64,8 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
 // Chooses the widths so that no accumulator of a sum overflows, even if one segment has all rows.
 ExactShape exact_of(DType dtype, int64_t length) {
   ExactShape shape;
-  int bits = 0;
-  while (int64_t{1} << bits < length) ++bits;
   const int mantissa = mantissa_bits(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
-  shape.width = std::min(63 - mantissa - bits, 52 - mantissa);
+  shape.width = std::min(63 - mantissa - bits_for(length), 52 - mantissa);
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
   shape.step = std::ldexp(1.0, shape.width);

@@ -88,12 +88,6 @@ constexpr int64_t kDirectLine = 32;
 // Blocks of a multiprocessor in which lanes read bytes from shared memory, which takes longer than to bring them there.
 constexpr int64_t kByteBlocks = 4;
 
-int bits_for(int64_t n) {  // log2 of the smallest power of two that is at least n
-  int bits = 0;
-  while (int64_t{1} << bits < n) ++bits;
-  return bits;
-}
-
 // An upper bound of the number of 32-bit words in the State of the problem's policy.
 int state_words(const Problem& problem, int bytes) {
   const int value = std::max(1, bytes / 4);

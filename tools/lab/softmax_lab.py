@@ -13,7 +13,9 @@ from softmax_in_float64 import expected_reduction, expected_softmax, logits_of
 SOURCES = [
     *kernels("softmax"),
     *kernels("reduce"),
-    *(f"ffi_src/{name}.cc" for name in ("row_engine/plan", "row_engine/cuda/launch", "softmax/plan", "reduce/plan")),
+    *(f"ffi_src/row_engine/{name}.cc" for name in ("plan", "plan_rows", "plan_columns", "cuda/launch")),
+    "ffi_src/softmax/plan.cc",
+    "ffi_src/reduce/plan.cc",
     "tools/lab/softmax_lab.cc",
 ]
 

@@ -12,6 +12,7 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/rounding.h"
 #include "count/cuda/counter.cuh"
 #include "count/cuda/launch.h"
 
@@ -236,7 +237,7 @@ cudaError_t launch_bincount_parts(cudaStream_t stream, const BincountPlan& plan,
   a.slices = plan.slices;
   a.slice = (a.tiles + a.slices - 1) / a.slices;
   a.parts = static_cast<int>(plan.ranges);
-  while (int64_t{1} << a.bits < plan.range) ++a.bits;
+  a.bits = bits_for(plan.range);
   Launch split;
   split.block = dim3(kThreads);
   split.grid = dim3(static_cast<unsigned>(problem.rows.outer * a.tiles));

@@ -24,6 +24,7 @@
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
+#include "common/rounding.h"
 #include "moe/cuda/launch.h"
 #include "moe/cuda/route.cuh"
 #include "moe/cuda/route_few.cuh"
@@ -386,7 +387,7 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   // Fewer blocks than planned would have no room to put more assignments into order.
   Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)),
                     plan.staged && blocks == plan.blocks, plan.twice};
-  while (int64_t{1} << geometry.expert_bits < problem.experts) ++geometry.expert_bits;
+  geometry.expert_bits = bits_for(problem.experts);
   const auto kernel = kernel_of<kAlgorithm>(problem, geometry);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   if (kAlgorithm == Algorithm::kCluster) {

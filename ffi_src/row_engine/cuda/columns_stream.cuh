@@ -25,6 +25,7 @@
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/residents.cuh"
+#include "common/rounding.h"
 #include "row_engine/cuda/columns.cuh"
 
 namespace jaxgpuops::row_engine {
@@ -395,7 +396,7 @@ cudaError_t run_columns_stream(cudaStream_t stream, const RowPlan& plan, const P
     const int64_t together = std::min<int64_t>(strips, resident / plan.blocks);
     ColumnsStreamParameters<P> s = {p};
     s.words = reinterpret_cast<uint64_t*>(p.workspace);
-    while (1 << s.unit_bits < plan.blocks) ++s.unit_bits;
+    s.unit_bits = bits_for(plan.blocks);
     s.strips = strips;
     s.groups = together;
     s.beside =

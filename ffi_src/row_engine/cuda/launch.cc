@@ -4,6 +4,7 @@
 
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
+#include "common/rounding.h"
 
 namespace jaxgpuops::row_engine {
 namespace {
@@ -86,7 +87,7 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.spans = static_cast<int>(plan.spans);
   p.units = static_cast<int>(plan.units);
   p.lane_bits = plan.lane_bits;
-  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
+  p.vector_bits = bits_for(plan.vectors);
   p.blocks = static_cast<int>(plan.blocks);
   p.unit_warps = plan.unit_warps;
   p.part = plan.part;
@@ -96,7 +97,7 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
   p.ahead = plan.ahead;
   p.cluster = !split && !plan.split && plan.blocks > 1;
-  while (p.cluster && 1 << p.block_bits < p.blocks) ++p.block_bits;
+  if (p.cluster) p.block_bits = bits_for(p.blocks);
   const bool ragged = kernels.ragged && rows.inner == 1 && p.columns == 1 && plan.spans > 1 && !plan.wide &&
                       (plan.algorithm == RowAlgorithm::kRows || plan.algorithm == RowAlgorithm::kRowsSplit);
   p.aligned = is_aligned(p) && (ragged || (rows.inner == 1 ? rows.length : rows.inner) * kernels.item_bytes % 16 == 0);

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "common/cuda/small.cuh"
+#include "common/rounding.h"
 #include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
 #include "scan/cuda/pieces.cuh"
@@ -209,9 +210,7 @@ SmallParameters small_parameters_of(const Plan& plan, const Parameters& p) {
   for (int o = 0; o < 3; ++o) s.operands[o] = p.operands[o];
   for (int o = 0; o < 2; ++o) s.results[o] = p.results[o];
   s.h0 = p.h0;
-  int column_bits = 0;
-  while (1 << column_bits < plan.columns) ++column_bits;
-  s.columns = SmallColumns({p.columns / p.inner, p.length, p.inner}, column_bits, 0);
+  s.columns = SmallColumns({p.columns / p.inner, p.length, p.inner}, bits_for(plan.columns), 0);
   s.a_outer = p.a.outer.groups ? static_cast<uint32_t>(p.a.outer.stride[0]) : 0;
   s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
   s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
@@ -235,7 +234,7 @@ cudaError_t launch_pieces(cudaStream_t stream, const Plan& plan, const Parameter
   s.columns = static_cast<uint32_t>(p.columns);
   s.length = static_cast<uint32_t>(p.length);
   s.inner = static_cast<uint32_t>(p.inner);
-  while (1 << s.column_bits < plan.columns) ++s.column_bits;
+  s.column_bits = bits_for(plan.columns);
   s.run = static_cast<uint32_t>(plan.per_lane);
   s.runs = static_cast<uint32_t>(plan.runs);
   s.slots = 32 / s.runs;

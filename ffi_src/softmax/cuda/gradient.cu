@@ -6,6 +6,7 @@
 //
 // Small problems, and the shortest rows: gradient_spread.cuh. Few longer rows: gradient_wide.cuh. Rows that no cluster
 // holds, and few long columns of float32: gradient_split.cuh.
+#include "common/rounding.h"
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
 #include "softmax/cuda/gradient_split.cuh"
@@ -81,7 +82,7 @@ template <class P, class Q, Op op>
 cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   GradientParameters p = {
       buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits, 0};
-  while (1 << p.vector_bits < plan.vectors) ++p.vector_bits;
+  p.vector_bits = bits_for(plan.vectors);
   const auto past_vector = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
   const bool aligned = past_vector(p.x) + past_vector(p.cotangent) + past_vector(p.out) == 0 &&
                        problem.rows.length * plan.traits.item_bytes % 16 == 0;

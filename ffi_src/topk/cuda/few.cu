@@ -11,6 +11,7 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/rounding.h"
 #include "topk/cuda/few_shape.h"
 #include "topk/cuda/kernels.h"
 
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kFewThreads) few_kernel(const __grid_constant_
 cudaError_t launch_few(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Few a = {call_of(problem, buffers)};
   a.rows = static_cast<uint32_t>(problem.rows.count());
-  while (1 << a.lane_bits < plan.lanes) ++a.lane_bits;
+  a.lane_bits = bits_for(plan.lanes);
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kFewThreads);

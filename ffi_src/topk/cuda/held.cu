@@ -17,6 +17,7 @@
 // Bytes moved: the input once, and k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/rounding.h"
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/held_shape.h"
@@ -566,7 +567,7 @@ cudaError_t run(cudaStream_t stream, const Launch& config, const Args& a) {
 cudaError_t launch_held(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Args a = {call_of(problem, buffers)};
   a.blocks = static_cast<uint32_t>(plan.slices);
-  while (1u << a.block_bits < a.blocks) ++a.block_bits;
+  a.block_bits = bits_for(a.blocks);
   const uint32_t vector = 128 / problem.key_bits;
   a.share = (a.length / vector + a.blocks - 1) / a.blocks;
   a.index_bits = Packing<uint8_t>::make(a.length).index_bits;
