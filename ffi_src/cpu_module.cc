@@ -19,7 +19,7 @@ using namespace nb::literals;
 
 namespace {
 
-// What stands for a plan where no kernel takes the call in the form that was asked for.
+// Returned in the place of a plan if no kernel takes the call in the form that was asked for.
 nb::dict none_dict() {
   nb::dict dict;
   dict["algorithm"] = "none";

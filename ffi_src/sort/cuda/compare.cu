@@ -1,6 +1,7 @@
 // Sorts rows, or the segments of rows, by comparing: the place of an element is the number of elements of its row or
-// segment that come before it. So blocks share a row without waiting for each other, and one launch does all. For few
-// elements, which take less time to compare than the steps of other sorts wait for each other (plan.cc).
+// segment that come before it. So blocks share a row without waiting for each other, and one launch does all. It is for
+// few elements (plan.cc): comparing all pairs of them takes less time than the steps of another sort, which must wait
+// for each other.
 //
 // A block has some neighbouring elements of a row, or some short rows. A team of lanes compares one element with the
 // others of its segment, whose keys are in shared memory. A row without segments is one segment, along any axis.
