@@ -240,15 +240,19 @@ void define_selections(nb::module_& module) {
 
   module.def(
       "plan_sort_segments",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t offsets, int key_bits, int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int64_t offsets, int key_bits, int compute_capability,
+         bool values, bool indices, int64_t workspace_bytes) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;
         problem.key_bits = key_bits;
+        problem.values = values;
+        problem.indices = indices;
         problem.offsets = offsets;
-        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability)));
+        return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability), workspace_bytes));
       },
-      "outer"_a, "length"_a, "inner"_a, "offsets"_a, "key_bits"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "offsets"_a, "key_bits"_a, "compute_capability"_a, "values"_a = true,
+      "indices"_a = true, "workspace_bytes"_a = -1);
 
   module.def(
       "plan_topk_softmax",

@@ -78,7 +78,15 @@ def plan_sort(
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_sort_segments(
-    outer: int, length: int, inner: int, offsets: int, key_bits: int, compute_capability: int
+    outer: int,
+    length: int,
+    inner: int,
+    offsets: int,
+    key_bits: int,
+    compute_capability: int,
+    values: bool = True,
+    indices: bool = True,
+    workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_bincount(
     outer: int, length: int, inner: int, bins: int, dtype: str, compute_capability: int

@@ -36,12 +36,14 @@ REGIMES = {
     "warps for columns": ((50, 300, 67), 1, "network", False),
     "columns in registers": ((5, 300, 67), 1, "team", False),
     "a block for each of few columns": ((30, 801, 3), 1, "team", False),
-    "256 threads": ((300, 2047), 1, "block", False),
+    "256 threads": ((300, 2049), 1, "block", False),
+    "256 threads with fewer elements": ((300, 2047), 1, "block", False),
     "512 threads": ((70, 8192), 1, "block", False),
     "1024 threads": ((70, 8193), 1, "block", False),
     "few rows of a block": ((7, 9001), 1, "sweep", False),
     "columns in a block": ((2, 3000, 45), 1, "block", True),
-    "few tiles": ((5, 40_001), 1, "sweep", False),
+    "tiny tiles": ((2, 51_305), 1, "sweep", False),
+    "few tiles": ((5, 41_001), 1, "sweep", False),
     "groups of tiles": ((1, 300_003), 1, "sweep", False),
     "groups of the tiles of rows": ((3, 250_001), 1, "sweep", False),
     "one sweep": ((1, 1_100_003), 1, "sweep", False),
@@ -143,7 +145,8 @@ SEGMENTS = {
     "half of the warps": ((200, 2049), "segments"),
     "a merge": ((3, 17_001), "merge"),
     "merges": ((2, 70_001), "merge"),
-    "other calls": ((9, 150_001), None),
+    "sweeps": ((9, 150_001), "sweep"),
+    "sweeps of many elements": ((2, 1_100_003), "sweep"),
 }
 
 
@@ -163,7 +166,8 @@ def test_segments(shape, algorithm, dtype):
             if algorithm == "compare":
                 is_known = compares(offsets.size) and (n < 8192 or np.dtype(x.dtype).itemsize < 8)
             else:
-                is_known = algorithm and (n <= 8192 or algorithm == "merge" and n <= 256 * offsets.size)
+                mean, least = n / offsets.size, 8192 if np.dtype(x.dtype).itemsize == 8 else 1536
+                is_known = n <= 8192 or (mean <= 256 if algorithm == "merge" else mean >= least)
             if is_known:
                 calls = jaxgpuops.explain(both, x, offsets)
                 assert {call.plan["algorithm"] for call in calls if call.op == "sort_segments"} == {algorithm}

@@ -196,7 +196,8 @@ def test_plans_of_clusters(capability):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_sorts_of_segments(capability):
-    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, capability)
+    cpu = jaxgpuops._native.modules["cpu"]
+    plan = lambda *args: cpu.plan_sort_segments(*args, capability)
     assert plan(3, 0, 1, 5, 32)["algorithm"] == "empty"
     for length, bits, threads in [
         (1024, 32, 256), (1024, 64, 256), (1025, 16, 512), (4096, 32, 512), (1025, 64, 1024), (8192, 64, 1024),
@@ -228,8 +229,21 @@ def test_plans_of_sorts_of_segments(capability):
         assert found["algorithm"] == "merge"
         # A part of the batch, with the workspace of all, has enough of it.
         assert plan(1, length, 1, count, bits)["workspace_bytes"] == found["workspace_bytes"] > 8 * length
-    for outer, length, inner, bits in [(3, 300, 2, 32), (10_000, 300, 1, 32), (1000, 70_000, 1, 32)]:
+    for outer, length, inner, bits in [(3, 300, 2, 32), (10_000, 300, 1, 32), (3, 70_000, 2, 32)]:
         assert plan(outer, length, inner, 7, bits)["algorithm"] == "none"
+    for outer, length, count, bits, algorithm in [
+        (1000, 70_000, 45, 32, "sweep"), (1000, 70_000, 46, 32, "none"), (3, 70_000, 45, 32, "sweep"),
+        (3, 70_000, 46, 32, "merge"), (3, 70_000, 45, 16, "sweep"), (9, 70_000, 46, 8, "none"),
+        (7, 70_000, 2, 64, "merge"), (8, 70_000, 8, 64, "sweep"),
+        (8, 70_000, 9, 64, "none"),
+    ]:  # fmt: skip
+        found = plan(outer, length, 1, count, bits)
+        assert found["algorithm"] == algorithm
+        if algorithm == "sweep":  # and so is a part of the batch, with the workspace of the whole
+            given = found["workspace_bytes"]
+            one = cpu.plan_sort_segments(1, length, 1, count, bits, capability, workspace_bytes=given)
+            assert one["algorithm"] == "sweep" and one["workspace_bytes"] <= given
+            assert found["blocks"] >= outer * (count + length // 9000)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -13,18 +13,20 @@ constexpr int64_t kMaxTeamLength = 1024;
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
+constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
 // Plans a block for each row; returns false if none holds it.
 bool plan_block(const Problem& problem, int64_t shared_limit, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   for (const int threads : {256, 512, 1024}) {
-    if (problem.rows.length > threads * block_items(key_bytes) || block_shared_bytes(key_bytes, threads) > shared_limit)
-      continue;
+    const int items = block_items(key_bytes, problem.rows.length);
+    const int64_t bytes = block_shared_bytes(key_bytes, threads, items);
+    if (problem.rows.length > threads * items || bytes > shared_limit) continue;
     plan.algorithm = Algorithm::kBlock;
     plan.threads = threads;
     plan.blocks = problem.rows.count();
-    plan.shared_bytes = block_shared_bytes(key_bytes, threads);
+    plan.shared_bytes = bytes;
     return true;
   }
   return false;
@@ -110,10 +112,27 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
   plan.threads = kMergeThreads;
   plan.turns = false;
   plan.tile_bits = tile_bits;
-  plan.blocks = rows.count() * ceil_div(rows.length, merge_each(rows, problem.offsets > 0));
+  plan.blocks = rows.count() *
+                ceil_div(rows.length, merge_each(rows, problem.offsets > 0) * merge_parts(rows, problem.offsets > 0));
   plan.workspace_bytes =
       MergeShape(rows.inner, rows.length, problem.key_bits / 8, tile_bits, problem.offsets > 0).bytes;
   plan.overlap = gpu.dependent_launch;
+}
+
+// Segments of fewer elements in the mean take longer to sweep than with other calls.
+constexpr int64_t least_swept(int key_bits) { return key_bits == 64 ? 8192 : 1536; }
+
+// Whether segments are so short that large tiles would be empty for the most part.
+bool sweeps_short(const Problem& problem) {
+  return problem.offsets > 0 && (problem.key_bits <= 16 || problem.indices) &&
+         problem.rows.length < 6144 * problem.offsets;
+}
+
+// Whether each segment is swept by itself, in one or two tiles more than a row of its length.
+bool sweeps_segments(const Problem& problem) {
+  const Rows& rows = problem.rows;
+  return rows.inner == 1 && rows.length > kMostUnordered &&
+         rows.length >= least_swept(problem.key_bits) * problem.offsets;
 }
 
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
@@ -121,21 +140,34 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kSweep;
   plan.threads = kSweepThreads;
-  const bool large_fits = sweep_shared_bytes(key_bytes, false, problem.indices) <= shared_limit;
-  plan.small = sweeps_small(rows.elements()) || !large_fits;
+  const bool large_fits = sweep_shared_bytes(key_bytes, kLargeTiles, problem.indices) <= shared_limit;
+  const bool always_small = !large_fits || sweeps_short(problem);
+  // Of so many rows. Tiny tiles are for few enough to exchange counts.
+  const auto tiles_of = [&](int64_t count) {
+    const int64_t elements = count * rows.length;
+    if (elements > 1 << 20 && !always_small) return kLargeTiles;
+    const int64_t tiny = ceil_div(rows.length, sweep_tile(key_bytes, kTinyTiles, problem.indices));
+    const int64_t most = key_bytes == 8 ? std::min(gpu.multiprocessors, count * kMostExchanging) : gpu.multiprocessors;
+    const bool exchanges = key_bytes > 1 && problem.offsets == 0 && count * tiny <= most;
+    return exchanges && tiny <= kMostTiny ? kTinyTiles : kSmallTiles;
+  };
+  const SweepTiles size = tiles_of(rows.count());
+  plan.small = size != kLargeTiles;
   // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
   // the whole. Fewer rows may use small tiles, which need more bytes.
   const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
-                         sweeps_small(rows.length * rows.inner) || !large_fits);
-  plan.blocks = rows.count() * ((rows.length - 1) / sweep_tile(key_bytes, plan.small, problem.indices) + 1);
-  plan.shared_bytes = sweep_shared_bytes(key_bytes, plan.small, problem.indices);
+                         tiles_of(rows.inner), problem.offsets);
+  plan.blocks = rows.count() * (ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) + problem.offsets);
+  plan.shared_bytes = sweep_shared_bytes(key_bytes, size, problem.indices);
   plan.workspace_bytes += shape.bytes;
   plan.counted = count_elements(rows.elements(), gpu.multiprocessors);
-  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, plan.small, problem.indices),
+  const int64_t fit = std::min<int64_t>(sweep_blocks(key_bytes, size, problem.indices),
                                         gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   // Passes that exchange counts are never skipped, so wider keys do it only where waiting takes most of the time.
-  if (key_bytes == 2)
+  if (problem.offsets > 0)
+    plan.exchanges = false;
+  else if (key_bytes == 2)
     plan.exchanges = !plan.tickets;
   else if (key_bytes == 4)
     plan.exchanges = plan.small && plan.blocks <= gpu.multiprocessors;
@@ -167,7 +199,7 @@ bool merges_segments(const Problem& problem) {
   int64_t longest = 0;  // of the mean segment
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
-    case 32: longest = elements <= 1 << 18 ? 4096 : elements <= 1 << 21 ? 1280 : 640; break;
+    case 32: longest = elements <= 1 << 18 ? 1536 : elements <= 1 << 21 ? 1280 : 640; break;
     default: longest = elements <= 1 << 16 ? 1024 : 256;
   }
   return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
@@ -200,7 +232,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
-    if (plan.algorithm == Algorithm::kNone && merges_segments(problem)) plan_merge(problem, gpu, kMergeTileBits, plan);
+    if (plan.algorithm != Algorithm::kNone) return plan;
+    if (merges_segments(problem)) {
+      Plan merge = plan;
+      plan_merge(problem, gpu, kMergeTileBits, merge);
+      // A part of a batch that is swept has less.
+      if (workspace_bytes < 0 || workspace_bytes >= merge.workspace_bytes) return merge;
+    }
+    if (sweeps_segments(problem)) plan_sweep(problem, shared_limit, gpu, plan);
     return plan;
   }
   if (problem.carries) {

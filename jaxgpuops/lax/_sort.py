@@ -305,10 +305,10 @@ def _sort_segments_fallback(x, offsets, *, axis, descending, values, indices, mo
     return [*([take_along_axis(x, order, axis, permutes=True)] if values else []), *([order] if indices else [])]
 
 
-def _plan_sort_segments(rows, avals, compute_capability, axis, **_):
+def _plan_sort_segments(rows, avals, compute_capability, axis, *, values, indices, **_):
     x, offsets = avals
     return _native.modules["cpu"].plan_sort_segments(
-        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability
+        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability, values, indices
     )
 
 
@@ -430,5 +430,7 @@ def sort(
     operands = [_arguments.array(op, "operand", x) for x in (operand if several else [operand])]
     if not 1 <= num_keys <= min(len(operands), MAX_KEYS):
         raise ValueError(f"{op}: num_keys must be between 1 and {min(len(operands), MAX_KEYS)}, got {num_keys}")
-    outs = _sort(operands, dimension, num_keys, _arguments.names(op, axis_name))
+    # Inside a traced function, `jit` would hide how operands are made (`Kernel.known`).
+    traced = any(isinstance(x, jax.core.Tracer) for x in operands)
+    outs = (_sort.__wrapped__ if traced else _sort)(operands, dimension, num_keys, _arguments.names(op, axis_name))
     return outs if several else outs[0]

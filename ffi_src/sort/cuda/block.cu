@@ -26,8 +26,14 @@ struct BlockArgs {
   bool bytes;  // elements have 8 bits, and are the upper half of a key
 };
 
+// Blocks of a multiprocessor.
+constexpr int block_count(int key_bytes, int threads, int items) {
+  return key_bytes < 8 && items == 8 ? 6 : 1024 / threads;
+}
+
 template <class Key, int kThreads, int kItems>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const __grid_constant__ BlockArgs a) {
+__global__ void __launch_bounds__(kThreads, block_count(sizeof(Key), kThreads, kItems))
+    block_kernel(const __grid_constant__ BlockArgs a) {
   static_assert(kThreads >= kDigits);
   auto& shared = *reinterpret_cast<BlockShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
   __shared__ volatile Digits digits;
@@ -121,14 +127,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) block_kernel(const 
   }
 }
 
-template <class Key, int kThreads>
+template <class Key, int kThreads, int kItems>
 cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
-  constexpr int kItems = block_items(sizeof(Key));
   Launch config;
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.block = dim3(kThreads);
-  static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads));
-  config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads);
+  static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads, kItems));
+  config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads, kItems);
   const bool bytes = problem.key_bits == 8;
   return launch(stream, config, block_kernel<Key, kThreads, kItems>,
                 BlockArgs{buffers.x, buffers.values, buffers.indices, static_cast<uint32_t>(problem.rows.length),
@@ -140,10 +145,12 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
 cudaError_t launch_block(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const auto sort = [&](auto key) {
     using Key = decltype(key);
+    constexpr int kItems = block_items(sizeof(Key), 1 << 14);
+    if (block_items(sizeof(Key), problem.rows.length) < kItems) return run<Key, 256, 8>(stream, problem, buffers);
     switch (plan.threads) {
-      case 256: return run<Key, 256>(stream, problem, buffers);
-      case 512: return run<Key, 512>(stream, problem, buffers);
-      case 1024: return run<Key, 1024>(stream, problem, buffers);
+      case 256: return run<Key, 256, kItems>(stream, problem, buffers);
+      case 512: return run<Key, 512, kItems>(stream, problem, buffers);
+      case 1024: return run<Key, 1024, kItems>(stream, problem, buffers);
     }
     return cudaErrorInvalidValue;
   };

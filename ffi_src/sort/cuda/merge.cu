@@ -6,7 +6,7 @@
 // thread has an element, and binary searches in the other runs of the group tell its place. Of equal elements, those of
 // earlier runs come first. An element is written to the results as soon as its row, or its segment, lies in the group:
 // keys are no elements, so these are read from the row by their indices. Tiles of segments begin where segments begin,
-// so only segments of more than half a tile are cut. The others are finished with their tile.
+// so only segments of more than half a tile (or a third) are cut. The others are finished with their tile.
 //
 // Bytes moved: the keys are read once; each kernel writes a key and an index for each element, but for segments that
 // are finished, and merges read them; every result is written once, and its element read once more. Searches read keys
@@ -48,23 +48,9 @@ struct MergeArgs {
   // [row][tile]: the segment that has elements before and after the end of the tile's step; empty if there is none, or
   // if it lies in a tile.
   Range* across;
-  int step_bits;  // logarithm of the distance of tiles, which is that of the first runs
-  uint32_t each;  // places of a block of merge_runs_kernel
+  int step_bits;         // logarithm of the distance of tiles, which is that of the first runs
+  uint32_t each, parts;  // places of a part of merge_runs_kernel's work, and parts of a block
 };
-
-// Returns how many of the ascending offsets are less than `place`. All lanes of a warp call it.
-__device__ __forceinline__ int64_t offsets_below(const int32_t* offsets, int64_t count, int64_t place) {
-  int64_t low = 0;
-  while (count > 0) {
-    const int64_t step = (count + 31) / 32, at = int64_t{threadIdx.x} % 32 * step;
-    const int below = __popc(__ballot_sync(kEveryLane, at < count && offsets[low + at] < place));
-    if (below == 0) break;
-    const int64_t skipped = (below - 1) * step + 1;
-    low += skipped;
-    count = min(step - 1, count - skipped);
-  }
-  return low;
-}
 
 // Returns the part of [begin, end) that lies in `of`. It is not before the first element even if it is empty, so that
 // the element before its end can be read.
@@ -127,16 +113,16 @@ __device__ __forceinline__ uint32_t padded(uint32_t slot) {
   return slot + slot / kItems;
 }
 
-template <class Key, int kTileBits>
+template <class Key, int kPlaces>
 struct TileShared {
-  static constexpr uint32_t kTile = 1 << kTileBits, kWords = kTile / 32;
-  static constexpr uint32_t kSlots = kTile + kTile / merge_tile_items(kTileBits) + 1;
+  static constexpr uint32_t kTile = kPlaces, kWords = kTile / 32;
+  static constexpr uint32_t kSlots = kTile + kTile / merge_tile_items(kTile) + 1;
   Key keys[kSlots];
   uint16_t indices[kSlots];
   uint32_t begins[kWords + 1];   // a bit for each place of the tile where a segment begins, and for the place after
   uint32_t filled[kWords / 32];  // a bit for each of these words, but for the last, that has bits
-  uint32_t largest[merge_tile_threads(kTileBits) / 32];  // offset of each warp's
-  Border borders[2];                                     // where the tile begins, and where it ends
+  uint32_t largest[merge_tile_threads(kTile) / 32];  // offset of each warp's
+  Border borders[2];                                 // where the tile begins, and where it ends
 
   // Returns the segment that has a slot, as far as it is in the tile.
   __device__ __forceinline__ Range segment_of(uint32_t slot) const {
@@ -160,18 +146,19 @@ struct TileShared {
 };
 
 // Finds where the tile of this number begins: where the segment begins that has the place number << step_bits, if that
-// is not more than a step before it. So tiles of up to two steps cut only segments of more than a step. All lanes of a
-// warp call it.
-__device__ __forceinline__ Border border_of(const MergeArgs& a, const int32_t* offsets, uint32_t number) {
+// is at most so many places `back`, by which tiles are longer than a step. So tiles cut only segments of more places.
+// All lanes of a warp call it.
+__device__ __forceinline__ Border border_of(const MergeArgs& a, const int32_t* offsets, uint32_t number,
+                                            uint32_t back) {
   if (number == 0) return {0, 0, false, {0, 0}};
   if (number == a.blocks) return {a.length, a.count, false, {0, 0}};
-  const uint32_t step = 1u << a.step_bits, place = number << a.step_bits;
+  const uint32_t place = number << a.step_bits;
   const int64_t after = offsets_below(offsets, a.count, int64_t{place} + 1);
   if (after == 0 || after == a.count) return {place, after, false, {0, 0}};
   const auto begin = static_cast<uint32_t>(max(offsets[after - 1], 0));
   const uint32_t end = min(static_cast<uint32_t>(offsets[after]), a.length);
-  const bool cut = place - begin > step;  // here; `parted`: at any place
-  const bool parted = begin < place && ((end - 1) >> a.step_bits << a.step_bits) > begin + step;
+  const bool cut = place - begin > back;  // here; `parted`: at any place
+  const bool parted = begin < place && ((end - 1) >> a.step_bits << a.step_bits) > begin + back;
   return {cut ? place : begin, after - 1, cut, parted ? Range{begin, end} : Range{0, 0}};
 }
 
@@ -213,20 +200,20 @@ __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t*
 
 // A thread sorts a few neighbouring elements in registers. Then runs are merged two by two: a thread finds where its
 // part of the result begins in both by a binary search, and goes on from there element by element.
-template <class Key, int kTileBits>
-__global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_tile_threads(kTileBits))
+template <class Key, int kPlaces>
+__global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks(kPlaces))
     merge_tiles_kernel(const __grid_constant__ MergeArgs a) {
-  constexpr int kItems = merge_tile_items(kTileBits);
-  constexpr uint32_t kTile = 1 << kTileBits, kThreads = merge_tile_threads(kTileBits);
-  __shared__ TileShared<Key, kTileBits> shared;
+  constexpr int kItems = merge_tile_items(kPlaces);
+  constexpr uint32_t kTile = kPlaces, kThreads = merge_tile_threads(kPlaces);
+  __shared__ TileShared<Key, kPlaces> shared;
   let_dependents_start();
   const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks;
   const uint32_t outer = a.inner == 1 ? row : row / a.inner, column = row - outer * a.inner;
   const int32_t* const offsets = a.offsets ? a.offsets + a.offsets_at(outer) : nullptr;
-  uint32_t begin = tile << kTileBits, there = min(kTile, a.length - begin);
+  uint32_t begin = tile * kTile, there = min(kTile, a.length - begin);
   if (offsets && a.blocks > 1) {
     if (const uint32_t end = threadIdx.x / 32; end < 2) {
-      const Border border = border_of(a, offsets, tile + end);
+      const Border border = border_of(a, offsets, tile + end, kTile - (1u << a.step_bits));
       shared.borders[end] = border;
       if (end == 1 && threadIdx.x % 32 == 0) a.across[int64_t{row} * a.blocks + tile] = border.across;
     }
@@ -271,10 +258,11 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
     }
   }
   const bool live = first < there;
+  bool moved = true;  // whether shared memory lacks the order of the thread's elements
 #pragma unroll 1
   for (uint32_t run = kItems; run < there; run *= 2) {
     __syncthreads();
-    if (live) {
+    if (live && moved) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         shared.keys[own + i] = keys[i];
@@ -285,13 +273,16 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
     if (!live) continue;
     // Only the segment that has the first element of the second run, and elements of the first, is merged.
     const uint32_t group = first & ~(2 * run - 1), middle = group + run;
+    moved = middle < kTile;
+    if (!moved) continue;
     Range both = {group, group + 2 * run};
     if (a.offsets) {
       both = shared.segment_of(middle);
       if (both.begin == middle) both.end = middle;
       both = {max(both.begin, group), min(both.end, group + 2 * run)};
     }
-    if (first >= both.end || first + kItems <= both.begin) continue;
+    moved = first < both.end && first + kItems > both.begin;
+    if (!moved) continue;
     const auto key_at = [&](uint32_t slot) { return shared.keys[padded<kItems>(slot)]; };
     const uint32_t from = min(max(first, both.begin), both.end) - both.begin;
     uint32_t low = from - min(from, both.end - middle), high = min(from, middle - both.begin);
@@ -354,55 +345,78 @@ __global__ void __launch_bounds__(merge_tile_threads(kTileBits), 1024 / merge_ti
 
 template <class Key>
 __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_constant__ MergeArgs a) {
-  const uint32_t row = blockIdx.x / a.blocks, block = blockIdx.x - row * a.blocks;
-  const uint32_t first_place = block * a.each, run = 1u << a.run_bits;
-  const uint32_t own_run = first_place & ~(run - 1), run_end = min(own_run + run, a.length);
-  const uint32_t group = first_place & ~(run * kFan - 1), group_end = min(group + run * kFan, a.length);
+  const uint32_t row = blockIdx.x / a.blocks, block = blockIdx.x - row * a.blocks, run = 1u << a.run_bits;
   wait_for_predecessor();
   let_dependents_start();
-  // The segments that have elements in other runs, too: at the begin and at the end of the run.
-  Range left = {0, a.length}, right = {a.length, a.length};
-  if (a.offsets) {
-    const Range* const across = a.across + (int64_t{row} * (((a.length - 1) >> a.step_bits) + 1) - 1);
-    left = own_run == 0 ? Range{0, 0} : across[own_run >> a.step_bits];
-    if (run_end < a.length) right = across[run_end >> a.step_bits];
-    if (right.end == 0) right = {a.length, a.length};
-    if (first_place >= left.end && first_place + a.each <= right.begin) return;
+  const Range* const across = a.across + (int64_t{row} * (((a.length - 1) >> a.step_bits) + 1) - 1);
+  // The segments that have elements in other runs, too: at the begin and at the end of the run of a place.
+  struct Ends {
+    Range left, right;
+  };
+  const auto ends_of = [&](uint32_t place) {
+    const uint32_t own_run = place & ~(run - 1), run_end = min(own_run + run, a.length);
+    Ends ends = {{0, a.length}, {a.length, a.length}};
+    if (!a.offsets) return ends;
+    ends.left = own_run == 0 ? Range{0, 0} : across[own_run >> a.step_bits];
+    if (run_end < a.length) ends.right = across[run_end >> a.step_bits];
+    if (ends.right.end == 0) ends.right = {a.length, a.length};
+    return ends;
+  };
+  // In most parts of many segments nothing is left to do. Each lane finds that out for one.
+  __shared__ uint32_t busy;
+  if (threadIdx.x < 32) {
+    const int64_t first = (int64_t{block} * a.parts + threadIdx.x) * a.each;
+    bool is_busy = threadIdx.x < a.parts && first < a.length;
+    if (is_busy && a.offsets) {
+      const Ends ends = ends_of(static_cast<uint32_t>(first));
+      is_busy = first < ends.left.end || first + a.each > ends.right.begin;
+    }
+    const uint32_t all = __ballot_sync(kEveryLane, is_busy);
+    if (threadIdx.x == 0) busy = all;
   }
+  __syncthreads();
   const int64_t base = int64_t{row} * a.length;
   const Key* const keys = static_cast<const Key*>(a.from_keys) + base;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < a.each; i += kMergeThreads) {
-    const uint32_t place = first_place + i;
-    const Range segment = place >= right.begin ? right : left;
-    if (place >= run_end || place >= segment.end) continue;
-    const Key own = keys[place];
-    const auto index = static_cast<uint32_t>((a.from_indices + base)[place]);
-    uint32_t to = max(segment.begin, group) + place - max(segment.begin, own_run);
-    Range ranges[kFan - 1];
-    bool ties[kFan - 1];
+  for (uint32_t parts = busy; parts; parts &= parts - 1) {
+    const uint32_t first_place = (block * a.parts + __ffs(static_cast<int>(parts)) - 1) * a.each;
+    const Ends ends = ends_of(first_place);
+    const uint32_t own_run = first_place & ~(run - 1), run_end = min(own_run + run, a.length);
+    const uint32_t group = first_place & ~(run * kFan - 1), group_end = min(group + run * kFan, a.length);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < a.each; i += kMergeThreads) {
+      const uint32_t place = first_place + i;
+      const Range segment = place >= ends.right.begin ? ends.right : ends.left;
+      if (place >= run_end || place >= segment.end) continue;
+      const Key own = keys[place];
+      const auto index = static_cast<uint32_t>((a.from_indices + base)[place]);
+      uint32_t to = max(segment.begin, group) + place - max(segment.begin, own_run);
+      Range ranges[kFan - 1];
+      bool ties[kFan - 1];
 #pragma unroll
-    for (uint32_t u = 0; u < kFan - 1; ++u) {
-      const uint32_t other = group + ((own_run - group + (u + 1) * run) & (run * kFan - 1));
-      ranges[u] = part_in(segment, other, min(other + run, a.length));
-      ties[u] = other < own_run;
-    }
-    to += elements_before(keys, ranges, ties, run, own);
-    if (segment.begin >= group && segment.end <= group_end) {
-      finish<Key>(a, row, to, index);
-    } else {
-      (static_cast<Key*>(a.to_keys) + base)[to] = own;
-      (a.to_indices + base)[to] = static_cast<int32_t>(index);
+      for (uint32_t u = 0; u < kFan - 1; ++u) {
+        const uint32_t other = group + ((own_run - group + (u + 1) * run) & (run * kFan - 1));
+        ranges[u] = part_in(segment, other, min(other + run, a.length));
+        ties[u] = other < own_run;
+      }
+      to += elements_before(keys, ranges, ties, run, own);
+      if (segment.begin >= group && segment.end <= group_end) {
+        finish<Key>(a, row, to, index);
+      } else {
+        (static_cast<Key*>(a.to_keys) + base)[to] = own;
+        (a.to_indices + base)[to] = static_cast<int32_t>(index);
+      }
     }
   }
 }
 
 // Small tiles are for a few rows of 64-bit keys only.
 template <class Key>
-auto tiles_kernel(int tile_bits) {
+auto tiles_kernel(int places) {
   if constexpr (sizeof(Key) == 8)
-    if (tile_bits == kSmallMergeTileBits) return merge_tiles_kernel<Key, kSmallMergeTileBits>;
-  return merge_tiles_kernel<Key, kMergeTileBits>;
+    if (places == 1 << kSmallMergeTileBits) return merge_tiles_kernel<Key, 1 << kSmallMergeTileBits>;
+  return places == kShortMergeTile ? merge_tiles_kernel<Key, kShortMergeTile>
+                                   : merge_tiles_kernel<Key, 1 << kMergeTileBits>;
 }
 
 template <class Key>
@@ -431,11 +445,13 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   a.blocks = static_cast<uint32_t>(shape.tiles);
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
-  config.block = dim3(merge_tile_threads(plan.tile_bits));
+  const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits);
+  config.block = dim3(merge_tile_threads(places));
   writes_to(0);
-  cudaError_t error = launch(stream, config, tiles_kernel<Key>(plan.tile_bits), a);
+  cudaError_t error = launch(stream, config, tiles_kernel<Key>(places), a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
-  a.blocks = static_cast<uint32_t>(ceil_div(length, a.each));
+  a.parts = static_cast<uint32_t>(merge_parts(problem.rows, problem.offsets > 0));
+  a.blocks = static_cast<uint32_t>(ceil_div(length, a.each * a.parts));
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   config.block = dim3(kMergeThreads);
   config.overlap = plan.overlap;

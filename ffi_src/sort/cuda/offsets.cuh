@@ -1,4 +1,4 @@
-// The offsets of the segments of a row that one block has.
+// The offsets of the segments of a row.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +61,20 @@ __device__ __forceinline__ Range mark_offsets(const int32_t* offsets, int64_t co
     if (i < count) mark(offset);
   }
   return {offset_at(0), most};
+}
+
+// Returns how many of the ascending offsets are less than `place`. All lanes of a warp call it.
+__device__ __forceinline__ int64_t offsets_below(const int32_t* offsets, int64_t count, int64_t place) {
+  int64_t low = 0;
+  while (count > 0) {
+    const int64_t step = (count + 31) / 32, at = int64_t{threadIdx.x} % 32 * step;
+    const int below = __popc(__ballot_sync(kEveryLane, at < count && offsets[low + at] < place));
+    if (below == 0) break;
+    const int64_t skipped = (below - 1) * step + 1;
+    low += skipped;
+    count = min(step - 1, count - skipped);
+  }
+  return low;
 }
 
 }  // namespace

@@ -57,11 +57,12 @@ struct NetworkShape {
 
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
 
-constexpr int block_items(int key_bytes) { return key_bytes == 8 ? 8 : 16; }  // elements of a thread
+// Elements of a thread: fewer in short rows, so that most warps of the smallest block have some.
+constexpr int block_items(int key_bytes, int64_t length) { return key_bytes == 8 || length <= 2048 ? 8 : 16; }
 
 // Shared memory of block_kernel: the counts of each warp, the keys, and indices of 16 bits.
-constexpr int64_t block_shared_bytes(int key_bytes, int threads) {
-  return threads / 32 * 1024 + threads * block_items(key_bytes) * (std::max(key_bytes, 4) + 2) + 64;
+constexpr int64_t block_shared_bytes(int key_bytes, int threads, int items) {
+  return threads / 32 * 1024 + threads * items * (std::max(key_bytes, 4) + 2) + 64;
 }
 
 // ---- Segments of rows that a block holds ----------------------------------------------------------------------------
@@ -107,23 +108,23 @@ inline int64_t compare_shared_bytes(const Rows& rows, const CompareShape& shape,
 // ---- Longer ones ----------------------------------------------------------------------------------------------------
 
 constexpr int kSweepThreads = 384;
-constexpr int sweep_blocks(int key_bytes, bool small, bool indices) {  // that a multiprocessor holds at least
-  return !small && (key_bytes == 8 || indices) ? 2 : 3;
+// Tiles of a sweep. If there are few elements in all, smaller ones spread them over more multiprocessors. GPUs whose
+// shared memory is too small for the large ones have small ones, too.
+enum SweepTiles { kLargeTiles, kSmallTiles, kTinyTiles };
+constexpr int sweep_blocks(int key_bytes, SweepTiles tiles, bool indices) {  // that a multiprocessor holds at least
+  return tiles == kLargeTiles && (key_bytes == 8 || indices) ? 2 : 3;
 }
-// sweep_items() is the number of elements of a thread. If there are few elements in all, small tiles spread them over
-// more multiprocessors. GPUs whose shared memory is too small for the large ones have small ones, too.
-constexpr bool sweeps_small(int64_t elements) { return elements <= 1 << 20; }
-constexpr int sweep_items(int key_bytes, bool small, bool indices) {
-  if (key_bytes == 1) return 16;  // there is one pass
-  if (small) return 8;
+constexpr int sweep_items(int key_bytes, SweepTiles tiles, bool indices) {  // elements of a thread
+  if (key_bytes == 1) return 16;                                            // there is one pass
+  if (tiles != kLargeTiles) return tiles == kTinyTiles ? 4 : 8;
   return key_bytes < 8 ? 23 : indices ? 16 : 20;
 }
-constexpr int64_t sweep_tile(int key_bytes, bool small, bool indices) {
-  return kSweepThreads * sweep_items(key_bytes, small, indices);
+constexpr int64_t sweep_tile(int key_bytes, SweepTiles tiles, bool indices) {
+  return kSweepThreads * sweep_items(key_bytes, tiles, indices);
 }
-constexpr int64_t sweep_shared_bytes(int key_bytes, bool small, bool indices) {
+constexpr int64_t sweep_shared_bytes(int key_bytes, SweepTiles tiles, bool indices) {
   return kSweepThreads / 32 * 1024 +
-         sweep_tile(key_bytes, small, indices) * (std::max(key_bytes, 4) + (indices ? 4 : 0));
+         sweep_tile(key_bytes, tiles, indices) * (std::max(key_bytes, 4) + (indices ? 4 : 0));
 }
 
 // How many of all `elements` a block of count_kernel counts: fewer if there would not be two blocks for each
@@ -138,7 +139,7 @@ constexpr int64_t count_elements(int64_t elements, int multiprocessors) {
 // reads the sums of all groups and the counts of its own group only.
 constexpr int64_t sweep_group(int64_t tiles) { return tiles <= 64 ? 8 : 16; }
 
-// The state of a row at the front of the workspace. It is set to zero before every sort.
+// The state of a row, or of a segment, at the front of the workspace. It is set to zero before every sort.
 struct RowHead {
   uint32_t tickets[8];  // used in the first row only: for each pass, how many tiles blocks have taken
   uint32_t counted;     // how many blocks have finished counting in this row
@@ -149,14 +150,20 @@ struct RowHead {
 // The offset of each part of a workspace, and its total size in bytes. All passes but the last write to two buffers of
 // keys, and of indices, in turn. If whole rows are wanted, the results serve as the second buffer; if there are only
 // two passes, none is needed.
+//
+// Segments are sorted in pieces: parts of tiles, which end where a segment ends, too. Each may be the first of a
+// segment.
 struct SweepShape {
-  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, bool small)
-      : passes(key_bytes), tiles((length - 1) / sweep_tile(key_bytes, small, indices) + 1) {
-    group = sweep_group(tiles), groups = (tiles - 1) / group + 1;
-    counts = aligned(rows * static_cast<int64_t>(sizeof(RowHead)));
-    status = counts + rows * passes * 1024;
+  SweepShape(int64_t rows, int64_t length, int64_t k, int key_bytes, bool values, bool indices, SweepTiles size,
+             int64_t offsets = 0)
+      : passes(key_bytes), tiles((length - 1) / sweep_tile(key_bytes, size, indices) + 1 + offsets) {
+    group = sweep_group(tiles), groups = offsets ? 0 : (tiles - 1) / group + 1;
+    const int64_t heads = offsets ? rows * tiles : rows;
+    counts = aligned(heads * static_cast<int64_t>(sizeof(RowHead)));
+    status = counts + heads * passes * 1024;
     sums = status + rows * tiles * passes * 1024;
-    keys = sums + rows * groups * passes * 1024;
+    pieces = sums + rows * groups * passes * 1024;
+    keys = pieces + (offsets ? aligned(rows * tiles * 16) : 0);
     this->indices = keys + aligned(rows * length * key_bytes);
     more_keys = this->indices + (indices ? aligned(rows * length * 4) : 0);
     more_indices = more_keys + (passes <= 2 || (values && k == length) ? 0 : aligned(rows * length * key_bytes));
@@ -164,9 +171,10 @@ struct SweepShape {
   }
 
   int passes;
-  int64_t tiles;                                                         // tiles of a row
-  int64_t group, groups;                                                 // tiles of a group, and groups of a row
-  int64_t counts, status, sums, keys, indices, more_keys, more_indices;  // offsets of the parts; RowHeads are at 0
+  int64_t tiles;          // tiles, or pieces, of a row
+  int64_t group, groups;  // tiles of a group, and groups of a row
+  // Offsets of the parts; RowHeads are at 0.
+  int64_t counts, status, sums, pieces, keys, indices, more_keys, more_indices;
   int64_t bytes;
 };
 
@@ -175,8 +183,17 @@ struct SweepShape {
 constexpr int kSmallMergeTileBits = 10, kMergeTileBits = 12;  // logarithms of the lengths of tiles
 constexpr int kMergeFanBits = 2;                              // logarithm of the runs that are merged at once
 constexpr int kMergeThreads = 256;                            // of a block that merges runs
-constexpr int merge_tile_items(int tile_bits) { return tile_bits == kSmallMergeTileBits ? 4 : 8; }  // of a thread
-constexpr int merge_tile_threads(int tile_bits) { return (1 << tile_bits) / merge_tile_items(tile_bits); }
+constexpr int kShortMergeTile = 3 << 10;                      // the length of the longest tile if segments are short
+constexpr int merge_tile_items(int tile) { return tile == 1 << kSmallMergeTileBits ? 4 : 8; }  // of a thread
+constexpr int merge_tile_threads(int tile) { return tile / merge_tile_items(tile); }
+constexpr int merge_tile_blocks(int tile) {  // of a multiprocessor, at least
+  return tile == kShortMergeTile ? 4 : 1024 / merge_tile_threads(tile);
+}
+// The length of the longest tile. Tiles of segments begin two to the step_bits places apart; half of such a tile of
+// 4096 places would mostly be empty if segments are short.
+constexpr int merge_tile(const Rows& rows, int64_t offsets, int tile_bits) {
+  return offsets > 0 && rows.length <= 224 * offsets ? kShortMergeTile : 1 << tile_bits;
+}
 
 // How many merges follow the sort of tiles, and the halves of the workspace that they read and write in turn. Each half
 // has a key and an index for each element. Only merges that others follow write to the workspace.
@@ -199,9 +216,13 @@ struct MergeShape {
   int64_t bytes;
 };
 
-// How many places a block of a merge has. In most blocks of many segments nothing is left to do, so they have more.
+// How many places a part of a merge has, and how many parts a block. In most parts of many segments nothing is left to
+// do, so they have more places, and blocks of many elements have more parts.
 constexpr int64_t merge_each(const Rows& rows, bool segments) {
   return segments && rows.elements() > 1 << 19 ? 1024 : kMergeThreads;
+}
+constexpr int64_t merge_parts(const Rows& rows, bool segments) {
+  return segments ? std::clamp<int64_t>(rows.elements() >> 21, 1, 32) : 1;
 }
 
 // ---- Columns that become rows ---------------------------------------------------------------------------------------
