@@ -313,7 +313,8 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
                 entry = _platform_specific_lowerings[platform].get(primitive)
                 _replaced[name][platform] = entry
                 original = (entry or _lowerings[primitive]).rule
-                mlir.register_lowering(primitive, _rule(name, platform, original), platform=platform)
+                # A cacheable rule would not see how operands are made (`Kernel.known`).
+                mlir.register_lowering(primitive, _rule(name, platform, original), platform=platform, cacheable=False)
         if new or asked:
             jax.clear_caches()
         return Installed(new, asked)

@@ -160,6 +160,8 @@ class Kernel:
         and in calls whose param ``permutes`` is True, they are split as the operands are.
       splits_as_one: for a kernel whose fallback is made of other kernels: whether XLA is asked once how to split all of
         it over devices, and not once for each of these kernels.
+      known: ``known(operands, axis, **params)`` gives the results if the way in which operands are made tells them, else
+        None; all of these are MLIR values.
     """
 
     def __init__(
@@ -180,6 +182,7 @@ class Kernel:
         others: Callable[..., Sequence[jax.Array]] | None = None,
         reindexes: bool = False,
         splits_as_one: bool = False,
+        known: Callable[..., Sequence[Any] | None] | None = None,
     ):
         self.name = name
         self.target = f"jaxgpuops.{name}"
@@ -197,6 +200,7 @@ class Kernel:
         self.others = others or fallback
         self.reindexes = reindexes
         self.splits_as_one = splits_as_one
+        self.known = known
         self.primitive = p = Primitive(self.target)
         p.multiple_results = True
         p.def_impl(self._eager)
@@ -204,8 +208,8 @@ class Kernel:
         batching.primitive_batchers[p] = self._batch
         for platform in ("cpu", "cuda"):
             # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
-            # argument of the program, which `_is_kept` must know.
-            keeps = not self.aliases
+            # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at.
+            keeps = not (self.aliases or self.known or self.splits_as_one)
             mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
         mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
@@ -327,6 +331,8 @@ class Kernel:
                 operands,
             )
             return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
+        if self.known and (outs := self.known(operands, axis=axis, **params)):
+            return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
         platform = platform or "/".join(ctx.platforms or ctx.module_context.platforms)
         partitioned = asks_partitioner(ctx)
         avals, first = ctx.avals_in, axis
@@ -414,6 +420,13 @@ def _attribute(value):
     if isinstance(value, int) and not isinstance(value, bool):
         return np.int64(value)
     return np.float64(value) if isinstance(value, float) else value
+
+
+def is_iota(operand, axis: int) -> bool:
+    """Whether an MLIR value is an array of places along the axis."""
+    if not isinstance(operand, mlir.ir.OpResult) or operand.owner.operation.name != "stablehlo.iota":
+        return False
+    return mlir.ir.IntegerAttr(operand.owner.attributes["iota_dimension"]).value == axis
 
 
 def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:

@@ -74,6 +74,8 @@ def test_sort_routes_what_is_built_on_it():
             assert "jaxgpuops.sort" in targets(fn, x)
             jax.tree.map(np.testing.assert_array_equal, fn(x), theirs)
         assert targets(lambda x: jax.lax.sort([x] * 5, num_keys=5), x) == []
+        keys = targets(lambda x: jnp.lexsort((x[0], x[1])), x)  # places are not gathered
+        assert keys.count("jaxgpuops.take_along_axis") == 3  # the first key between the sorts, and both keys
 
 
 def stays(fn, *args):

@@ -194,6 +194,19 @@ def test_fallback_of_offsets_in_no_order_is_the_kernel(count):
         np.testing.assert_array_equal(plain, ours)
 
 
+def test_places_are_not_gathered():
+    """An iota that is sorted by keys is their permutation."""
+    lexsort = lambda x, y: jaxgpuops.lax.sort((x, y, jax.lax.broadcasted_iota(np.int32, x.shape, 1)), num_keys=2)[2]
+    x = np.random.default_rng(0).integers(0, 4, (2, 3, 50)).astype(np.int32)
+    text = jax.jit(lexsort).lower(*x).as_text()
+    gathered = [line for line in text.splitlines() if "take_along_axis" in line]
+    assert len(gathered) == 2  # the keys, which nobody uses
+    np.testing.assert_array_equal(jax.jit(lexsort)(*x), np.lexsort((x[1], x[0])))
+    other = lambda x: jaxgpuops.lax.sort((x, x, jax.lax.broadcasted_iota(np.int32, x.shape, 0)), num_keys=2)[2]
+    places = np.broadcast_to(np.arange(3, dtype=np.int32)[:, None], (3, 50))
+    np.testing.assert_array_equal(jax.jit(other)(x[0]), places)
+
+
 def assert_same_bits(a, b):
     assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from jaxgpuops._derivatives import def_linear
-from jaxgpuops._primitive import Kernel
+from jaxgpuops._primitive import Kernel, is_iota
 from jaxgpuops._split import RULES, Rule, by_rows
 from jaxgpuops.lax.order import from_bits, to_bits
 
@@ -60,9 +60,16 @@ def _accepts(dtype):
     return info(dtype).bits >= 8
 
 
+def _known_places(operands, *, axis, **_):
+    """Places taken by indices are these indices, as in `jnp.lexsort`, which sorts an iota by the keys."""
+    x, indices = operands
+    return [indices] if is_iota(x, axis) and x.type == indices.type else None
+
+
 take_along_axis_p = Kernel(
     "take_along_axis",
     reindexes=True,
+    known=_known_places,
     results=lambda x, indices, *, axis, permutes: [(indices.shape[axis], x.dtype)],
     fallback=_take_fallback,
     accepts=_accepts,
