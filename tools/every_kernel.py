@@ -145,7 +145,10 @@ def run_sorts(rng):
             order = np.argsort(-keys, axis, kind="stable")
             for out in outs:
                 np.testing.assert_array_equal(np.asarray(out, np.int64), np.take_along_axis(keys, order, axis))
-    shapes = [(300, 30), (3, 3000), (70, 1000), (17, 4000), (9, 8000), (3, 20_000)]
+            few, places = (keys % 3).astype(np.int32), jax.lax.broadcasted_iota(np.int32, shape, axis)
+            by_both = jaxgpuops.lax.sort((few, x, places), axis, num_keys=2)[2]
+            np.testing.assert_array_equal(by_both, np.lexsort((keys, few), axis))
+    shapes = [(300, 30), (3, 3000), (70, 1000), (17, 4000), (9, 8000), (3, 20_000), (3, 50_000)]
     for (rows, n), dtype in itertools.product(shapes, ("uint8", "bfloat16", "float32", "int64")):
         with jax.enable_x64(dtype == "int64"):
             x = jnp.asarray((rng.standard_normal((rows, n)) * 50).astype(np.int64) % 199).astype(dtype)
