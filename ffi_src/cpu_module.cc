@@ -52,7 +52,7 @@ nb::dict plan_dict(const jaxgpuops::sort::Plan& plan) {
 
 nb::dict plan_dict(const jaxgpuops::topk_softmax::Plan& plan) {
   nb::dict dict;
-  dict["algorithm"] = plan.empty ? "empty" : plan.few ? "few" : "rows";
+  dict["algorithm"] = plan.empty ? "empty" : plan.ranked ? "ranked" : plan.few ? "few" : "rows";
   dict["lanes"] = plan.team;
   dict["elements"] = plan.elements;
   dict["workspace_bytes"] = 0;

@@ -128,7 +128,12 @@ KERNELS = {
         "stream": "stream_kernel",
     }
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
-    | {"buckets": "buckets_kernel", "radix": "histogram_kernel", "sort": "sort_kernel", "compare": "compare_kernel"}
+    | {
+        "buckets": "buckets_kernel",
+        "radix": "histogram_kernel",
+        "sort": "sort_kernel",
+        "compare": "compare_(team_)?kernel",
+    }
     | {
         "few": "few_kernel",
         "digits": "digits_kernel",
@@ -202,7 +207,7 @@ CALLS = [
         [(30, 1), (1000, 1), (50_000, 1), (200_000, 1)],
     ),
     ("topk", lambda x: jaxgpuops.lax.argmax(x, 1, jnp.int32), [(30, 40), (3, 5000)]),
-    ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (64, 128_256), (1, 1 << 22)]),
+    ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (70, 20), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),
     ("topk", lambda x: jaxgpuops.topk(x, 60_000), [(3, 70_001)]),

@@ -192,18 +192,18 @@ def test_argmax_keeps_the_device_busy():
 # Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take
 # them, by 15 to 300 %.
 FASTEST = [
-    ((43, 3042, 2), 5, "bfloat16", "stream"),
-    ((6, 6272, 5), 8, "bfloat16", "stream"),
-    ((16, 7046, 30), 3, "bfloat16", "digits"),
-    ((56, 7589, 6), 7, "float16", "digits"),
-    ((1, 7046, 30), 28, "int8", "digits"),
+    ((43, 3042, 2), 5, "bfloat16", "rows"),
+    ((6, 6272, 5), 8, "bfloat16", "rows"),
+    ((16, 7046, 30), 3, "bfloat16", "rows"),
+    ((56, 7589, 6), 7, "float16", "rows"),
+    ((1, 7046, 30), 28, "int8", "rows"),
     ((1, 2048, 294), 1235, "bfloat16", "block"),
     ((2, 4096, 1100), 2457, "float32", "block"),
     ((2, 2048, 1100), 68, "int8", "block"),
     ((1, 4096, 60), 819, "int8", "digits"),
     ((1, 600, 294), 200, "bfloat16", "digits"),
     ((3, 16_384, 7), 3276, "int8", "digits"),
-    ((1, 2048, 60), 68, "float32", "stream"),
+    ((1, 2048, 60), 68, "float32", "rows"),
     ((300, 4096, 1), 20, "float64", "rows"),
     ((5, 1024, 1), 8, "int64", "rows"),
     ((1, 208_462, 1), 21, "bfloat16", "held"),
@@ -213,14 +213,14 @@ FASTEST = [
     ((9, 262_144, 1), 20, "uint8", "wave"),
     ((1, 3_339_765, 1), 14, "int8", "wave"),
     ((2, 1 << 23, 1), 250, "int8", "buckets"),
-    ((28, 3159, 4), 28, "float32", "stream"),
-    ((23, 2433, 36), 10, "bfloat16", "columns"),
+    ((28, 3159, 4), 28, "float32", "rows"),
+    ((23, 2433, 36), 10, "bfloat16", "rows"),
     ((459, 1141, 12), 39, "bfloat16", "columns"),
     ((8, 3080, 38), 3, "float32", "columns"),
     ((2769, 18, 22), 4, "bfloat16", "few"),
     ((2769, 18, 22), 4, "float32", "few"),
     ((356, 195, 7), 6, "bfloat16", "columns"),
-    ((4165, 351, 5), 51, "float32", "columns"),
+    ((4165, 351, 5), 51, "float32", "rows"),
     ((12116, 459, 3), 18, "bfloat16", "sort"),
     ((1423, 393, 4), 5, "bfloat16", "sort"),
     ((340, 2570, 1), 7, "bfloat16", "held"),
@@ -228,9 +228,9 @@ FASTEST = [
     ((30, 854, 1), 24, "bfloat16", "held"),
     ((1676, 1631, 1), 3, "bfloat16", "rows"),
     ((338, 1984, 1), 9, "bfloat16", "rows"),
-    ((2, 4, 1), 4, "float32", "rows"),
-    ((2, 4, 1), 4, "bfloat16", "rows"),
-    ((1783, 32, 1), 32, "float32", "rows"),
+    ((2, 4, 1), 4, "float32", "compare"),
+    ((2, 4, 1), 4, "bfloat16", "compare"),
+    ((1783, 32, 1), 32, "float32", "compare"),
     ((34044, 17, 1), 17, "float32", "sort"),
     ((10972, 48, 1), 48, "bfloat16", "sort"),
     ((602, 2617, 1), 2, "float64", "rows"),
@@ -267,8 +267,8 @@ FASTEST = [
     ((132, 4096, 1), 200, "bfloat16", "block"),
     ((2000, 4096, 1), 200, "bfloat16", "sort"),
     ((2000, 3000, 1), 900, "float32", "block"),
-    ((528, 4096, 1), 66, "float32", "stream"),
-    ((1056, 2048, 1), 100, "float32", "sort"),
+    ((528, 4096, 1), 66, "float32", "rows"),
+    ((1056, 2048, 1), 100, "float32", "rows"),
     ((100_000, 97, 1), 12, "float16", "sort"),
     ((100_000, 96, 1), 10, "float16", "rows"),
     ((132, 20_000, 1), 600, "float32", "sieve"),
@@ -276,7 +276,7 @@ FASTEST = [
     ((60, 10_876, 1), 1059, "bfloat16", "digits"),
     ((60, 10_876, 1), 2100, "bfloat16", "block"),  # no sieve, since k is large
     ((102, 14_656, 1), 315, "uint8", "digits"),
-    ((102, 14_656, 1), 127, "uint8", "digits"),
+    ((102, 14_656, 1), 127, "uint8", "rows"),
     ((600, 14_656, 1), 256, "uint8", "digits"),
     ((600, 9000, 1), 300, "bfloat16", "digits"),
     ((600, 9000, 1), 64, "bfloat16", "rows"),
@@ -284,7 +284,7 @@ FASTEST = [
     ((58, 22_091, 1), 73, "float32", "sieve"),  # one block for each row
     ((58, 70_000, 1), 73, "float32", "stream"),
     ((600, 32_768, 1), 66, "bfloat16", "sieve"),
-    ((600, 16_384, 1), 66, "bfloat16", "stream"),
+    ((600, 16_384, 1), 66, "bfloat16", "rows"),
     ((7, 1 << 20, 1), 60, "float32", "wave"),
     ((16, 511_133, 1), 59, "float32", "wave"),
     ((17, 511_133, 1), 59, "float32", "stream"),
@@ -304,8 +304,8 @@ FASTEST = [
     ((2, 131_072, 1), 6648, "int32", "buckets"),
     ((1, 52_054, 1), 10_862, "float32", "sweep"),
     ((150, 40_000, 1), 1700, "uint8", "buckets"),
-    ((9, 4735, 37), 77, "bfloat16", "digits"),
-    ((9, 4735, 37), 77, "float32", "stream"),
+    ((9, 4735, 37), 77, "bfloat16", "rows"),
+    ((9, 4735, 37), 77, "float32", "rows"),
     ((34, 11_302, 13), 304, "bfloat16", "digits"),
     ((34, 11_302, 13), 60, "bfloat16", "stream"),
     ((97, 1503, 37), 470, "int32", "sort"),
@@ -326,15 +326,56 @@ FASTEST = [
     ((50, 568_943, 1), 170_994, "int32", "sweep"),
     ((3, 1284, 1), 25, "int16", "rows"),
     ((13, 846, 1), 15, "bfloat16", "held"),
-    ((1, 16_384, 64), 20, "float32", "stream"),
-    ((2, 16_384, 64), 20, "float32", "buckets"),
+    ((1, 16_384, 64), 20, "float32", "rows"),
+    ((2, 16_384, 64), 20, "float32", "rows"),
     ((1, 131_072, 2), 4, "float32", "stream"),
     ((40, 32_768, 4), 20, "int64", "stream"),
     ((1, 78_375, 9), 192, "float64", "buckets"),
     ((1, 65_536, 8), 9, "float64", "stream"),
     ((200, 1100, 1), 8, "float64", "rows"),
     ((600, 1100, 1), 8, "float64", "rows"),
+    # Rows that teams compare, beside those that networks, insertion and sorts take.
+    ((64, 16, 1), 4, "float32", "compare"),
+    ((8000, 16, 1), 4, "float32", "compare"),
+    ((20_000, 16, 1), 6, "bfloat16", "compare"),
+    ((20_000, 16, 1), 4, "bfloat16", "few"),
+    ((20, 24, 1), 2, "float32", "compare"),
+    ((3000, 24, 1), 2, "float32", "rows"),
+    ((20, 64, 1), 6, "float32", "rows"),
+    ((20, 64, 1), 20, "float32", "compare"),
+    ((600, 48, 1), 40, "int8", "compare"),
+    ((130, 128, 1), 40, "bfloat16", "compare"),
+    ((20_000, 100, 1), 99, "float32", "sort"),
+    ((130, 256, 1), 6, "bfloat16", "rows"),
+    ((280, 32, 1), 6, "float64", "compare"),
+    ((500, 64, 20), 2, "float32", "few"),
+    # Columns, and k above 64, that the rows kernel takes, beside those that it does not.
+    ((300, 4096, 3), 40, "float32", "rows"),
+    ((44, 4096, 6), 40, "float32", "rows"),
+    ((2000, 400, 5), 10, "float32", "rows"),
+    ((5, 4096, 100), 10, "float32", "columns"),
+    ((1, 200, 5), 3, "float32", "few"),
+    ((2, 900, 60), 3, "bfloat16", "rows"),
+    ((264, 4096, 1), 100, "int8", "block"),
+    ((1000, 4096, 1), 100, "int8", "rows"),
+    ((1000, 8192, 1), 80, "float32", "rows"),
+    ((1000, 1024, 1), 100, "float32", "sort"),
+    ((1000, 8192, 1), 130, "float32", "sort"),
 ]
+
+
+def test_teams_compare_rows_whole():
+    """Rows of up to 128 elements have a team of lanes each, in blocks of 128 threads: the time of a small call depends on
+    nothing else."""
+    for length, lanes in ((2, 4), (5, 8), (16, 16), (17, 32), (33, 32), (64, 32), (65, 128), (128, 128)):
+        for outer, inner in ((70, 1), (1, 70), (7, 10)):
+            plan = plan_topk(outer, length, inner, min(length, 9), 32, True, 90)
+            blocks = -(-70 * lanes // 128)
+            if not (inner >= 32 and length <= 8):  # sorted by a thread each
+                assert plan["algorithm"] == "compare", (outer, length, inner)
+                assert (plan["lanes"], plan["threads"], plan["blocks"], plan["shared_bytes"]) == (lanes, 128, blocks, 0)
+        # In the order of indices, all of a row are the row.
+        assert plan_topk(70, length, 1, length, 32, False, 90)["threads"] != 128 or length > 128
 
 
 @pytest.mark.parametrize("sorted", [True, False])
@@ -421,9 +462,10 @@ def test_topk_softmax():
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
             for biased in (False, True):
                 fits = length <= 256 and k <= 16
-                faster = biased or 64 < length <= 128 or length <= 64 and k > 8
+                faster = biased or 64 < length <= 128
                 plan = plan_of(few, k, biased=biased)
-                assert plan["algorithm"] == ("few" if fits and faster else "rows")
+                ranked = not biased and length <= 64 and (k > 8 or length <= 16)
+                assert plan["algorithm"] == ("ranked" if ranked else "few" if fits and faster else "rows")
                 assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
             for groups in (2, 8, 64):
                 plan = plan_of(many, k, groups)

@@ -543,6 +543,23 @@ def test_limits_are_those_of_the_kernel():
         assert [call.op for call in calls if call.op.startswith("topk")] == ["topk_softmax" if fits else "topk"]
 
 
+@pytest.mark.parametrize(
+    "rows, length, k, biased, algorithm",
+    [(20, 16, 8, False, "ranked"), (8192, 8, 2, False, "ranked"), (8193, 8, 2, False, "rows")]
+    + [(20, 17, 8, False, "rows"), (20, 17, 9, False, "ranked"), (90_000, 32, 9, False, "ranked")]
+    + [(2048, 64, 9, False, "ranked"), (2049, 64, 9, False, "rows"), (20, 65, 9, False, "few")]
+    + [(20, 16, 8, True, "few")],
+)
+def test_few_logits_are_ranked(rows, length, k, biased, algorithm):
+    """Each case is on one side of a limit, beyond which another kernel took less time on an H200."""
+    plan = jaxgpuops._native.modules["cpu"].plan_topk_softmax
+    assert plan(rows, length, 1, k, 1, biased, False)["algorithm"] == algorithm
+    groups = 2 - length % 2
+    if groups > 1 and k <= length // 2:
+        assert plan(rows, length, 1, k, groups, biased, False)["algorithm"] != "ranked"
+    assert plan(rows, length, 1, k, 1, biased, True)["algorithm"] == "rows"  # a sum over the row
+
+
 X = np.zeros((3, 5), np.float32)
 ERRORS = [
     ((X, 6), {}, ValueError, ["k must be between 0 and 5", "6"]),

@@ -57,11 +57,11 @@ Plan plan_sort(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu)
   return plan;
 }
 
-Plan plan_compare(Rows rows, int key_bytes, bool sorted, const Gpu& gpu) {
+Plan plan_compare(Rows rows, int key_bytes, bool sorted, bool in_teams, const Gpu& gpu) {
   Plan plan;
-  plan.compare = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
+  plan.compare = in_teams ? compare_team_shape(rows) : compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);
   if (!sorted && plan.compare.slices > 1 && gpu.max_cluster < kCompareSlices) return plan;
-  if (rows.elements() > kMaxCompared || plan.compare.blocks > kMaxCompareBlocks) return plan;
+  if (rows.elements() > kMaxCompared || (!in_teams && plan.compare.blocks > kMaxCompareBlocks)) return plan;
   plan.algorithm = Algorithm::kCompare;
   plan.lanes = plan.compare.lanes;
   plan.threads = plan.compare.threads;
@@ -265,15 +265,21 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
   if (forced < 0 && key_bytes == 8 && holds_wide(rows, k)) return plan_rows(rows, k, key_bytes, gpu);
+  if (may(Algorithm::kCompare) && compares_in_teams(rows, k, key_bytes, sorted))
+    return plan_compare(rows, key_bytes, sorted, true, gpu);
   // Where both the few and the compare kernel may be taken, few is faster for k up to 4, and compare for larger k.
-  const bool few = may(Algorithm::kFew) && takes_few(rows, k) && (forced >= 0 || prefers_few(rows, k, key_bytes));
+  const bool columns = may(Algorithm::kRows) && holds_columns(rows, k, key_bytes);
+  const bool few = may(Algorithm::kFew) && takes_few(rows, k) &&
+                   (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2)));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
   if (may(Algorithm::kCompare) &&
       (forced < 0 ? compares(rows, k, key_bytes, sorted, gpu) : rows.length <= kMaxCompareLength)) {
-    const Plan plan = plan_compare(rows, key_bytes, sorted, gpu);
+    const Plan plan = plan_compare(rows, key_bytes, sorted, false, gpu);
     if (plan.algorithm == Algorithm::kCompare && fits(plan)) return plan;
   }
   if (few) return plan_few(rows, k, key_bytes, gpu);
+  if (columns || (may(Algorithm::kRows) && holds_many(rows, k, key_bytes, gpu)))
+    return plan_rows(rows, k, key_bytes, gpu);
   if (forced < 0 && sorted && sorts_bytes(rows, k, key_bytes)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
       return plan;

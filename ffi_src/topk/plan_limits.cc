@@ -130,8 +130,42 @@ bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu
   return (length < kMaxSortLength / 2 ? 3 : 6) * k >= length && (key_bytes < 4 || half || crowded);
 }
 
-// Whether comparing all elements of each row with each other takes less time than other kernels do. The limits are
-// where it took about as long on an H200.
+// Whether teams of lanes that hold whole rows, and compare all elements with each other, take less time than other
+// kernels. The limits are where it took about as long on an H200; that time depends on nothing but the rows.
+bool compares_in_teams(Rows rows, int64_t k, int key_bytes, bool sorted) {
+  const int64_t length = rows.length, count = rows.count();
+  if (length > kMaxTeamCompare || (!sorted && k == length)) return false;
+  int64_t places = 4;  // of a team; those without an element take as long
+  while (places < length) places *= 2;
+  const int64_t pairs = count * places * length;
+  const bool other = key_bytes == 8 || rows.inner > 1;  // networks do not take these, but the few kernel does
+  if (k > 8 || (k > 4 && (other || length <= 16))) return pairs <= 1 << (length <= 16 ? 25 : length <= 64 ? 23 : 22);
+  if (length <= 16) return count <= 2 * kFewRows;
+  if (length <= 32) return pairs <= 1 << (other ? 19 : 17);
+  return length <= 64 ? other && pairs <= 1 << 18 : key_bytes == 4 && !other && pairs <= 1 << 21;
+}
+
+// Whether the rows kernel takes columns in less time than others. It reads them element by element, so that the sectors
+// of columns side by side are read several times. That costs little for few columns or small arrays.
+bool holds_columns(Rows rows, int64_t k, int key_bytes) {
+  const int64_t length = rows.length, elements = rows.elements();
+  if (rows.inner == 1 || k > (key_bytes == 8 ? kMaxRowsK : kMostRowsK) || length > max_rows_length(key_bytes))
+    return false;
+  if (k > kMaxRowsK ? key_bytes == 1 || length < 2048 : length < (key_bytes <= 2 ? 512 : 192)) return false;
+  const bool copied = key_bytes == 4 && length * key_bytes <= kMaxColumnBytes;  // by the columns kernel
+  return elements <= (rows.inner < 8 ? 1 << 23 : copied ? 3 << 18 : 1 << 22);
+}
+
+// Whether it takes rows with k above kMaxRowsK in less time than those that sort, stream or select by digits. Bytes tie
+// more often.
+bool holds_many(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (rows.inner > 1 || k <= kMaxRowsK || k > kMostRowsK || key_bytes == 8) return false;
+  const bool crowded = rows.count() > 4 * gpu.multiprocessors;
+  return rows.length >= (key_bytes == 1 && !crowded ? 4097 : 2000) && rows.length <= max_rows_length(key_bytes);
+}
+
+// Whether comparing all elements of each row with each other, by blocks that share a row, takes less time than other
+// kernels do. The limits are where it took about as long on an H200.
 bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (rows.length > kMaxCompareLength) return false;
   const CompareShape shape = compare_shape(rows, key_bytes, sorted, gpu.multiprocessors);

@@ -26,6 +26,14 @@ bool are_short(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows
          rows.count() > (rows.length <= 8 ? kManyRows : kManyLongerRows);
 }
 
+// Rows of so few logits that comparing all with all takes less time than networks or thresholds. It takes as long for
+// any k, so networks are better for small k in many rows.
+bool are_ranked(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) {
+  if (rows.length > kRankedLength || groups > 1 || biased || sums_rows) return false;
+  if (k > kShortK) return rows.length <= kRankedLength / 2 || rows.count() <= 2048;
+  return rows.length <= kShortLength && rows.count() <= kManyRows;
+}
+
 }  // namespace
 
 // Chooses few lanes for a row, so that a shuffle serves several rows at once; but a lane must have registers for its
@@ -38,6 +46,12 @@ Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups, bool biased, bool s
     throw std::invalid_argument("no kernel takes k = " + std::to_string(k) + " of " + std::to_string(rows.length) +
                                 " in " + std::to_string(groups) + " groups");
   plan.empty = false;
+  if (are_ranked(rows, k, groups, biased, sums_rows)) {
+    plan.ranked = true;
+    plan.team = rows.length <= 8 ? 8 : rows.length <= 16 ? 16 : 32;
+    plan.elements = static_cast<int>((rows.length + plan.team - 1) / plan.team);
+    return plan;
+  }
   if (are_few(rows, k, groups, biased, sums_rows)) {
     plan.elements = rows.length <= 128 ? 4 : 8;
     plan.few = groups == 1 || rows.length / groups % plan.elements == 0;  // no lane has logits of two groups

@@ -10,9 +10,9 @@
 // Bytes moved: the input once for each slice of a tile, mostly from the L2 cache, and k results (value and index).
 #include "common/cuda/intrinsics.cuh"
 #include "topk/cuda/compare_shape.h"
-#include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/quotient.cuh"
+#include "topk/cuda/ranks.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -30,12 +30,6 @@ struct Args : Call {
 
 template <class Key>
 using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
-
-// Words that are loaded together, a vector of 16 bytes or two.
-template <class W>
-struct alignas(16) Four {
-  W word[4];
-};
 
 template <class Key>
 __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __grid_constant__ Args a) {
@@ -202,6 +196,7 @@ __global__ void __launch_bounds__(kCompareThreads, 2) compare_kernel(const __gri
 }  // namespace
 
 cudaError_t launch_compare(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.compare.in_teams) return launch_compare_team(stream, plan, problem, buffers);
   const CompareShape& shape = plan.compare;
   Args a = {call_of(problem, buffers)};
   a.outer = problem.rows.outer;

@@ -12,6 +12,8 @@ namespace jaxgpuops::topk {
 constexpr int64_t kMaxCompareLength = 8192;
 constexpr int64_t kMaxCompared = 1 << 26;             // elements in all: their offsets have 32 bits
 constexpr int64_t kMaxCompareBlocks = (1 << 16) - 1;  // of a grid of three dimensions
+constexpr int64_t kMaxTeamCompare = 128;              // elements of a row that a team of lanes holds
+constexpr int kTeamThreads = 128;                     // threads of a block of such teams
 constexpr int kCompareThreads = 512;                  // the most threads of a block
 constexpr int kCompareEach = 2;                       // elements that a lane ranks at a time
 constexpr int kCompareSlices = 8;                     // the most blocks of a cluster
@@ -22,19 +24,33 @@ constexpr int kCompareLeast = 32;                     // elements that each of t
 // of lanes ranks: kCompareEach elements a lane. If the chunks of a tile are too many for a block, several blocks load
 // it, and each ranks a slice of its chunks.
 struct CompareShape {
-  int threads = 256;   // threads of a block
-  int lanes = 32;      // lanes of a team, a power of two
-  int64_t chunks = 1;  // chunks of a row
-  int64_t rows = 1;    // rows of a tile
-  int64_t own = 1;     // chunks of a slice
-  int64_t slices = 1;  // slices of a tile
-  int parts = 1;       // teams that share a chunk, a power of two: each compares it with a part of the row
-  int64_t pitch = 0;   // words from one row to the next in shared memory
+  bool in_teams = false;  // teams of lanes hold whole rows (compare_team.cu)
+  int threads = 256;      // threads of a block
+  int lanes = 32;         // lanes of a team, a power of two
+  int64_t chunks = 1;     // chunks of a row
+  int64_t rows = 1;       // rows of a tile
+  int64_t own = 1;        // chunks of a slice
+  int64_t slices = 1;     // slices of a tile
+  int parts = 1;          // teams that share a chunk, a power of two: each compares it with a part of the row
+  int64_t pitch = 0;      // words from one row to the next in shared memory
   int64_t blocks = 0;
   size_t shared_bytes = 0;
 
   int64_t chunk() const { return kCompareEach * lanes; }
 };
+
+// Of rows that teams hold. Two elements a lane are better than lanes of several warps.
+inline CompareShape compare_team_shape(Rows rows) {
+  CompareShape shape;
+  shape.in_teams = true;
+  shape.lanes = 4;
+  while (shape.lanes < rows.length) shape.lanes *= 2;
+  if (shape.lanes == 64) shape.lanes = 32;
+  shape.threads = kTeamThreads;
+  shape.rows = shape.threads / shape.lanes;
+  shape.blocks = (rows.count() + shape.rows - 1) / shape.rows;
+  return shape;
+}
 
 inline CompareShape compare_shape(Rows rows, int key_bytes, bool sorted, int64_t multiprocessors) {
   CompareShape shape;

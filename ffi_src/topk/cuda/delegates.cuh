@@ -64,22 +64,27 @@ __device__ __forceinline__ void push_reaches(uint32_t& bits, uint32_t word, uint
   asm("{\n.reg .u32 t;\nadd.cc.u32 t, %1, %2;\naddc.u32 %0, %0, %0;\n}" : "+r"(bits) : "r"(~above), "r"(word));
 }
 
-// Returns a lower bound of the k-th largest of a group's delegates (k <= 2 * kLanes): at least k delegates reach it,
-// and few more. The least of the lanes' larger delegates (of the smaller ones if k > kLanes) is such a bound, and a
-// bisection with ballots improves it.
-template <int kLanes, class V>
-__device__ __forceinline__ V kth_of_group(const V (&v)[kParts], uint32_t k, uint32_t mates) {
-  const V a = max(v[0], v[1]), b = min(v[0], v[1]), c = max(v[2], v[3]), d = min(v[2], v[3]);
-  const V top = max(a, c), second = max(min(a, c), max(b, d));
-  V low = k <= kLanes ? top : second, high = top;
+// Returns a lower bound of the k-th largest of a group's delegates, of which a lane has kCount: at least k delegates
+// reach it, and few more. 4 delegates: k <= 2 * kLanes; more: k <= kCount / 4 * kLanes. The least of the lanes' larger
+// delegates (of the smaller ones if k > kLanes; of the largest of each four) is such a bound, and a bisection with
+// ballots improves it.
+template <int kLanes, class V, int kCount>
+__device__ __forceinline__ V kth_of_group(const V (&v)[kCount], uint32_t k, uint32_t mates) {
+  V low = 0, high = 0;
+#pragma unroll
+  for (int p = 0; p < kCount; p += 4) {
+    const V a = max(v[p], v[p + 1]), b = min(v[p], v[p + 1]), c = max(v[p + 2], v[p + 3]), d = min(v[p + 2], v[p + 3]);
+    const V top = max(a, c), second = max(min(a, c), max(b, d)), bound = kCount > 4 || k <= kLanes ? top : second;
+    low = p ? min(low, bound) : bound, high = max(high, top);
+  }
   low = fold_lanes<kLanes>(low, [](V x, V y) { return min(x, y); });
   high = largest_of_lanes<kLanes>(high);
-  const uint32_t slack = k + k / 16;
+  const uint32_t slack = k + k / 16 + 3;  // a few more candidates take less time than another step
   for (int step = 0; step < 12; ++step) {
     const V middle = high - (high - low) / 2;
     uint32_t reached = 0;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) reached += __popc(__ballot_sync(kEveryLane, v[p] >= middle) & mates);
+    for (int p = 0; p < kCount; ++p) reached += __popc(__ballot_sync(kEveryLane, v[p] >= middle) & mates);
     if (reached >= k) {
       low = middle;
       if (reached <= slack) high = low;

@@ -49,6 +49,7 @@ cudaError_t launch_rows(cudaStream_t, const Plan&, const Problem&, const Buffers
 cudaError_t launch_few(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sort(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_compare(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_compare_team(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_held(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_columns(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_columns_stream(cudaStream_t, const Problem&, const Buffers&);

@@ -1,15 +1,17 @@
-// Top-k of rows that are short enough for registers, k <= 64. A team of threads holds a row. A thread loads 32 or 64 of
-// its elements at once. A team is a part of a warp, which then has several rows, or it is a block.
+// Top-k of rows that are short enough for registers, k <= 128, and of few columns of such lengths. A team of threads
+// holds a row or column. A thread loads 32 or 64 of its elements at once. A team is a part of a warp, which then has
+// several rows, or it is a block.
 //
 // First the team finds a threshold that k elements of the row reach, and few more. The delegates are the maxima of
 // parts of the row; the k-th largest of G delegates is reached by about G ln(G / (G - k)) elements. For k <= 8 and few
 // elements, the threshold is the k-th key itself: a sorting network in each thread finds its eight best elements, and
 // merges between pairs of threads give those of the team. The elements that reach the threshold are candidates. They go
 // to shared memory and are ranked by comparing all with all. If there are too many candidates (because of ties, or data
-// for which the delegates work badly), a bisection by counts raises the threshold, at most to the k-th key. If too many
-// elements equal that key, the index up to which they are taken belongs to the threshold.
+// for which the delegates work badly), counts raise the threshold, at most to the k-th key. If too many elements equal
+// that key, the index up to which they are taken belongs to the threshold.
 //
 // Bytes moved: the input once, and k results (value and index); candidates are read again, mostly from the L1 cache.
+// Columns are read element by element, so a sector of neighbouring columns is read for each of them.
 // Sources: Dr. Top-k's delegates (arXiv 2109.08219), bitonic top-k (Shanbhag et al., SIGMOD 2018).
 #include <algorithm>
 
@@ -69,10 +71,12 @@ template <class Order, class Key, bool kFloats>
 struct Output {
   const Args& a;
   int64_t base;
+  uint32_t stride;
 
   __device__ __forceinline__ void operator()(uint32_t at, typename Order::Word word, uint32_t index) const {
-    static_cast<Key*>(a.values)[base + at] = kFloats ? static_cast<Key>(word) : decode(Order::key(word), a.order);
-    a.indices[base + at] = static_cast<int32_t>(Order::index(word, index));
+    const int64_t to = base + static_cast<uint64_t>(at) * stride;
+    static_cast<Key*>(a.values)[to] = kFloats ? static_cast<Key>(word) : decode(Order::key(word), a.order);
+    a.indices[to] = static_cast<int32_t>(Order::index(word, index));
   }
 };
 
@@ -91,7 +95,7 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {  // registers cannot be indexed, so elements are read again, from L1
       index[i] = board.indices[min(start + i * T::kSize, m - 1)];
-      raw[i] = __ldg(row + index[i]);
+      raw[i] = team.element(row, index[i]);
     }
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i)
@@ -182,21 +186,15 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   };
   if constexpr (sizeof(Key) < 4) {
     rank_all(std::bool_constant<!Order::kDistinct>());
-  } else if (sizeof(Key) == 8 || !a.sorted || ties) {
+  } else if (sizeof(Key) == 8 || T::kBlock || !a.sorted || ties) {
     rank_all(std::true_type());
   } else {
     // The ranks of distinct words are 0 to m - 1. If some words are equal, the sum of the ranks is less; then the row
     // is ranked again by word and index. (For results in the order of indices this is done at once, since they need the
-    // indices anyway.)
-    uint32_t ranks = rank_all(std::false_type());
-    ranks = sum_of_lanes<T::kLanes>(ranks);
-    if constexpr (T::kBlock) {
-      if ((threadIdx.x & 31) == 0 && ranks) atomicAdd(&board.ranks, ranks);
-    }
+    // indices anyway, and in a block, since its threads would have to wait for each other once more.)
+    const uint32_t ranks = sum_of_lanes<T::kLanes>(rank_all(std::false_type()));
     team.sync();
-    if constexpr (T::kBlock) ranks = board.ranks;
-    const bool tied = m && ranks != m * (m - 1) / 2;
-    if (T::kBlock ? tied : __any_sync(kEveryLane, tied)) rank_all(std::true_type());
+    if (__any_sync(kEveryLane, m && ranks != m * (m - 1) / 2)) rank_all(std::true_type());
   }
   team.sync();  // so that neighbouring lanes write neighbouring results
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
@@ -243,7 +241,7 @@ __device__ __forceinline__ void select_by_network(const T& team, const Key* row,
     for (int i = 0; i < kBest; ++i) keys[i] = encode(team.words[i], a.order);
     best_of_short_row(
         Network{a.one, a.minus_one}, keys, live ? a.length : 0, a.k, [&](int i) { return team.index(i); },
-        [&](uint32_t i) { return encode(static_cast<uint32_t>(__ldg(row + i)), a.order); }, key, index);
+        [&](uint32_t i) { return encode(static_cast<uint32_t>(team.element(row, i)), a.order); }, key, index);
     uint32_t at = in_team;
     if (!a.sorted) {
       at = 0;
@@ -253,49 +251,49 @@ __device__ __forceinline__ void select_by_network(const T& team, const Key* row,
   }
 }
 
-template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork>
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork, int kMostK>
 __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key, kVectors>)
     rows_kernel(const __grid_constant__ Args a) {
-  using T = Team<Key, kTeam, kElements, kVectors, kFloat>;
+  using T = Team<Key, kTeam, kElements, kVectors, kFloat, kMostK>;
   using Order = typename T::Order;
   constexpr uint32_t kTeams = T::kThreads / kTeam;
   using Word = typename T::Word;
-  __shared__ Board<Word, kTeam> boards[kTeams];
+  __shared__ typename T::SharedBoard boards[kTeams];
   const uint32_t lane = threadIdx.x & 31, in_team = threadIdx.x % kTeam, in_block = threadIdx.x / kTeam;
   const uint32_t mates = kTeam >= 32 ? kEveryLane : ((1u << (kTeam & 31)) - 1) << (lane / kTeam * kTeam);
-  Board<Word, kTeam>& board = boards[in_block];
+  typename T::SharedBoard& board = boards[in_block];
   T team{a, board, in_team};
 
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kTeams + in_block;
   if (kTeam >= 32 ? r >= a.rows : !__any_sync(kEveryLane, r < a.rows)) return;
   const bool live = kTeam >= 32 || r < a.rows;
-  const Key* row = static_cast<const Key*>(a.x) + (live ? r : 0) * a.length;
-  const Output<Order, Key, T::kFloats> write{a, r * a.k};
+  int64_t start = r, offset = 0;  // the row begins behind so many whole rows and so many elements
+  if (!kVectors && a.inner > 1) offset = static_cast<uint32_t>(r) % static_cast<uint32_t>(a.inner), start = r - offset;
+  const Key* row = static_cast<const Key*>(a.x) + (live ? start * a.length + offset : 0);
+  const Output<Order, Key, T::kFloats> write{a, start * a.k + offset, team.stride()};
   team.load(row, live);
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
   } else {
-    if (T::kBlock && in_team == 0) board.totals[0] = board.count = board.ranks = 0;
-    if (T::kBlock && !T::kRefinesVectors && in_team == 0) board.top = 0;
+    if (T::kBlock && in_team == 0) board.totals[0] = board.tops[0] = board.count = 0;
     Key floor = 0;
     uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
-      // If a row has more threads than delegates, neighbouring lanes share a delegate.
-      constexpr uint32_t kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
+      // If a row has more threads than delegates, two threads share a delegate. They are not neighbours, so that
+      // neighbouring vectors of large elements count for several.
+      constexpr int kDelegates = T::kDelegates, kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
+      static_assert(kTeam <= 2 * kDelegates);
       Word best[kOwn];
       team.delegates(best);
-      if constexpr (kOwn > 1) {
 #pragma unroll
-        for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
-      } else {
-        constexpr uint32_t kEach = kTeam / kDelegates;  // threads that share a delegate
-        best[0] = largest_of_lanes<kEach>(best[0]);
-        if (lane % kEach == 0) board.delegates[team.t / kEach] = best[0];
-      }
+      for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
       team.sync();
-      Word all[kParts];
+      Word all[kDelegates / 32];
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) all[p] = board.delegates[p * 32 + lane];
+      for (int p = 0; p < kDelegates / 32; ++p) {
+        all[p] = board.delegates[p * 32 + lane];
+        if constexpr (kTeam > kDelegates) all[p] = max(all[p], board.delegates[kDelegates + p * 32 + lane]);
+      }
       floor = static_cast<Key>(kth_of_group<32>(all, a.k, kEveryLane));
     } else if (a.k <= kTeam) {
       using Best = std::conditional_t<kFloat, float, Word>;
@@ -316,7 +314,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     uint32_t found = team.append(hits);
     team.sync();
     if constexpr (T::kBlock) found = board.count;
-    const bool again = live && (found > a.most || found < a.k);
+    const bool again = live && (found > team.most() || found < a.k);
     const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
     if (any_again) {
       uint64_t refined;
@@ -338,16 +336,16 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   }
 }
 
-template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork>
+template <class Key, int kTeam, int kElements, bool kFloat, bool kNetwork, int kMostK = kMaxRowsK>
 cudaError_t run(cudaStream_t stream, const Args& a) {
   constexpr int kThreads = kTeam > 32 ? kTeam : kRowsBlock, kTeams = kThreads / kTeam;
   Launch config;
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kThreads);
-  const bool vectors = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  const bool vectors = a.inner == 1 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
   return launch(stream, config,
-                vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork>
-                        : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork>,
+                vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork, kMostK>
+                        : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork, kMostK>,
                 a);
 }
 
@@ -365,10 +363,21 @@ cudaError_t run_network(cudaStream_t stream, const RowsShape& shape, const Args&
   }
 }
 
+// For k above kMaxRowsK.
+template <class Key, bool kFloat>
+cudaError_t run_many(cudaStream_t stream, const RowsShape& shape, const Args& a) {
+  switch (shape.team) {
+    case 64: return run<Key, 64, kManyElements, kFloat, false, kMostRowsK>(stream, a);
+    case 128: return run<Key, 128, kManyElements, kFloat, false, kMostRowsK>(stream, a);
+    default: return run<Key, 256, kManyElements, kFloat, false, kMostRowsK>(stream, a);
+  }
+}
+
 template <class Key, bool kFloat>
 cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Args& a) {
   constexpr int kFew = few_elements(sizeof(Key)),
                 kMany = kManyElements;  // threads have the same number of narrow elements in all teams
+  if (a.k > kMaxRowsK) return run_many<Key, kFloat>(stream, shape, a);
   switch (shape.team) {
     case 4:  // for narrow elements, networks take k up to 8, and larger k more lanes
       if constexpr (sizeof(Key) == 4) return run<Key, 4, kFew, kFloat, false>(stream, a);
@@ -404,7 +413,6 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
   Args a = {call_of(problem, buffers)};
   a.rows = problem.rows.count();
-  a.most = 2 * a.k + kSlack;
   a.one = 1;
   a.minus_one = ~0u;
   return dispatch_key(problem.key_bits, [&](auto key) -> cudaError_t {

@@ -6,8 +6,9 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxRowsK = 64;
-constexpr int kRowsBlock = 64;     // threads of a block whose teams are parts of its warps
-constexpr int kManyElements = 64;  // elements of a thread
+constexpr int64_t kMostRowsK = 128;  // the largest k, with more delegates, and a block for each row
+constexpr int kRowsBlock = 64;       // threads of a block whose teams are parts of its warps
+constexpr int kManyElements = 64;    // elements of a thread
 constexpr int kMaxTeam = 256;
 constexpr int64_t max_rows_length(int key_bytes) { return kMaxTeam * (key_bytes == 8 ? 32 : kManyElements); }
 
@@ -24,6 +25,12 @@ struct RowsShape {
 // elements.
 constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
+  if (k > kMaxRowsK) {
+    shape.team = 64;
+    shape.elements = kManyElements;
+    while (shape.elements * shape.team < length) shape.team *= 2;
+    return shape;
+  }
   shape.elements = few_elements(key_bytes);
   shape.network = key_bytes < 8 && k <= 8 && length <= (key_bytes == 4 ? 64 : 1024);
   if (shape.network) {

@@ -13,28 +13,31 @@ namespace {
 struct Args : Call {
   int64_t rows;
   uint32_t one, minus_one;  // 1 and -1, hidden from the compiler
-  uint32_t most;            // the most candidates that are ranked
 };
 
-constexpr uint32_t kSlack = 12;        // at most 2 * k + kSlack candidates are ranked
-constexpr int kDelegates = 128;        // delegates of a row that a block holds
+constexpr uint32_t kSlack = 12;        // teams of a warp rank at most 2 * k + kSlack candidates
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
 
 // Arrays that the threads of a team share.
-template <class Word, int kTeam>
+template <class Word, int kTeam, int kMostK>
 struct alignas(16) Board {
-  static constexpr int kMaxK = kTeam > 32 ? kMaxRowsK : 2 * kTeam, kCapacity = 2 * kMaxK + kSlack;
+  static constexpr int kMaxK = kTeam > 32 ? kMostK : 2 * kTeam;
+  static constexpr int kDelegates = kTeam <= 32 ? 1 : kMostK > kMaxRowsK ? 4 * kMostK : 128;  // of a row
+  // Room for candidates. If the k best stand together, a vector of them may be one delegate, so a block has more room
+  // than the delegates of random data need.
+  static constexpr uint32_t kCapacity = kTeam > 32 ? 256 : 2 * kMaxK + kSlack;
   Word words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
   // Composites: the index in the upper half, the word below; in place of one of 64 bits, its place in `words`.
   unsigned long long chosen[kMaxK];
-  unsigned long long top;
-  Word delegates[kTeam > 32 ? kDelegates : 1];
-  uint32_t totals[3], count, ranks;
+  unsigned long long tops[3];  // see Team::fold()
+  Word delegates[kTeam > 32 && kTeam > kDelegates ? kTeam : kDelegates];
+  uint32_t totals[3], count;
 };
 
-template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat>
+// kMostK: the largest k of a block.
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, int kMostK>
 struct Team {
   static constexpr bool kBlock = kTeam > 32;
   static constexpr bool kFloats = kFloat && !kBlock;  // candidates are ranked as floats
@@ -47,15 +50,20 @@ struct Team {
   static constexpr int kPerWord = kVectors && sizeof(Key) < 4 ? 4 / sizeof(Key) : 1;
   static constexpr int kWords = kElements / kPerWord;
   static constexpr int kMasks = (kElements + 31) / 32;
-  static constexpr bool kRefinesVectors = kVectors && sizeof(Key) < 8;
   using Order = Ranked<Key>;
   using Word = typename Order::Word;
+  using SharedBoard = Board<Word, kTeam, kMostK>;
+  static constexpr int kDelegates = SharedBoard::kDelegates;
+  static constexpr bool kRefinesVectors = kVectors && !kBlock && sizeof(Key) < 8;
 
   const Args& a;
-  Board<Word, kTeam>& board;
+  SharedBoard& board;
   uint32_t t;  // this thread's place in the team
   Word words[kWords];
-  uint32_t step = 0;  // how often sum() has been called
+  uint32_t step = 0;  // how often fold() has been called
+
+  // The most candidates that are ranked.
+  __device__ __forceinline__ uint32_t most() const { return kBlock ? SharedBoard::kCapacity : 2 * a.k + kSlack; }
 
   // The loads of a thread are permuted, so that in data whose period is the length of a team not all large elements
   // fall to one thread.
@@ -78,6 +86,14 @@ struct Team {
     return static_cast<Key>(words[j / kPerWord] >> (8 * sizeof(Key) * (j % kPerWord)));
   }
 
+  // The distance of a row's elements in memory. It is that of neighbours where these are loaded as vectors.
+  __device__ __forceinline__ uint32_t stride() const { return kVectors ? 1 : static_cast<uint32_t>(a.inner); }
+  __device__ __forceinline__ Key element(const Key* row, uint32_t index) const {
+    const uint32_t bytes = stride() * static_cast<uint32_t>(sizeof(Key));
+    return __ldg(
+        reinterpret_cast<const Key*>(reinterpret_cast<const char*>(row) + static_cast<uint64_t>(index) * bytes));
+  }
+
   __device__ __forceinline__ void load(const Key* row, bool live) {
     // This stands for elements that do not exist. It loses every comparison that matters.
     Word filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<Word>(decode(Key{0}, a.order));
@@ -96,7 +112,7 @@ struct Team {
         if (v < loads) vector = __ldg(reinterpret_cast<const uint4*>(row) + v);
         words[4 * u] = vector.x, words[4 * u + 1] = vector.y, words[4 * u + 2] = vector.z, words[4 * u + 3] = vector.w;
       } else {
-        words[u] = v < loads ? static_cast<Word>(__ldg(row + v)) : filler;
+        words[u] = v < loads ? static_cast<Word>(element(row, v)) : filler;
       }
     }
   }
@@ -187,14 +203,26 @@ struct Team {
     }
   }
 
-  // Returns the sum over the team. All threads of the block (or of the warp) call it, in step.
-  __device__ __forceinline__ uint32_t sum(uint32_t v) {
-    v = sum_of_lanes<kLanes>(v);
+  // Returns the sum of v over the team, and replaces `top` by the largest. All threads of the block (or of the warp)
+  // call it, in step.
+  __device__ __forceinline__ uint32_t fold(uint32_t v, Key& top) {
+    if constexpr (kLanes < 32) {
+      v = sum_of_lanes<kLanes>(v);
+      top = largest_of_lanes<kLanes>(top);
+    } else {
+      v = sum_of_warp(v);
+      top =
+          static_cast<Key>(largest_of_warp(static_cast<std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>>(top)));
+    }
     if constexpr (kBlock) {
-      if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0;
-      if (threadIdx.x % 32 == 0) atomicAdd(&board.totals[step % 3], v);
+      if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0, board.tops[(step + 1) % 3] = 0;
+      if (threadIdx.x % 32 == 0) {
+        atomicAdd(&board.totals[step % 3], v);
+        atomicMax(&board.tops[step % 3], static_cast<unsigned long long>(top));
+      }
       sync();
-      v = board.totals[step++ % 3];
+      v = board.totals[step % 3];
+      top = static_cast<Key>(board.tops[step++ % 3]);
     }
     return v;
   }
@@ -210,7 +238,7 @@ struct Team {
 
   // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
   // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
-  // index as well. `wanted` says whether this team takes part; all threads of the block (or of the warp) must call it.
+  // index as well. `wanted` says whether this team takes part; all lanes of the warp must call it.
   __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);
@@ -218,14 +246,12 @@ struct Team {
       uint32_t c = 0;
 #pragma unroll
       for (int i = 0; i < kMasks; ++i) c += __popc(mask[i]);
-      return sum(c);
+      return sum_of_lanes<kLanes>(c);
     };
-    const auto any = [&](bool b) -> bool { return kBlock ? b : __any_sync(kEveryLane, b); };
+    const auto any = [](bool b) -> bool { return __any_sync(kEveryLane, b); };
     // The largest delegate. It is usually the largest element; if not, all larger ones are NaN.
     uint32_t best[1];
     delegates(best);
-    if constexpr (kBlock)
-      for (uint32_t i = threadIdx.x & 31; i < kDelegates; i += 32) best[0] = max(best[0], board.delegates[i]);
     const Key top = static_cast<Key>(largest_of_lanes<kLanes>(best[0]));
     // Invariant: k elements reach `low`, and fewer than k reach high + 1. The elements that reach `low` are in `hits`,
     // those above it in `above`.
@@ -250,8 +276,8 @@ struct Team {
           low = middle, more = passed, tied = reached - passed;
 #pragma unroll
           for (int i = 0; i < kMasks; ++i) hits[i] = reach[i], above[i] = beyond[i];
-          ties = reached > a.most && passed < a.k;
-          open = reached > a.most && !ties;
+          ties = reached > most() && passed < a.k;
+          open = reached > most() && !ties;
         } else {
           high = static_cast<Key>(middle - 1);
         }
@@ -289,7 +315,7 @@ struct Team {
         } else {
           from = last + 1;
         }
-        open = from < to && !(found >= a.k && found <= a.most);
+        open = from < to && !(found >= a.k && found <= most());
         last = from + (to - from) / 2;
       }
     }
@@ -313,7 +339,8 @@ struct Team {
       if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kEveryLane, base, 0);
     }
-    if (at + mine > board.kCapacity) return total;  // too many hits: the threshold is raised first, with all threads
+    if (at + mine > SharedBoard::kCapacity)
+      return total;  // too many hits: the threshold is raised first, with all threads
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
       while (hits[i]) {
@@ -326,11 +353,12 @@ struct Team {
   }
 };
 
-// The rare path, for rows of up to 32 bits that are loaded as vectors. It is not inlined and loads the row again, so
-// that the common path need not keep the row in registers. It also returns the hits of those teams of the warp that
-// need no more selection.
+// The rare path of many rows: those of up to 32 bits that lanes of a warp load as vectors. Steps in registers take less
+// time there than a loop that reads the row again, since all warps share their instructions. It is not inlined and
+// loads the row once more, so that the common path need not keep it in registers. It also returns the hits of those
+// teams of the warp that need no more selection.
 template <class T>
-__device__ __noinline__ uint64_t refine_vectors(const Args& a, Board<typename T::Word, T::kSize>& board,
+__device__ __noinline__ uint64_t refine_vectors(const Args& a, typename T::SharedBoard& board,
                                                 const typename T::Element* row, uint32_t t, bool live, bool wanted,
                                                 typename T::Element floor) {
   T team{a, board, t};
@@ -344,93 +372,105 @@ __device__ __noinline__ uint64_t refine_vectors(const Args& a, Board<typename T:
   return hits;
 }
 
-// The rare path, for rows whose elements are loaded one by one, or have 64 bits: no registers are left for steps like
-// those of Team::refine(), and fetching their instructions takes much time, so a loop reads the row again, from L1. It
-// finds a threshold that k elements of a row reach, and at most a.most, and returns a bit for each element that reaches
-// it. `floor`: the first threshold. It bisects the key; if that is the k-th key and too many elements equal it, it
-// bisects the index up to which these count. All threads of the block (or of the warp) call it.
+// The rare path of other rows: finds a threshold that at least k elements of a row reach, and few enough to be ranked.
+// Returns a bit for each element that reaches it. If too many elements equal the k-th key, only the first of them get a
+// bit. `floor`: the first threshold.
+//
+// A loop reads the row again, mostly from L1. For a few rows, fetching the code of steps in registers takes longer.
+// Each pass counts the elements that reach a key, and those above it. The second key is the largest one of the row, of
+// which there may be many. Then a line through the last two counts tells where the wanted number is; by turns, the key
+// is in the middle of those that are left, or the highest of them. All threads of the block (or of the warp) call it.
 template <class T>
-__device__ __noinline__ uint64_t refine_by_loop(const Args& a, Board<typename T::Word, T::kSize>& board,
+__device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::SharedBoard& board,
                                                 const typename T::Element* row, uint32_t t, bool live,
                                                 typename T::Element floor) {
   using Key = typename T::Element;
-  constexpr uint32_t kVector = T::kVector, kTogether = 8 / kVector;
+  constexpr uint32_t kVector = T::kVector;
+  // A step of the loop.
+  constexpr uint32_t kElements = kVector == 1 || sizeof(Key) == 8 ? 8 : 16, kTogether = kElements / kVector;
   T team{a, board, t};
+  const uint32_t most = team.most();
   const uint32_t loads = live ? a.length / kVector : 0;
   const auto any = [](bool b) -> bool { return T::kBlock ? b : __any_sync(kEveryLane, b); };
-  // Invariant: k elements reach `low`, and fewer than k are above `high`.
+  // Invariant: `reached` elements, at least k, reach `low`, and `more` elements, fewer than k, are above `high`.
   Key low = 0, high = static_cast<Key>(~Key{0}), key = floor;
-  uint64_t hits = 0, ties = 0;       // a bit for each element that is taken, and for those of which only some are
-  uint32_t reached = 0, beyond = 0;  // elements that reach the key, and that are above it
+  uint32_t reached = a.length, more = 0;
+  uint64_t hits = 0, ties = 0;  // a bit for each element that is taken, and for those of which only some are
   bool open = live, tied = false;
 #pragma unroll 1
-  for (bool first = true; any(open); first = false) {
+  for (uint32_t pass = 0; any(open); ++pass) {
     uint64_t reach = 0, above = 0;
-    Key top = 0;
+    Key top = 0;  // in the first pass, the largest key of all; else that of the elements that do not reach `key`
 #pragma unroll 1
     for (uint32_t u = 0; u < T::kLoads && team.place(u) < loads; u += kTogether) {
-      alignas(16) Key raw[kTogether * kVector];
+      alignas(16) Key raw[kElements];
 #pragma unroll
       for (uint32_t i = 0; i < kTogether; ++i) {
         const uint32_t v = min(team.place(u + i), loads - 1);
         if constexpr (kVector > 1) {
           *reinterpret_cast<uint4*>(raw + i * kVector) = __ldg(reinterpret_cast<const uint4*>(row) + v);
         } else {
-          raw[i] = __ldg(row + v);
+          raw[i] = team.element(row, v);
         }
       }
       uint32_t reaching = 0, exceeding = 0;
 #pragma unroll
-      for (uint32_t j = 0; j < kTogether * kVector; ++j) {
+      for (uint32_t j = 0; j < kElements; ++j) {
         const Key one = encode(raw[j], a.order);
         const bool there = team.place(u + j / kVector) < loads;
         reaching |= static_cast<uint32_t>(there && one >= key) << j;
         exceeding |= static_cast<uint32_t>(there && one > key) << j;
-        top = max(top, one);
+        if (!pass || one < key) top = max(top, one);
       }
       reach |= static_cast<uint64_t>(reaching) << (u * kVector);
       above |= static_cast<uint64_t>(exceeding) << (u * kVector);
     }
-    if (first) {
-      top = largest_of_lanes<T::kLanes>(top);
-      if (T::kBlock && threadIdx.x % 32 == 0) atomicMax(&board.top, static_cast<unsigned long long>(top));
-    }
-    const uint32_t both = team.sum(__popcll(reach) + (static_cast<uint32_t>(__popcll(above)) << 16));
-    if (first && T::kBlock) top = static_cast<Key>(board.top);
+    const uint32_t both = team.fold(__popcll(reach) + (static_cast<uint32_t>(__popcll(above)) << 16), top);
     if (!open) continue;
-    reached = both & 0xffff, beyond = both >> 16;
-    if (reached >= a.k) {
+    const uint32_t count = both & 0xffff, beyond = both >> 16;
+    if (count >= a.k) {
+      const bool many = count > most;
+      tied = many && beyond < a.k;
+      open = many && beyond > most;
+      hits = many ? above : reach, ties = reach ^ above;
+      reached = tied ? count : beyond;
+      if (tied) more = beyond;
       low = static_cast<Key>(key + 1);
-      hits = reach;
-      tied = reached > a.most && beyond < a.k;
-      if (tied) hits = above, ties = reach ^ above;
-      open = reached > a.most && !tied;
+      if (!pass) high = top;
     } else {
-      high = static_cast<Key>(key - 1);
+      high = pass ? top : min(top, static_cast<Key>(key - 1)), more = count;
     }
-    key = static_cast<Key>(high - (high - low) / 2);
-    if (first) key = high = min(high, top);  // many NaNs, or others, may equal the largest key
+    const Key span = static_cast<Key>(high - low);
+    if (pass % 4 == 0) {
+      key = high;
+    } else if (pass % 4 == 2) {
+      key = static_cast<Key>(high - span / 2);
+    } else {
+      const float part = (static_cast<float>(reached) - (a.k + most) / 2) / static_cast<float>(reached - more);
+      key = static_cast<Key>(low + min(static_cast<Key>(max(part, 0.f) * static_cast<float>(span)), span));
+    }
   }
   // A thread has its elements in the order of their indices, so its ties up to an index are its first ones.
-  uint32_t from = 0, to = a.length - 1;
-  // The first guess is that ties are spread evenly. It adds a little, and need not be exact.
-  uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - beyond) / max(reached - beyond, 1u)) + 2);
   const auto up_to = [&](uint32_t last) {
     const uint32_t load = last / (T::kSize * kVector), rest = last % (T::kSize * kVector);
     const uint32_t mine = team.place(load) - load * T::kSize, there = rest / kVector;
     const uint32_t some = load * kVector + (mine < there ? kVector : mine == there ? rest % kVector + 1 : 0);
     return some < 64 ? ties & ((uint64_t{1} << some) - 1) : ties;
   };
+  uint32_t from = 0, to = a.length - 1;
+  // The first guess is that ties are spread evenly. It adds a little, and need not be exact.
+  uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(reached - more, 1u)) + 2);
 #pragma unroll 1
   for (open = tied; any(open);) {
-    const uint32_t found = beyond + team.sum(__popcll(up_to(last)));
+    Key unused = 0;
+    const uint32_t found = more + team.fold(__popcll(up_to(last)), unused);
     if (!open) continue;
     if (found >= a.k) {
       to = last;
     } else {
       from = last + 1;
     }
-    open = from < to && (found < a.k || found > a.most);
+    open = from < to && (found < a.k || found > most);
     last = from + (to - from) / 2;
   }
   return tied ? hits | up_to(to) : hits;

@@ -4,7 +4,7 @@
 // Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8; of others, a threshold
 // leaves few logits to be ranked (choose.cuh).
 //
-// Few rows have another kernel (few.cuh), and so have many short ones (short.cuh).
+// Other kernels take rows of few logits (ranked.cuh), few rows (few.cuh), and many short ones (short.cuh).
 //
 // Groups of experts are chosen before that: keys go to shared memory, and each lane finds the best two keys of each of
 // its groups, and how many groups have a larger sum. Experts of groups that are not chosen are then left out.
@@ -20,6 +20,7 @@
 #include "topk_softmax/cuda/choose.cuh"
 #include "topk_softmax/cuda/few.cuh"
 #include "topk_softmax/cuda/launch.h"
+#include "topk_softmax/cuda/ranked.cuh"
 #include "topk_softmax/cuda/selection.cuh"
 #include "topk_softmax/cuda/short.cuh"
 
@@ -249,10 +250,27 @@ cudaError_t run_short(cudaStream_t stream, const Args& a) {
   return launch(stream, config, gate_short_kernel<Element, kElements>, a);
 }
 
+template <class Element, int kLanes, int kEach>
+cudaError_t run_ranked(cudaStream_t stream, const Args& a) {
+  constexpr int64_t kTeams = kBlock / kLanes;
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
+  config.block = dim3(kBlock);
+  return launch(stream, config, gate_ranked_kernel<Element, kLanes, kEach>, a);
+}
+
 template <class Element>
 cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
   a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
+  if (plan.ranked) {
+    switch (plan.team) {
+      case 8: return run_ranked<Element, 8, 1>(stream, a);
+      case 16: return run_ranked<Element, 16, 1>(stream, a);
+      default:
+        return plan.elements == 1 ? run_ranked<Element, 32, 1>(stream, a) : run_ranked<Element, 32, 2>(stream, a);
+    }
+  }
   if (plan.few) return plan.elements == 4 ? run_few<Element, 4>(stream, a) : run_few<Element, 8>(stream, a);
   if (plan.team == 1) return plan.elements == 8 ? run_short<Element, 8>(stream, a) : run_short<Element, 16>(stream, a);
   if (a.groups > 1) {
