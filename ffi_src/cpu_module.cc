@@ -66,6 +66,7 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
   dict["tables"] = plan.tables;
   dict["ranges"] = plan.ranges;
   dict["slices"] = plan.slices;
+  dict["cluster"] = plan.cluster;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["tiles"] = plan.tiles;
   dict["workspace_bytes"] = plan.workspace_bytes;

@@ -173,7 +173,7 @@ KERNELS = {
     | {"rows_stream": "stream_kernel", "rows_split": "(merge|results)_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|walk_once|held_packs|strip)_kernel"},
-    "count": {"tables": "(bincount|segment)_tables_kernel", "global": "bincount_global_kernel"}
+    "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
     | {"parts": "bincount_parts_kernel", "warps": "bincount_warps_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
     | {"match": "segment_match_kernel"}

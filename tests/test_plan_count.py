@@ -42,6 +42,30 @@ def test_plans_of_counts(capability):
         ((5, 5009, 1, 1521), "global"), ((7, 55_129, 1, 1018), "tables"), ((16, 4096, 1, 1000), "tables"), ((60, 2048, 1, 1500), "tables"),
     ):  # fmt: skip
         assert plan(*rows)["algorithm"] == algorithm
+    # Clusters count ranges of bins of few rows. (rows, bins, ranges)
+    for outer, length, bins, ranges in [
+        (1, 518_276, 35_547, 6), (2, 300_000, 30_000, 3), (3, (1 << 18) + 1, 8192, 2), (1, 1 << 20, (1 << 16) - 1, 6),
+        (1, 1 << 20, 1 << 14, 6), (1, 800_000, 90_000, 6),
+    ]:  # fmt: skip
+        found = plan(outer, length, 1, bins)
+        if capability in (90, 100):
+            assert [found[name] for name in ("algorithm", "cluster", "slices", "ranges")] == ["tables", 16, 16, ranges]
+            assert 4 * bins <= found["shared_bytes"] * ranges < (4 * bins + 4 * ranges) <= ranges * 227 << 10
+        else:
+            assert found["cluster"] == 1
+    for outer, length, bins in [
+        (4, 300_000, 30_000), (1, 1 << 18, 9000), (1, (1 << 20) + 1, 35_547), (1, 300_000, 8191), (1, 300_000, 1 << 16),
+        (1, 1 << 20, (1 << 14) - 1), (1, 800_000, 90_001),
+    ]:  # fmt: skip
+        assert plan(outer, length, 1, bins)["cluster"] == 1
+    # Few ids for very many bins. (rows, bins, whether atomics on the result take less time)
+    for outer, length, bins, atomics in [
+        (1, 300_000, 100_000, True), (2, 500_000, 80_000, True), (1, 1 << 19, 1 << 16, True),
+        (1, (1 << 19) + 1, 1 << 16, False), (1, 5 << 18, 200_000, True), (1, (5 << 18) + 1, 200_000, False),
+        (3, 300_000, 100_000, False),
+    ]:  # fmt: skip
+        if 4 * bins <= 4 * SHARED_LIMIT[capability] << 10:
+            assert plan(outer, length, 1, bins)["algorithm"] == ("global" if atomics else "tables")
     for outer, length, bins in (
         (61, 1 << 20, 400_000),
         (1, 1 << 21, 1 << 19),
@@ -307,7 +331,7 @@ def test_plans_of_segments(capability):
     for op, dtype, *sizes, algorithm in [
         ("segment_sum", "float32", 60_000, 100, 65, "ordered"), ("segment_sum", "float32", 60_000, 100, 64, "lanes"),
         ("segment_sum", "float32", 10**6, 63, 100, "lanes"), ("segment_sum", "float32", 10**6, 64, 100, "ordered"),
-        ("segment_sum", "float32", 40_000, 100, 100, "lanes"), ("segment_sum", "int32", 60_000, 100, 100, "lanes"),
+        ("segment_sum", "float32", 40_000, 100, 100, "lanes"), ("segment_sum", "int32", 52_000, 100, 100, "lanes"),
         ("segment_sum", "float64", 60_000, 100, 64, "lanes"), ("segment_sum", "bfloat16", 10**6, 64, 128, "ordered"),
         # Very few rows are compared with all segments.
         ("segment_sum", "float64", 139, 1, 78, "match"), ("segment_sum", "float32", 640, 1, 800, "match"),
@@ -318,6 +342,21 @@ def test_plans_of_segments(capability):
     ]:  # fmt: skip
         one, many = (plan(op, outer, *sizes, dtype, False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == algorithm, (op, dtype, sizes)
+    # Tables of all columns for blocks. (operation, dtype, rows, columns, segments, whether they are taken)
+    for op, dtype, length, inner, segments, wide in [
+        ("segment_max", "float32", 1_982_628, 28, 950, True), ("segment_max", "float32", 528 * 950 - 1, 28, 950, False),
+        ("segment_min", "bfloat16", 528 * 64, 2, 5, True), ("segment_min", "bfloat16", 528 * 64 - 1, 2, 5, False),
+        ("segment_max", "int8", 40_000, 128, 60, True), ("segment_max", "int8", 40_000, 129, 60, False),
+        ("segment_sum", "int32", 260_045, 12, 111, True), ("segment_sum", "int64", 10**6, 7, 111, False),
+        ("segment_max", "float64", 10**6, 2, 8000, False), ("segment_sum", "float32", 10**6, 28, 950, False),
+    ]:  # fmt: skip
+        one, three, many = (plan(op, outer, length, inner, segments, dtype, False) for outer in (1, 3, 1000))
+        wide = wide and 4 * inner * segments < (SHARED_LIMIT[capability] - 1) << 10
+        assert (one["algorithm"] == "tables" and one["columns"] == inner) == wide
+        if wide:  # a part of a batch has its part of the workspace
+            assert one["workspace_bytes"] == three["workspace_bytes"] == many["workspace_bytes"]
+            assert [found["tiles"] for found in (one, three, many)] == [132, 44, 1]
+            assert one["rows"] * one["tiles"] >= length and plan(op, 1, length, inner, segments, dtype, True) != one
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
     plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
     for op, dtype, length in [

@@ -80,6 +80,30 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   return true;
 }
 
+// Plans kTables for clusters, each of which counts a range of bins in all ids of a row. Returns false if other kernels
+// are faster: with fewer ids, atomics on the result; with more, blocks that read each id once.
+bool plan_clusters(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
+  constexpr int64_t kClusters = 6;  // an H200 runs seven of 16 blocks with a multiprocessor each, but not eight
+  constexpr int64_t kMostIds = 1 << 20, kLeastBins = 8192, kMostBins = 90'000;
+  const Rows& rows = problem.rows;
+  if (gpu.max_cluster < 16 || rows.inner > 1 || rows.outer > kClusters / 2) return false;
+  if (rows.length <= kFewIds || rows.length > kMostIds) return false;
+  if (problem.bins < (rows.elements() < 1 << 20 ? kLeastBins : 2 * kLeastBins) || problem.bins > kMostBins)
+    return false;
+  plan.algorithm = Counting::kTables;
+  plan.threads = 1024;
+  plan.tables = 1;
+  plan.ranges = kClusters / rows.outer;
+  plan.range = ceil_div(problem.bins, plan.ranges);
+  plan.cluster = gpu.max_cluster;
+  plan.slices = plan.cluster;
+  plan.shared_bytes = 4 * plan.range;
+  return true;
+}
+
+// Of up to kSparseIds ids in so many bins, and at most eight for each, atomics take less time than tables, too.
+constexpr int64_t kManyBins = 1 << 16, kSparseIds = 5 << 18;
+
 // For kWarps: the most ids of a row, the most bins, and the most bins for which each lane has its own counters.
 constexpr int64_t kMostWarpIds = 4096, kMostWarpBins = 1536, kApartBins = 32;
 
@@ -126,14 +150,17 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
     plan.shared_bytes = 4 * plan.range * kMostRowWarps;
     return plan;
   }
-  // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`), atomics on the result cost
-  // less: they rarely meet in a bin.
+  // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`, `sparse`), atomics on the
+  // result cost less: they rarely meet in a bin.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
   const bool few = rows.elements() <= kFewIds &&
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
+  const bool sparse =
+      problem.bins >= kManyBins && rows.outer <= 2 && rows.length <= 8 * problem.bins && rows.elements() <= kSparseIds;
+  if (!sparse && plan_clusters(problem, gpu, plan)) return plan;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
-  if (rows.inner > 1 || ranges > 4 || few || rows.outer * ranges > kMostBlocks) {
+  if (rows.inner > 1 || ranges > 4 || few || sparse || rows.outer * ranges > kMostBlocks) {
     // A block has at most 2048 ids. So few rows are being counted at any time that their counters stay in L2.
     plan.algorithm = Counting::kGlobal;
     plan.threads = 256;

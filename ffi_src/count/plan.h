@@ -42,6 +42,7 @@ struct BincountPlan {
   int64_t range = 0;
   int64_t ranges = 1;  // ranges of bins; the blocks of each range read all ids, but for kParts
   int64_t slices = 1;  // slices of a row; each range of bins has a block for each
+  int cluster = 1;     // for kTables: blocks of a cluster, which add up their tables; divides `slices`
   int64_t shared_bytes = 0;
   int64_t tiles = 0;            // for kParts: tiles of a row
   int64_t workspace_bytes = 0;  // workspace of one outer index
@@ -49,7 +50,7 @@ struct BincountPlan {
   bool overlap = false;  // whether the last kernel may start before the one before it ends
 
   // Atomics add the counts to the result, which must be zero before.
-  bool merged() const { return algorithm == Counting::kGlobal || slices > 1; }
+  bool merged() const { return algorithm == Counting::kGlobal || slices > cluster; }
 };
 
 BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu);
@@ -221,7 +222,7 @@ enum class Segmenting {
   kLanes,    // few segments: a table for each lane, in shared memory
   kMatch,    // very few rows: a lane compares its ids with all of a range of segments, in one launch
   kFew,      // few rows: tables for each lane of a range of segments, in one launch
-  kTables,   // few columns: a table for each warp, or for each block if any order does
+  kTables,   // few columns: a table for each warp; or any, if any order does: a table for each block
   kAtomics,  // few columns, many segments: atomics on integers
   kScatter,  // few numbers that any order folds alike: atomics on the results
   kSorted,   // the ids ascend: tiles of rows in their order
@@ -256,7 +257,7 @@ struct SegmentsPlan {
   OrderPlan order;
   int64_t rows = 0;          // rows of a tile or slice; for kFew and kMatch: segments of a range
   int64_t tiles = 0;         // how many tiles, slices or ranges there are
-  int columns = 1;           // for kLanes: columns of a row that a lane has; for kCells: that a block has
+  int columns = 1;           // for kLanes: columns of a row that a lane has; for kTables and kCells: that a block has
   int team_bits = 0;         // for kLanes, kFew, kAtomics and kScatter: 2^team_bits lanes share a row
   int parts = 1;             // for kLanes: warps that share a slice
   int64_t batch = 0;         // for kFew: the most outer indices of a launch

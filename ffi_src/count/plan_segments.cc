@@ -233,6 +233,27 @@ sort::Problem order_of(const Segments& problem) {
 
 namespace {
 
+// Plans tables of all columns for blocks: for extremes, and for sums of integers. Returns false if other kernels are
+// faster: where there are few rows for each segment, since each block leaves a table, or many columns.
+bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kMostColumns = 128;
+  const auto [outer, length, inner] = problem.rows;
+  const bool extremes = problem.op != Op::kSum;
+  if ((!extremes && is_float(problem.dtype)) || problem.byte_ids || problem.sorted) return false;
+  if (inner < (extremes ? 2 : 8) || inner > kMostColumns) return false;
+  if (length < 4 * kBlocks * std::max<int64_t>(problem.segments, 64) || length >= 1 << 30) return false;
+  const int64_t cells = problem.segments * inner;
+  if (cells * std::max<int64_t>(4, partial_bytes(problem)) > gpu.shared_bytes - 1024) return false;
+  plan.algorithm = Segmenting::kTables;
+  plan.columns = static_cast<int>(inner);
+  plan.warps = kExtremeThreads / 32;
+  plan.tiles = std::max<int64_t>(1, kBlocks / outer);
+  plan.rows = ceil_div(length, plan.tiles);
+  plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(kBlocks * cells * partial_bytes(problem));  // as for a part of the batch
+  return true;
+}
+
 // Plans how the order of rows by id is found. All ways find the same, so the plan may depend on the batch and the GPU.
 OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
   // All blocks read all ids, so more than kRanges blocks would not be faster. With fewer than kLeastRanges blocks, each
@@ -330,6 +351,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan_scatter(problem, gpu, plan);
     return plan;
   }
+  if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
   if (has_lanes && plan_lanes(problem, gpu, plan)) {
     // A part of the batch has the same workspace, and may take kTables.
     if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);

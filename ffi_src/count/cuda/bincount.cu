@@ -1,7 +1,9 @@
 // bincount. A block counts a slice of a row in shared-memory tables of a range of bins, one table for every two warps
 // if they are small. In the end it adds its tables up. If it has the whole row, it writes the sums to the result; else
-// atomics add them to the result, which is zero before. Integers have the same sum in any order. Bytes moved: each id
-// is read once for each range of bins, and the counts are written.
+// atomics add them to the result, which is zero before. If the ids are few for so many bins, that would be nearly one
+// atomic for each id: then a cluster of blocks has the row, and each of them adds up a share of the bins of all, which
+// it reads from their shared memory, and writes it. Integers have the same sum in any order. Bytes moved: each id is
+// read once for each range of bins, and the counts are written.
 //
 // Lanes of a warp that count the same bin in shared memory do not wait for each other. Atomics on the result would, so
 // there each warp has one hot bin, which many of its lanes had recently, and counts it in a register by a ballot.
@@ -12,8 +14,10 @@
 // count in the result itself.
 #include <cuda_runtime.h>
 
+#include "common/cuda/cluster.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
 #include "count/cuda/counter.cuh"
 #include "count/cuda/launch.h"
 
@@ -30,7 +34,7 @@ struct Args {
   int64_t outer, length, inner, bins;
   uint64_t limit;
   int64_t range, ranges, slices, slice;
-  int tables;
+  int tables, cluster;
 };
 
 // Turns an element into its target: its bin, counted from the first of the block's range. An id is its bin.
@@ -111,8 +115,10 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
   using Bits = typename Binning::Bits;
   using Target = typename Binning::Target;
   auto* tables = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
-  const int64_t part = blockIdx.x % (a.slices * a.ranges), row = blockIdx.x / (a.slices * a.ranges);
-  const int64_t low = part % a.ranges * a.range, slice = part / a.ranges;
+  // Blocks of a cluster have neighbouring slices of the same range of bins. Neighbouring clusters share their slices.
+  const unsigned cluster = a.cluster, rank = blockIdx.x % cluster, of_cluster = blockIdx.x / cluster;
+  const int64_t clusters = a.slices / cluster * a.ranges, part = of_cluster % clusters, row = of_cluster / clusters;
+  const int64_t low = part % a.ranges * a.range, slice = part / a.ranges * cluster + rank;
   const auto range = static_cast<int>(min(a.range, a.bins - low));
   for (int b = threadIdx.x; b < range * a.tables; b += blockDim.x) tables[b] = 0;
   const uint64_t first = static_cast<uint64_t>(low), stop = min(a.limit, first + range);
@@ -154,18 +160,39 @@ __global__ void __launch_bounds__(1024) bincount_tables_kernel(const __grid_cons
         if (has[p]) count(binning(get<Bits>(pack[p], e)));
   }
   if (has_loose) count(binning(loose_bits));
-  __syncthreads();
 
-  if (a.slices > 1) wait_for_predecessor();  // which sets the counts to 0
   uint32_t* to = a.counts + row * a.bins + low;
+  const bool merged = a.slices > cluster;
+  const auto put = [&](int bin, uint32_t total) {
+    if (!merged) {
+      to[bin] = total;
+    } else if (total) {
+      atomicAdd(to + bin, total);
+    }
+  };
+  if (cluster > 1) {
+    arrive_at_cluster_barrier();
+    if (merged) wait_for_predecessor();  // which sets the counts to 0
+    wait_at_cluster_barrier();
+    // A block adds up its share of the bins of all tables. It begins with its own, so that not all ask the same block.
+    const int share = (range + static_cast<int>(cluster) - 1) / static_cast<int>(cluster);
+    const int share_end = min(range, (static_cast<int>(rank) + 1) * share);
+    for (int b = static_cast<int>(rank) * share + threadIdx.x; b < share_end; b += blockDim.x) {
+      uint32_t total = 0;
+#pragma unroll 8
+      for (unsigned i = 0; i < cluster; ++i) total += load_in_cluster(tables + b, (rank + i) & (cluster - 1));
+      put(b, total);
+    }
+    arrive_at_cluster_barrier();  // no block may end while others read its table
+    wait_at_cluster_barrier();
+    return;
+  }
+  __syncthreads();
+  if (merged) wait_for_predecessor();
   for (int b = threadIdx.x; b < range; b += blockDim.x) {
     uint32_t total = 0;
     for (int t = 0; t < a.tables; ++t) total += tables[t * range + b];
-    if (a.slices == 1) {
-      to[b] = total;
-    } else if (total) {
-      atomicAdd(to + b, total);
-    }
+    put(b, total);
   }
 }
 
@@ -206,7 +233,10 @@ cudaError_t run_tables(cudaStream_t stream, const BincountPlan& plan, const Args
   config.grid = dim3(static_cast<unsigned>(a.outer * a.ranges * a.slices));
   config.shared_bytes = plan.shared_bytes;
   config.overlap = plan.overlap;
-  return launch(stream, config, bincount_tables_kernel<Binning>, a);
+  config.cluster = a.cluster;
+  const auto kernel = bincount_tables_kernel<Binning>;
+  const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), a.cluster);
+  return status == cudaSuccess ? launch(stream, config, kernel, a) : status;
 }
 
 template <class T>
@@ -236,6 +266,7 @@ Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const voi
   a.slices = plan.slices;
   a.slice = plan.algorithm == Counting::kGlobal ? plan.range : (a.length + a.slices - 1) / a.slices;
   a.tables = plan.tables;
+  a.cluster = plan.cluster;
   return a;
 }
 

@@ -26,8 +26,11 @@ struct Counter {
   // Counts one target of each lane. All lanes of the warp must call it.
   __device__ void add(Target target, bool may_change) {
     unsigned mask = __ballot_sync(kEveryLane, target == hot);
-    if (may_change && __popc(mask) < kMany) {
-      const Target candidate = shuffle_from(target, 0);
+    // Of nine lanes in ten with one target, the first lane may be the tenth.
+#pragma unroll
+    for (int lane = 0; lane < 32; lane += 11) {
+      if (!may_change || __popc(mask) >= kMany) break;
+      const Target candidate = shuffle_from(target, lane);
       const unsigned other = __ballot_sync(kEveryLane, target == candidate);
       if (__popc(other) >= kMany) {
         flush();

@@ -76,6 +76,10 @@ cudaError_t launch_segment_lanes(cudaStream_t stream, const SegmentsPlan& plan, 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 
+// The form of launch_segment_tables for several columns of a row at a time.
+cudaError_t launch_segment_wide_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                       const SegmentsBuffers& buffers);
+
 cudaError_t launch_segment_match(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers);
 

@@ -13,8 +13,7 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/atomics.cuh"
-#include "count/cuda/slices.cuh"
+#include "count/cuda/tables.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -24,15 +23,12 @@ constexpr int kSteps = 8;  // groups of 32 ids that a warp loads before it folds
 
 using Args = Slices;
 
-// Word: what a table holds for a segment. Atomics need words of 32 or 64 bits. Shared memory has no atomic addition of
-// 64 bits, so a table of such sums has all their lower halves first, then all upper ones.
 template <class Monoid>
-using Word = std::conditional_t<is_extreme<Monoid> && sizeof(typename Monoid::Acc) < 4, uint32_t, typename Monoid::Acc>;
-// Whether a block has one table.
+using Word = TableWord<Monoid>;
 template <class Monoid>
-constexpr bool kOne = !is_exact<Monoid>;
+constexpr bool kOne = has_one_table<Monoid>;
 template <class Monoid>
-constexpr bool kHalves = kOne<Monoid> && !is_extreme<Monoid> && sizeof(typename Monoid::Acc) == 8;
+constexpr bool kHalves = has_halves<Monoid>;
 template <class Monoid>
 constexpr int kTables = kOne<Monoid> ? 1 : kTableThreads / 32;
 
@@ -192,6 +188,7 @@ __global__ void __launch_bounds__(kSliceThreads) segment_slices_kernel(Args a) {
 
 cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers) {
+  if (plan.columns > 1) return launch_segment_wide_tables(stream, plan, problem, buffers);
   const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
