@@ -124,7 +124,7 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
 // 16-bit rows that are not aligned, whose vectors take most of the work to load. (Limits as measured on an H200.)
 int64_t one_vector_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool loose = traits.item_bytes == 2 && row_bytes % 16 != 0;
-  if (traits.label) return traits.item_bytes < 8 && warps <= kMaxBlockWarps ? 4 : 0;
+  if (traits.label) return warps <= kMaxBlockWarps && (loose || (traits.item_bytes < 8 && row_bytes % 16 == 0)) ? 4 : 0;
   if (traits.operands != 1 || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
   if (traits.output) return warps <= (loose ? 2 : 4) && row_bytes > 512 ? 8 : 0;
   if (!loose) return 0;

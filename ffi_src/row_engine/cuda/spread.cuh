@@ -192,7 +192,8 @@ __host__ __device__ constexpr int64_t wide_shared_bytes(int warps, int each = kW
 
 // Whether wide_kernel stores rows that are not aligned by store_by_warp().
 template <class P, int kEach>
-constexpr bool kStages = P::kOutput && kOneVector<P> && kEach == kWideVectors && sizeof(typename P::Element::Bits) == 4;
+constexpr bool kStages =
+    P::kOutput && !P::kHole && kOneVector<P> && kEach == kWideVectors && sizeof(typename P::Element::Bits) == 4;
 // Where the vectors of store_by_warp() are in shared memory, and how many bytes that takes in all.
 template <class P, int kEach>
 __host__ __device__ constexpr int64_t stage_at(int warps) {
