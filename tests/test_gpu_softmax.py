@@ -228,6 +228,12 @@ def test_few_rows_have_the_bits_of_many(dtype):
                 for few in (slice(0, 4), slice(2, 3), slice(many - 1, many)):
                     assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
                     assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
+            labels = jnp.arange(many, dtype=jnp.int32) % length
+            loss = functools.partial(jaxgpuops.softmax_cross_entropy, label_smoothing=0.1, reduction="sum")
+            slope = jax.jit(jax.grad(loss))
+            whole = slope(x, labels)
+            for few in (slice(0, 4), slice(100, 200), slice(many - 1, many)):
+                assert same_bits(slope(x[few], labels[few]), whole[few]), (length, few)
             for fn in (jaxgpuops.logsumexp, jaxgpuops.sum):
                 whole = jax.jit(fn)(x)
                 for few in (slice(0, 4), slice(many - 1, many)):
@@ -241,7 +247,25 @@ def test_gradients_from_x_have_the_bits_of_those_from_the_result(dtype, monkeypa
         monkeypatch.setattr(softmax_primitives._Derivative, name, 4 << 20)
     item = jnp.dtype(dtype).itemsize
     with jax.enable_x64(dtype == "float64"):
-        for size in (12, 16, 20, 32, 36, 100, 256, 1000, 1572, 2044, 2048):
+        for size in (
+            12,
+            16,
+            20,
+            32,
+            36,
+            100,
+            256,
+            1000,
+            1572,
+            2044,
+            2048,
+            2056,
+            6232,
+            32_768,
+            32_776,
+            262_144,
+            400_008,
+        ):
             length = size // item
             many = (5 << 20) // (length * item)
             x = 3 * jax.random.normal(jax.random.key(length), (many, length), dtype)

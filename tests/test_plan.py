@@ -255,6 +255,32 @@ def test_long_rows_of_float64():
     assert softmax_planner("cross_entropy_grad", "float32", False)(10, 32_769, 1, 90)["algorithm"] == "rows"
 
 
+def test_few_rows_with_labels():
+    """A lane has one vector if there are at most four warps per multiprocessor so, else two, or as many as it holds."""
+    planner = softmax_planner("cross_entropy_grad", "float32", False)
+    plans = [planner(outer, 364, 1, 90) for outer in (176, 177, 924, 925)]
+    assert [plan["threads"] for plan in plans] == [96, 64, 64, 32]
+
+
+def test_gradients_from_x():
+    def planned(outer, length, inner=1, dtype="float32", compute_capability=90):
+        options = 1.0, False, False, False, compute_capability
+        plan = plan_softmax("softmax_jvp", outer, length, inner, dtype, *options, of_logits=True)
+        return plan["algorithm"], plan.get("vectors"), plan.get("threads"), plan.get("blocks")
+
+    assert planned(264, 4096) == ("rows", 2, 512, 1)  # few rows
+    assert planned(265, 4096) == ("rows", 8, 128, 1)
+    assert planned(10_000, 16_384) == ("rows", 8, 256, 2)
+    assert planned(2, 1 << 18) == ("rows", 8, 512, 16)
+    assert planned(2, 1 << 18, compute_capability=80)[0] == "none"  # there are no clusters
+    assert planned(2, 1 << 14, compute_capability=80) == ("rows", 8, 512, 1)
+    assert planned(2, (1 << 18) + 1)[0] == "rows_split"
+    for dtype, most in (("float32", 24), ("bfloat16", 24), ("float64", 16)):
+        for length in (3, most):
+            assert planned(9, length, 5, dtype)[0] == "columns_walk"
+        assert planned(9, most + 1, 5, dtype)[0] == "none"
+
+
 def test_the_order_of_sums_does_not_depend_on_the_batch():
     """Rows are divided among lanes, and columns take the kernels of one order, however many there are."""
     rng = np.random.default_rng(0)

@@ -327,8 +327,9 @@ def test_forward_mode_is_refused_with_a_reason():
 
 
 def test_gradients_make_the_result_again(cuda_build):
-    """On a GPU small gradients, and those of rows that no cluster holds and of few long columns, are made from x, so that
-    XLA drops the forward kernel if nothing else needs its result. So are those of log_softmax, mostly of any size."""
+    """On a GPU small gradients, and those of rows that no cluster holds, of few long columns and along short axes, are made
+    from x, so that XLA drops the forward kernel if nothing else needs its result. So are those of rows of log_softmax of
+    any size."""
     shaped = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
 
     def from_x(fn, x):
@@ -338,19 +339,23 @@ def test_gradients_make_the_result_again(cuda_build):
     for name in ("softmax", "log_softmax"):
         fn = getattr(jaxgpuops, name)
         for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
-            for n in (2, 3, 2048 // size, 2048 // size + 1, (32 << 10) // size, (1 << 20) // size + 1):
+            for n in (
+                2,
+                3,
+                2048 // size,
+                2048 // size + 1,
+                (32 << 10) // size + 1,
+                (1 << 20) // size,
+                (1 << 20) // size + 1,
+            ):
                 assert from_x(fn, shaped(7, n, dtype=dtype))
                 assert from_x(jax.vmap(fn), shaped(2, 7, n, dtype=dtype))
-            for n in ((32 << 10) // size + 1, (1 << 20) // size):
-                assert not from_x(fn, shaped(7, n, dtype=dtype))
-            # If a multiprocessor runs one block at a time, it may have one row, or two rows that are shorter.
-            for rows, warps in ((132, 32), (264, 29), (1000, 16)):
-                assert from_x(fn, shaped(rows, (warps << 10) // size, dtype=dtype))
-            for rows, warps in ((133, 32), (265, 29), (265, 17)):
-                assert not from_x(fn, shaped(rows, (warps << 10) // size, dtype=dtype))
-            # What is too large is not kept: x of softmax, and of log_softmax if rows are not whole vectors.
-            assert not from_x(fn, shaped(10_000, 2048 // size + 1, dtype=dtype))
-            assert from_x(fn, shaped(10_000, 2064 // size, dtype=dtype)) == (name == "log_softmax")
+            # What is too large is not kept.
+            for n in (2048 // size + 1, (32 << 10) // size + 8):
+                assert from_x(fn, shaped(10_000, n, dtype=dtype)) == (name == "log_softmax")
+            for n, inner in ((3, 2), (24, 9)):
+                assert from_x(functools.partial(fn, axis=0), shaped(n, inner, dtype=dtype))
+            assert not from_x(functools.partial(fn, axis=0), shaped(25, 9, dtype=dtype))
         assert from_x(fn, shaped((1 << 16) + 1, 64)) == (name == "log_softmax")
         assert from_x(fn, shaped(1 << 21, 16)) and from_x(fn, shaped(1 << 21, 32, dtype="bfloat16"))
         assert from_x(fn, shaped((1 << 21) + 1, 16)) == (name == "log_softmax")
@@ -369,7 +374,8 @@ def test_gradients_make_the_result_again(cuda_build):
                 assert from_x(fn, shaped(7, n, dtype="float64")) == is_short
             assert from_x(fn, shaped(4000, 32, dtype="float64"))
             assert not from_x(fn, shaped(5000, 32, dtype="float64"))  # the exponentials would take longer than a kernel
-            assert not from_x(functools.partial(fn, axis=1), shaped(1, 1 << 14, 2, dtype="float64"))
+            for n, is_short in ((3, True), (16, True), (17, False), (1 << 14, False)):
+                assert from_x(functools.partial(fn, axis=1), shaped(1, n, 2, dtype="float64")) == is_short
         for n in (100, 1 << 20):
             assert not from_x(functools.partial(fn, axis=0), shaped(n, 9))
             for options in ({"scale": 2.0}, {"bias": jnp.zeros(n)}, {"where": jnp.ones(n, bool)}, {"causal": True}):

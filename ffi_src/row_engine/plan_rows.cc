@@ -25,6 +25,8 @@ constexpr int64_t kLeastOddBytes = 8 << 20;
 constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
 constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor,
 constexpr int64_t kFullResident = 60;    // or so many if all of them have one
+// The same for rows with labels that are not whole vectors: if a warp has one row, and if it has more.
+constexpr int64_t kLabelResident = 32, kShortLabelResident = 80;
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
 // The most spans of aligned rows, and of others, and the most rows per multiprocessor, whose statistics are made by
@@ -122,7 +124,8 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
 // 16-bit rows that are not aligned, whose vectors take most of the work to load. (Limits as measured on an H200.)
 int64_t one_vector_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool loose = traits.item_bytes == 2 && row_bytes % 16 != 0;
-  if (traits.operands != 1 || traits.label || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
+  if (traits.label) return warps <= kMaxBlockWarps && (loose || (traits.item_bytes < 8 && row_bytes % 16 == 0)) ? 4 : 0;
+  if (traits.operands != 1 || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
   if (traits.output) return warps <= (loose ? 2 : 4) && row_bytes > 512 ? 8 : 0;
   if (!loose) return 0;
   if (traits.stat_bytes == 8) return 12;  // the log-sum-exp
@@ -134,7 +137,7 @@ bool loads_elements(const RowPlan& plan, const Rows& rows) {
   const RowTraits& traits = plan.traits;
   const int64_t bytes = rows.length * traits.item_bytes;
   if (plan.algorithm != RowAlgorithm::kRows || plan.spread || plan.wide || plan.blocks > 1 || bytes % 16 == 0 ||
-      !traits.tiled || traits.operands != 1)
+      !(traits.tiled || (traits.label && traits.output && traits.item_bytes == 4)) || traits.operands != 1)
     return false;
   if (traits.item_bytes == 8) return (plan.lane_bits == 5 || plan.spans > 1) && bytes <= kLongestWideSingle;
   return traits.item_bytes == 4 && plan.lane_bits >= kMaxTileLaneBits && bytes <= kLongestSingle &&
@@ -195,8 +198,11 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // kernel.)
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   const bool full = traits.fast && traits.operands == 1 && row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
-  if (plan.spans == 1 && traits.tiled && plan.vectors << plan.lane_bits <= 32 &&
-      (plan.lane_bits == 0 || row_bytes % 16 != 0 || (traits.operands == 2 && plan.vectors == 1) ||
+  const int64_t of_labels = plan.vectors << plan.lane_bits == 32 ? kLabelResident : kShortLabelResident;
+  const bool labelled =
+      traits.label && traits.output && row_bytes % 16 != 0 && spread_warps <= of_labels * gpu.multiprocessors;
+  if (plan.spans == 1 && (traits.tiled || labelled) && plan.vectors << plan.lane_bits <= 32 &&
+      (labelled || plan.lane_bits == 0 || row_bytes % 16 != 0 || (traits.operands == 2 && plan.vectors == 1) ||
        spread_warps <= (full ? kFullResident : kSpreadResident) * gpu.multiprocessors)) {
     plan.spread = true;
     plan.block_warps = tuning.block_warps ? std::min(tuning.block_warps, kSpreadWarps) : kSpreadWarps;

@@ -26,10 +26,10 @@ constexpr int64_t kFewWarps = 16;
 // more than kMostLoose bytes are faster from y, by tiles. (300000 x 29 bfloat16 took 30 us with the forward pass, and
 // 35 from x.)
 constexpr int64_t kLooseRow = 64, kMostLoose = 4 << 20;
-// Gradients of longer rows, with a block for each row: if a multiprocessor runs one of these blocks at a time, it may
-// run two of them one after the other, provided that rows have at most this many warps.
-constexpr int64_t kTwiceWide = 29;
-constexpr int64_t kMostWideBytes = 16 * kWideVectors * 32 * kMaxBlockWarps;
+// Gradients of longer rows: a lane has two vectors if that makes at most so many warps per multiprocessor.
+constexpr int64_t kFewWideWarps = 32;
+// Gradients along short axes: the most positions that a lane holds, and the same for float64.
+constexpr int64_t kMostHeld = 24, kMostWideHeld = 16;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
@@ -106,16 +106,48 @@ void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
 }
 
-// A block has a row.
-RowPlan plan_wide_gradient(const Problem& problem) {
+int64_t row_spans(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kRowVectors * 32); }
+
+// If rows are few, a block has a row, and lanes have two vectors. Otherwise lanes have more, and a block or a cluster
+// of blocks has a row.
+RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
   plan.traits = traits_of(problem);
   if (problem.rows.outer == 0) return plan;
   plan.algorithm = RowAlgorithm::kRows;
-  plan.wide = kWideVectors;
-  plan.vectors = kWideVectors;
   plan.lane_bits = 5;
-  plan.block_warps = static_cast<int>(wide_warps(problem));
+  const int64_t warps = wide_warps(problem);
+  if (warps <= kMaxBlockWarps && problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors) {
+    plan.wide = plan.vectors = kWideVectors;
+    plan.block_warps = static_cast<int>(warps);
+    return plan;
+  }
+  plan.vectors = kRowVectors;
+  plan.spans = row_spans(problem);
+  const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
+  while (plan.blocks < gpu.max_cluster && part() > kPartWarps) plan.blocks *= 2;
+  while (plan.blocks < gpu.max_cluster && 2 * problem.rows.outer * plan.blocks <= gpu.multiprocessors && part() > 2)
+    plan.blocks *= 2;
+  plan.block_warps = static_cast<int>(part());
+  plan.packed = plan.blocks == kMaxCluster && problem.rows.outer * plan.blocks > gpu.multiprocessors;
+  return plan;
+}
+
+// Bits depend on the length, inner and the dtype alone, and so does the choice.
+bool is_short_axis(const Problem& problem) {
+  const int64_t most = problem.dtype == DType::kFloat64 ? kMostWideHeld : kMostHeld;
+  return problem.rows.inner > 1 && problem.rows.length > 2 && problem.rows.length <= most;
+}
+
+RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
+  RowPlan plan;
+  plan.traits = traits_of(problem);
+  if (problem.rows.outer == 0) return plan;
+  plan.algorithm = RowAlgorithm::kColumnsWalk;
+  const int columns = 32 * columns_of_lane(plan.traits.item_bytes, problem.rows.length);
+  const int64_t warps = ceil_div(problem.rows.count(), columns);
+  plan.block_warps = kPartWarps;
+  while (plan.block_warps > 1 && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
   return plan;
 }
 
@@ -159,18 +191,16 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
 bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
   if (!derivative || problem.general || problem.factor != 1) return false;
+  if (is_short_axis(problem)) return true;
   const int64_t inner = problem.rows.inner;
   if (problem.dtype == DType::kFloat64) return inner == 1 && row_bytes(problem) <= kMostTeamBytes;
-  if (inner != 1)
-    return problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
-           row_bytes(problem) * inner >= kLeastFlatGradient;
-  const int64_t bytes = row_bytes(problem);
-  return bytes <= kMostWideBytes || bytes > kMostClusterBytes;
+  return inner == 1 || (problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
+                        row_bytes(problem) * inner >= kLeastFlatGradient);
 }
 
 bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   if (problem.rows.inner != 1) return true;
-  const int64_t bytes = row_bytes(problem), warps = wide_warps(problem);
+  const int64_t bytes = row_bytes(problem);
   if (problem.dtype == DType::kFloat64) {
     const RowPlan plan = plan_softmax(problem, gpu);
     return problem.rows.outer * (int64_t{plan.vectors} << plan.lane_bits) <= 32 * kFewWarps * gpu.multiprocessors;
@@ -178,14 +208,14 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   if (bytes_of(problem.dtype) == 2 && bytes % 16 != 0 && bytes > 32 && bytes <= kLooseRow)
     return problem.rows.outer * bytes <= kMostLoose;
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;
-  const int64_t blocks = ceil_div(problem.rows.outer, gpu.multiprocessors);
-  return warps <= kMaxBlockWarps / 2 || blocks <= (warps <= kTwiceWide ? 2 : 1);
+  return row_spans(problem) <= kRowWarps * gpu.max_cluster;
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
   if (problem.of_logits) {
+    if (is_short_axis(problem)) return plan_column_gradient(problem, gpu);
     if (problem.rows.inner != 1 || row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
-    if (row_bytes(problem) > kMostTeamBytes) return plan_wide_gradient(problem);
+    if (row_bytes(problem) > kMostTeamBytes) return plan_row_gradient(problem, gpu);
   }
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);

@@ -235,7 +235,8 @@ class _Derivative(Kernel):
         # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits are
         # not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of any
         # size, split over devices or not.
-        if choice.plan["algorithm"] in ("rows_split", "columns_flat"):
+        # The same holds for columns of few positions, whose sums are added up in another order.
+        if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk"):
             return True
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
         is_short = row <= 32 or (row <= 64 and row % 16 == 0)
@@ -248,13 +249,11 @@ class _Derivative(Kernel):
 
 class _DerivativeOfLogs(_Derivative):
     """That of log_softmax. Programs mostly read its result once, at labels, so x stays in memory in its place: x is taken
-    in arrays of any size. (Not of rows of more than 2 KiB that are not whole vectors: many of these are slower.)
+    in arrays of any size.
     """
 
     def _takes_x(self, choice, aval, partitioned):
-        row = aval.shape[choice.params["axis"]] * aval.dtype.itemsize
-        anything = not partitioned and (row <= 2048 or row % 16 == 0)
-        return anything or super()._takes_x(choice, aval, partitioned)
+        return not partitioned or super()._takes_x(choice, aval, partitioned)
 
 
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):

@@ -65,10 +65,10 @@ def softmax(
     that is masked whole is 0.
 
     Derivatives: with respect to ``x``, ``scale`` and ``bias``; a cotangent that broadcasts is summed. That of ``x`` is
-    one kernel, which reads the cotangent and the result (of short rows in small arrays: ``x``). Masked entries have the
-    gradient 0, never NaN. Reverse mode works, and whatever is built on top of it (`jax.grad`, `jax.jacrev`,
-    `jax.hessian`, gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use
-    `jaxgpuops.lax.softmax`; here JAX raises TypeError.
+    one kernel, which reads the cotangent and the result (of rows in small arrays and along short axes: ``x``). Masked
+    entries have the gradient 0, never NaN. Reverse mode works, and whatever is built on top of it (`jax.grad`,
+    `jax.jacrev`, `jax.hessian`, gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`,
+    `jax.linearize`) use `jaxgpuops.lax.softmax`; here JAX raises TypeError.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` or a flag that is not known at trace time, and for ``where`` that are

@@ -14,15 +14,16 @@ constexpr bool kAnyOrder = P::kSums == 0 && !P::kMasked && !P::kDecoded && !P::k
 
 // Whether there are kernels for RowPlan::single.
 template <class P>
-constexpr bool kSingle = sizeof(typename P::Element::Bits) >= 4 && P::kOutput && P::kOperands == 1 && !P::kHole &&
-                         !P::kMasked && !P::kDecoded;
+constexpr bool kSingle =
+    sizeof(typename P::Element::Bits) >= 4 && P::kOutput && P::kOperands == 1 && !P::kMasked && !P::kDecoded;
 
 // The part of a span that a lane has. Unit j holds kWidth elements, from element(j) on. With kAsked, the lane first
 // checks whether the span is whole; if it is, no unit needs a check of its own. (Long rows with results do without that
 // check, since ptxas then moved all stores to the end, which took up to 7 % longer.) With kRagged, the last vector of
 // an aligned row may have fewer elements. With kElements, those of rows that are not aligned are loaded and stored one
-// by one.
-template <class P, int kVectors, bool kAligned, bool kAsked, bool kRagged = false, bool kElements = false>
+// by one. With kOneShift, see with_words().
+template <class P, int kVectors, bool kAligned, bool kAsked, bool kRagged = false, bool kElements = false,
+          bool kOneShift = P::kHole && sizeof(typename P::Element::Bits) == 2>
 class Span {
  public:
   using Bits = typename P::Element::Bits;
@@ -179,7 +180,6 @@ class Span {
   // If a warp has one row, all its lanes shift by the same number of bytes. Then whole words are not moved by
   // instructions, but named by the code, of which there is one form for each number of words. (Gradients of
   // cross-entropy of 16 bits took up to a fifth less time; of float32, a tenth more.)
-  static constexpr bool kOneShift = P::kHole && sizeof(Bits) == 2;
   template <class F>
   static __device__ __forceinline__ void with_words(int bytes, F f) {
     switch (bytes / 4) {

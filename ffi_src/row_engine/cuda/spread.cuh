@@ -14,13 +14,13 @@
 namespace jaxgpuops::row_engine {
 
 template <class P>
-constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
+constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded;
 // For results, or for sums of one array.
 template <class P>
 constexpr bool kWide = !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
 // Whether there is also a wide_kernel whose lanes have one vector.
 template <class P>
-constexpr bool kOneVector = kWide<P> && !P::kHole && P::kOperands == 1;
+constexpr bool kOneVector = kWide<P> && P::kOperands == 1;
 
 template <class P, bool kAligned>
 __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_constant__ Parameters<P> p) {
@@ -34,18 +34,37 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
   const bool exists = outer < p.columns;
   const int left = exists ? static_cast<int>(p.length) - u * kWidth : 0;
   const int64_t at = outer * p.length + u * kWidth;
+  typename P::Row row = {};
+  if constexpr (P::kHole)
+    if (exists) row = P::begun(p.args, outer, 0, p.length, 1);
+  const int wanted = P::kHole && P::skip(row) ? 0 : left;
   Unit unit;
 #pragma unroll
   for (int o = 0; o < P::kOperands; ++o) {
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + at;
     Pack& pack = unit.raw[o][0];
-    if (kAligned && left > 0) {
+    if (kAligned && wanted > 0) {
       pack = load_pack(reinterpret_cast<const Pack*>(from));
     } else {
       const Bits pad = P::pad(p.args, o);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, !kAligned && i < left ? from[i] : pad);
+      for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, !kAligned && i < wanted ? from[i] : pad);
     }
+  }
+  Acc plain = Acc(0);
+  if constexpr (P::kPlainSum) {
+    if (P::add_plain(p.args)) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i)
+        if (i < wanted) plain += unit.x(p.args, 0, i);
+    }
+  }
+  int64_t hole = -1;  // its place among the elements of the lane
+  if constexpr (P::kHole) {
+    hole = P::hole(row) - u * kWidth;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      if (i == hole && i < wanted) unit.leave_out(p.args, 0, i);
   }
 
   Stat<P> stat;
@@ -56,8 +75,12 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
   }
   P::with_sum_args(p.args, [&](const auto& args) {
 #pragma unroll
-    for (int k = 0; k < P::kSums; ++k) stat.sum(k) = sum_and_keep<P>(args, k, unit, peak);
+    for (int k = 0; k < P::kSums; ++k)
+      stat.sum(k) = P::kPlainSum && k == P::kSums - 1 ? plain : sum_and_keep<P>(args, k, unit, peak);
   });
+  if constexpr (P::kHole) {
+    if (exists) row = P::completed(p.args, row, outer, 0, p.length, 1);
+  }
 #pragma unroll
   for (int k = 0; k < P::kSums; ++k) {
     const int slot = threadIdx.x & ((31 & -lanes) | ((1 << p.lane_bits) - 1));
@@ -67,15 +90,19 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
     stat.sum(k) = merged_sum(sum, 0, p.lane_bits);
   }
   if (!exists) return;
-  const auto row = P::row(p.args, outer, 0, p.length, 1);
+  if constexpr (!P::kHole) row = P::row(p.args, outer, 0, p.length, 1);
   const auto final = P::finish(p.args, row, stat);
   if (u == 0) P::write_row(p.args, outer, row, final);
-  if (left <= 0) return;
+  if (left <= 0 || (P::kHole && p.out == nullptr)) return;
   Acc values[kWidth];
   const Acc factor = factor_of<P>(final, peak);
   P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = result_of<P>(args, row, final, factor, unit, 0, i);
+    for (int i = 0; i < kWidth; ++i) {
+      values[i] = result_of<P>(args, row, final, factor, unit, 0, i);
+      if constexpr (P::kHole)
+        if (i == hole) values[i] = P::hole_output(args, row, final);
+    }
   });
   const Pack pack = packed<Element>(values);
   Bits* const to = static_cast<Bits*>(p.out) + at;
@@ -165,7 +192,8 @@ __host__ __device__ constexpr int64_t wide_shared_bytes(int warps, int each = kW
 
 // Whether wide_kernel stores rows that are not aligned by store_by_warp().
 template <class P, int kEach>
-constexpr bool kStages = P::kOutput && kOneVector<P> && kEach == kWideVectors && sizeof(typename P::Element::Bits) == 4;
+constexpr bool kStages =
+    P::kOutput && !P::kHole && kOneVector<P> && kEach == kWideVectors && sizeof(typename P::Element::Bits) == 4;
 // Where the vectors of store_by_warp() are in shared memory, and how many bytes that takes in all.
 template <class P, int kEach>
 __host__ __device__ constexpr int64_t stage_at(int warps) {

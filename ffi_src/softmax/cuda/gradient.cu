@@ -4,10 +4,14 @@
 // A team of lanes holds a row, as in rows_kernel. The forward result is rounded as it would be in memory, and sums are
 // added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
 //
-// Small problems, and the shortest rows: gradient_spread.cuh. Few longer rows: gradient_wide.cuh. Rows that no cluster
-// holds, and few long columns of float32: gradient_split.cuh.
+// Small problems, and the shortest rows: gradient_spread.cuh. Longer rows: gradient_rows.cuh, and gradient_wide.cuh if
+// they are few. Rows that no cluster holds, and few long columns of float32: gradient_split.cuh. Columns of few
+// positions: gradient_columns.cu.
+#include "common/cuda/residents.cuh"
 #include "common/rounding.h"
 #include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_columns.h"
+#include "softmax/cuda/gradient_rows.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
 #include "softmax/cuda/gradient_split.cuh"
 #include "softmax/cuda/gradient_wide.cuh"
@@ -80,8 +84,14 @@ __global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_
 
 template <class P, class Q, Op op>
 cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
-  GradientParameters p = {
-      buffers.y, buffers.x, buffers.out, problem.rows.outer, static_cast<int>(problem.rows.length), plan.lane_bits, 0};
+  GradientParameters p = {buffers.y,
+                          buffers.x,
+                          buffers.out,
+                          problem.rows.outer,
+                          static_cast<int>(problem.rows.length),
+                          plan.lane_bits,
+                          0,
+                          static_cast<int>(plan.blocks)};
   p.vector_bits = bits_for(plan.vectors);
   const auto past_vector = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16; };
   const bool aligned = past_vector(p.x) + past_vector(p.cotangent) + past_vector(p.out) == 0 &&
@@ -108,6 +118,18 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
         if (plan.block_warps <= kElementWarps)
           return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
       return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
+    }
+    if (plan.vectors == kRowVectors) {
+      if (p.rows * plan.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+      launched.grid = dim3(static_cast<unsigned>(p.rows * plan.blocks));
+      launched.cluster = static_cast<int>(plan.blocks);
+      launched.packed = plan.packed;
+      const auto kernel = aligned ? rows_gradient_kernel<P, Q, op, true> : rows_gradient_kernel<P, Q, op, false>;
+      if (launched.cluster > 1) {
+        const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
+        if (status != cudaSuccess) return status;
+      }
+      return launch(stream, launched, kernel, p);
     }
     if constexpr (std::is_same_v<typename P::Element, Float16>) {
       return cudaErrorInvalidValue;  // plans spread such rows, too
@@ -145,6 +167,7 @@ cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& p
 cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                             void* workspace) {
   if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
+  if (plan.algorithm == RowAlgorithm::kColumnsWalk) return launch_gradient_of_columns(stream, plan, problem, buffers);
   switch (problem.dtype) {
     case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers, workspace);
     case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers, workspace);

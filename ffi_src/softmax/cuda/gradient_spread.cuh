@@ -15,6 +15,7 @@ struct GradientParameters {
   void* out;
   int64_t rows;
   int length, lane_bits, vector_bits;
+  int blocks;  // gradient_rows.cuh: blocks that share a row
 };
 
 constexpr int kSpreadThreads = 32 * kGradientWarps;

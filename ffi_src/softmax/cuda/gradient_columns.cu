@@ -1,0 +1,124 @@
+// Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, along axes of up to 24 positions
+// that are not the last (16 of float64): a lane has one column (two of 16 bits, 32 apart) in registers. Both arrays are
+// read once, all loads of a lane together, and the gradient is written once. Positions need not be aligned.
+//
+// The forward result is rounded as it would be in memory. Sums are added up from the first position to the last.
+#include "softmax/cuda/gradient_columns.h"
+
+#include "softmax/cuda/dispatch.cuh"
+
+namespace jaxgpuops::softmax {
+namespace {
+
+struct ColumnParameters {
+  const void *x, *cotangent;
+  void* out;
+  int64_t columns, inner;
+  int length;
+};
+
+template <class P, class Q, Op op, int kMost>
+__global__ void __launch_bounds__(32 * kPartWarps) columns_gradient_kernel(const __grid_constant__ ColumnParameters p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  constexpr int kColumns = columns_of_lane(sizeof(Bits), kMost);
+  const int64_t warp = int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+  int64_t at[kColumns];
+  bool exists[kColumns];
+  Bits x[kMost][kColumns], cotangent[kMost][kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int64_t column = (warp * kColumns + c) * 32 + threadIdx.x % 32;
+    exists[c] = column < p.columns;
+    const int64_t own = exists[c] ? column : p.columns - 1;
+    const int64_t outer =
+        p.columns <= UINT32_MAX ? static_cast<uint32_t>(own) / static_cast<uint32_t>(p.inner) : own / p.inner;
+    at[c] = outer * p.length * p.inner + (own - outer * p.inner);
+  }
+#pragma unroll
+  for (int j = 0; j < kMost; ++j)
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (j >= p.length) continue;
+      x[j][c] = static_cast<const Bits*>(p.x)[at[c] + j * p.inner];
+      cotangent[j][c] = static_cast<const Bits*>(p.cotangent)[at[c] + j * p.inner];
+    }
+
+  typename P::Args known = {};
+  known.op = op;
+  known.scale.factor = 1;
+  const Unscaled<typename P::Args> args(known);
+  const typename P::Row plain = {1};
+  typename Q::Args of_result = {};
+  of_result.scale.factor = 1;
+  of_result.transpose = true;
+  const typename Q::Row unscaled = {1};
+  Q::with_args(of_result, [&](const auto& known) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      Stat<P> stat = Stat<P>::none();
+#pragma unroll
+      for (int j = 0; j < kMost; ++j)
+        if (j < p.length) stat.of[0] = P::larger(stat.peak(), P::value(args, Element::load(x[j][c])));
+      const auto shift = P::guard(stat.peak());
+      stat.sum(0) = Acc(0);
+#pragma unroll
+      for (int j = 0; j < kMost; ++j)
+        if (j < p.length)
+          stat.sum(0) = P::add(args, 0, stat.sum(0), P::value(args, Element::load(x[j][c])), Acc(0), shift);
+      const auto final = P::finish(args, plain, stat);
+      Stat<Q> sums;
+#pragma unroll
+      for (int k = 0; k < Q::kSums; ++k) sums.sum(k) = Acc(0);
+#pragma unroll
+      for (int j = 0; j < kMost; ++j) {
+        if (j >= p.length) continue;
+        x[j][c] = Element::store(P::output(args, plain, final, P::value(args, Element::load(x[j][c])), Acc(0)));
+#pragma unroll
+        for (int k = 0; k < Q::kSums; ++k)
+          sums.sum(k) = Q::add(known, k, sums.sum(k), Element::load(cotangent[j][c]), Element::load(x[j][c]), Acc(0));
+      }
+      const auto total = Q::finish(known, unscaled, sums);
+#pragma unroll
+      for (int j = 0; j < kMost; ++j)
+        if (j < p.length && exists[c])
+          static_cast<Bits*>(p.out)[at[c] + j * p.inner] =
+              Element::store(Q::output(known, unscaled, total, Element::load(cotangent[j][c]), Element::load(x[j][c])));
+    }
+  });
+}
+
+template <class P, class Q, Op op>
+cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  const int64_t of_block = int64_t{plan.threads()} * columns_of_lane(plan.traits.item_bytes, problem.rows.length);
+  const int64_t columns = problem.rows.count(), blocks = (columns + of_block - 1) / of_block;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const ColumnParameters p = {buffers.y, buffers.x,          buffers.out,
+                              columns,   problem.rows.inner, static_cast<int>(problem.rows.length)};
+  Launch launched;
+  launched.grid = dim3(static_cast<unsigned>(blocks));
+  launched.block = dim3(plan.threads());
+  if (p.length <= 4) return launch(stream, launched, columns_gradient_kernel<P, Q, op, 4>, p);
+  if (p.length <= 8) return launch(stream, launched, columns_gradient_kernel<P, Q, op, 8>, p);
+  if (p.length <= 16) return launch(stream, launched, columns_gradient_kernel<P, Q, op, 16>, p);
+  if constexpr (sizeof(typename P::Element::Bits) < 8) {
+    if (p.length <= 24) return launch(stream, launched, columns_gradient_kernel<P, Q, op, 24>, p);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t launch_gradient_of_columns(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
+                                       const Buffers& buffers) {
+  return with_float(problem.dtype, [&](auto element) {
+    using E = decltype(element);
+    using P = Softmax<E, false>;
+    if (problem.op == Op::kSoftmaxJvp)
+      return launch_kernel<P, SoftmaxTangent<E>, Op::kSoftmax>(stream, plan, problem, buffers);
+    return launch_kernel<P, LogSoftmaxTangent<E, false>, Op::kLogSoftmax>(stream, plan, problem, buffers);
+  });
+}
+
+}  // namespace jaxgpuops::softmax

@@ -1,0 +1,14 @@
+// The kernel of gradient_columns.cu, which gradient.cu launches.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "softmax/plan.h"
+#include "softmax/softmax.h"
+
+namespace jaxgpuops::softmax {
+
+cudaError_t launch_gradient_of_columns(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
+                                       const Buffers& buffers);
+
+}  // namespace jaxgpuops::softmax
