@@ -59,6 +59,11 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.counters_at = static_cast<unsigned*>(workspace);
   p.words = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + kWorkspaceHeader);
   p.a = problem.a;
+  p.a_axis_stride = problem.a.axis_stride;
+  p.a_outer_stride = outer == 1                    ? length * inner  // none is used; a is as long as it looks
+                     : problem.a.outer.groups == 0 ? 0
+                     : problem.a.outer.groups == 1 ? problem.a.outer.stride[0]
+                                                   : -1;
   p.starts_at = problem.starts;
   p.options.op = problem.op == Op::kSum         ? Options::kSum
                  : problem.op == Op::kProd      ? Options::kProduct
@@ -133,7 +138,8 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
-  if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kPieces)
+  if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kLanes ||
+      plan.algorithm == Algorithm::kPieces)
     return launch_small(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);
