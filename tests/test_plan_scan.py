@@ -125,7 +125,8 @@ def test_scans_of_rows_in_packs():
         assert [plan["algorithm"] for plan in plans] == ["packs", "short"][: len(plans)], (op, dtype)
     for op, dtype, length, most in (  # the most elements of longer rows
         ("linear_scan", "float32", 32, 1 << 22),
-        ("cumprod", "int32", 25, 1 << 22),
+        ("cumprod", "int32", 25, 1 << 20),
+        ("cumsum", "int32", 25, 1 << 22),
         ("cumsum", "float64", 31, 1 << 19),
         ("cummax", "int64", 32, 1 << 19),
     ):
@@ -147,7 +148,7 @@ def test_short_columns_in_lanes():
         ("cumprod", "int16", 4, 51, 1 << 21),
         ("cumsum", "float32", 8, 1000, 1 << 21),
         ("cumsum", "uint8", 16, 200, 1 << 21),
-        ("linear_scan", "bfloat16", 8, 171, 3 << 18),
+        ("linear_scan", "float32", 8, 171, 3 << 18),
     ):
         outer = most // (length * inner)
         plans = [plan_scan(op, many, length, inner, dtype, False, 1, 90) for many in (outer, outer + 1)]
@@ -156,6 +157,7 @@ def test_short_columns_in_lanes():
         assert plan_scan(op, outer, length, inner, dtype, True, 1, 90)["algorithm"] == "short"  # segments
         assert plan_scan(op, outer // 3, min(32, 2 * length + 1), inner, dtype, False, 1, 90)["algorithm"] == "short"
     assert plan_scan("cumlogsumexp", 400, 8, 100, "float32", False, 1, 90)["algorithm"] == "short"
+    assert plan_scan("linear_scan", 400, 8, 100, "bfloat16", False, 1, 90)["algorithm"] == "short"
     assert plan_scan("linear_scan_vjp", 400, 8, 100, "float32", False, 1, 90)["algorithm"] == "short"
 
 

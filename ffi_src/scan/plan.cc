@@ -65,7 +65,7 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 // kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
-constexpr int64_t kSmallWhole = 1 << 14;
+constexpr int64_t kSmallWhole = 3 << 13;
 // The most elements of kLanes: cumulative operations, and recurrences.
 constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
@@ -132,6 +132,18 @@ bool is_simple(const Problem& problem) {
   return problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
 }
 
+// The most elements that kSmall takes along a short axis.
+int64_t most_small(const Problem& problem, bool exact) {
+  const int64_t length = problem.rows.length, bytes = bytes_of(problem.dtype), lanes = row_lanes(length * bytes);
+  if (!in_packs(problem)) {
+    if (exact && !is_direct(problem) && length > 2) return kSmallExact;
+    return length <= kDirectLength ? kSmallDirect : kSmallElements;
+  }
+  if (length <= kDirectLength) return kSmallDirect;
+  if (exact) return lanes > kFewRowLanes ? kSmallExact : kSmallLong;
+  return bytes >= 4 && row_lanes_before(length * bytes) == 0 ? kSmallWhole : kSmallLong;
+}
+
 // Whether the kernels for few elements take the problem.
 bool is_small(const Problem& problem, int forced) {
   if (forced >= 0 && forced != static_cast<int>(Algorithm::kSmall)) return false;
@@ -139,13 +151,7 @@ bool is_small(const Problem& problem, int forced) {
   if (!is_simple(problem) || problem.op == Op::kLogSumExp) return false;
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
-  if (length <= kShortAxis)
-    return elements <= (in_packs(problem) ? (length <= kDirectLength                                   ? kSmallDirect
-                                             : row_lanes_before(length * bytes_of(problem.dtype)) == 0 ? kSmallWhole
-                                                                                                       : kSmallLong)
-                        : exact && !is_direct(problem) && length > 2 ? kSmallExact
-                        : length <= kDirectLength                    ? kSmallDirect
-                                                                     : kSmallElements);
+  if (length <= kShortAxis) return elements <= most_small(problem, exact);
   if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans, or rows are not
   // whole packs of small integers.
@@ -161,7 +167,8 @@ bool is_lanes(const Problem& problem, int forced) {
   const auto [outer, length, inner] = problem.rows;
   const int bytes = bytes_of(problem.dtype);
   const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
-  if (inner == 1 || !is_simple(problem) || !(cumulative || problem.kind == Kind::kLinear)) return false;
+  const bool linear = problem.kind == Kind::kLinear && bytes >= 4;  // pairs of 16 bits were slower
+  if (inner == 1 || !is_simple(problem) || !(cumulative || linear)) return false;
   if (forced >= 0) return problem.rows.elements() <= kLanesElements;
   return (inner * bytes >= kLineBytes || is_direct(problem)) && length <= (bytes == 1 ? 2 : 1) * kDirectLength &&
          problem.rows.elements() <= (cumulative ? kLanesElements : kLanesPairs);

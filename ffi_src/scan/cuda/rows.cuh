@@ -89,8 +89,7 @@ class Rows : public BetweenWarps<Policy> {
                      [&](int row) { return row * length; });
     }
     if constexpr (Policy::kBroadcast)
-      if (!dense_a())
-        fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.outer_of_a(row()) : 0);
+      if (!dense_a()) fetch_rows(1, static_cast<const Bits*>(p.operands[1]), row() < p.columns ? p.a.outer(row()) : 0);
     commit_async_copies();
     tile.starts = starts();
     wait_for_async_copies<0>();
@@ -251,7 +250,9 @@ class Rows : public BetweenWarps<Policy> {
   }
 
   // Whether rows of the operand a follow each other in memory.
-  __device__ bool dense_a() const { return p.a_axis_stride != 0 && p.a_outer_stride == p.length; }
+  __device__ bool dense_a() const {
+    return p.a.axis_stride != 0 && p.a.outer.groups == 1 && p.a.outer.stride[0] == p.length;
+  }
 
   // Starts to load the warp's part of an operand, of which the lane copies `from` first.
   __device__ void fetch(int operand, const Bits* from) const {
@@ -262,7 +263,7 @@ class Rows : public BetweenWarps<Policy> {
   // Starts to load an operand whose rows do not follow each other in memory, or have one element for the whole row. The
   // lane's row begins at data[at].
   __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
-    if (Policy::kBroadcast && operand == 1 && p.a_axis_stride == 0) {
+    if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
       const Bits value = data[at];
       Pack pack = {};
 #pragma unroll

@@ -111,9 +111,9 @@ constexpr int row_lanes_before(int64_t row_bytes) {
 }
 
 // kPacks: the most lanes of a row (one of 8-byte elements), and the most elements of arrays whose rows have more than
-// 6, of 4 bytes and of 8.
-constexpr int kMostRowLanes = 17;
-constexpr int64_t kPacksElements = 1 << 22, kPacksWide = 1 << 19;
+// kFewRowLanes: of 4 bytes, of those with the operator as an option, and of 8 bytes.
+constexpr int kMostRowLanes = 17, kFewRowLanes = 6;
+constexpr int64_t kPacksElements = 1 << 22, kPacksRare = 1 << 20, kPacksWide = 1 << 19;
 // The most lanes of a row: they take turns, which are short where a pack has few elements.
 inline int most_row_lanes(const Problem& problem) {
   const int bytes = bytes_of(problem.dtype);
@@ -122,8 +122,8 @@ inline int most_row_lanes(const Problem& problem) {
   if (is_any_operator(problem) && bytes == 2) return 3;
   if (bytes < 4) return 5;
   // Of many elements, kShort is faster than more turns.
-  const bool few = problem.rows.elements() <= (bytes == 4 ? kPacksElements : kPacksWide);
-  return few && problem.kind != Kind::kLinearVjp ? kMostRowLanes : 6;
+  const int64_t most = bytes == 8 ? kPacksWide : is_any_operator(problem) ? kPacksRare : kPacksElements;
+  return problem.rows.elements() <= most && problem.kind != Kind::kLinearVjp ? kMostRowLanes : kFewRowLanes;
 }
 
 // Whether rows are so short that few lanes have a row, and kPacks takes the problem.
