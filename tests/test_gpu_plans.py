@@ -154,6 +154,7 @@ KERNELS = {
     },
     "scan": {
         "small": "scan_small",
+        "lanes": "scan_lanes",
         "pieces": "scan_pieces",
         "short": "scan_short",
         "packs": "scan_packs",

@@ -34,19 +34,24 @@ REGIMES = {
     "spans": ((600, 5003, 3), 1),
     "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),
-    "spans, twice, few tiles": ((3, 20_001, 5), 1),
+    "spans, resident": ((3, 20_001, 5), 1),
+    "spans, twice, few tiles": ((40, 20_001, 5), 1),
     "spans, twice, few columns": ((1, 1_000_003, 3), 1),
     "spans, twice": ((2, 50_001, 19), 1),
-    "spans, twice, more rows": ((20, 30_001, 5), 1),
+    "spans, twice, more rows": ((30, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
     "packs, rows of two packs": ((70_003, 8), 1),
     "packs, rows of four packs": ((70_003, 16), 1),
     "packs, rows of three": ((70_003, 3), 1),
     "packs, rows of eleven": ((70_003, 11), 1),
-    "short, rows of whole vectors": ((9001, 28), 1),
-    "short, rows": ((9001, 31), 1),
-    "short, a few columns": ((5001, 7, 5), 1),
-    "short, columns": ((33, 3, 1003), 1),
+    "packs, rows of seven packs": ((9001, 28), 1),
+    "packs, rows of nine packs": ((9001, 31), 1),
+    "short, rows of whole vectors": ((150_001, 28), 1),
+    "short, rows": ((150_001, 31), 1),
+    "short, a few columns": ((80_001, 7, 5), 1),
+    "short, columns": ((1000, 3, 1003), 1),
+    "lanes, a few columns": ((5001, 7, 5), 1),
+    "lanes, columns": ((33, 3, 1003), 1),
     "small, rows of two": ((3001, 2), 1),
     "small, rows": ((901, 31), 1),
     "small, columns": ((50, 7, 5), 1),
@@ -164,7 +169,7 @@ def test_every_kernel_has_a_regime():
     for shape, axis in REGIMES.values():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
-    assert found == {"small", "short", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
+    assert found == {"small", "short", "lanes", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
         *("columns", "column_look_ahead", "column_twice", "spans", "span_twice")
     }  # missing: chunk_look_ahead and chunk_twice, which gradients and segments take
 

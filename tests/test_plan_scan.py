@@ -25,11 +25,14 @@ SCAN_POINTS = [
     ((1, 512, 301), "float16", "pieces"),
     ((1, 2048, 88), "bfloat16", "pieces"),
     ((1, 4096, 40), "float32", "column_twice"),
-    ((1, 100_000, 3), "float32", "span_twice"),
+    ((1, 100_000, 3), "float32", "resident"),
+    ((3, 400_000, 3), "float32", "span_twice"),
     ((1, 100_000, 34), "float32", "span_twice"),
     ((1, 100_000, 36), "float32", "column_twice"),
     ((1, 100_000, 35), "bfloat16", "span_twice"),
     ((1 << 20, 32, 1), "float32", "short"),
+    ((3371, 32, 1), "float64", "packs"),
+    ((4481, 4, 51), "int16", "lanes"),
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "packs"),
     ((1 << 20, 13, 1), "int8", "packs"),
@@ -69,7 +72,7 @@ def scan_calls():
 SCAN_KERNELS = {
     "along": ({"small", "pieces", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
-    "spans": ({"small", "short", "packs", "pieces", "spans"}, {"span_twice"}),
+    "spans": ({"small", "short", "lanes", "packs", "pieces", "spans"}, {"resident", "span_twice"}),
 }
 
 
@@ -118,15 +121,44 @@ def test_scans_of_rows_in_packs():
         ("cumlogsumexp", "float32", (8, 9)),
         ("cumprod", "int32", (20, 25)),
     ):
-        plans = [plan_scan(op, 1 << 17, length, 1, dtype, False, 1, 90) for length in lengths if length]
+        plans = [plan_scan(op, 1 << 18, length, 1, dtype, False, 1, 90) for length in lengths if length]
         assert [plan["algorithm"] for plan in plans] == ["packs", "short"][: len(plans)], (op, dtype)
+    for op, dtype, length, most in (  # the most elements of longer rows
+        ("linear_scan", "float32", 32, 1 << 22),
+        ("cumprod", "int32", 25, 1 << 20),
+        ("cumsum", "int32", 25, 1 << 22),
+        ("cumsum", "float64", 31, 1 << 19),
+        ("cummax", "int64", 32, 1 << 19),
+    ):
+        plans = [plan_scan(op, outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)]
+        assert [plan["algorithm"] for plan in plans] == ["packs", "short"], (op, dtype)
     # Lanes that read memory directly have no more columns than are in flight at a time.
-    for rows, blocks in (((4481, 4, 51), 449), ((4481, 8, 51), 897), ((44_810, 4, 5), 264)):
-        assert plan_scan("cumprod", *rows, "int16", False, 1, 90)["strips"] == blocks
+    for rows, blocks in (((13_443, 4, 51), 1345), ((8962, 8, 51), 1793), ((134_430, 4, 5), 264)):
+        plan = plan_scan("cumprod", *rows, "int16", False, 1, 90)
+        assert (plan["algorithm"], plan["strips"]) == ("short", blocks), (rows, plan)
     for dtype, length, packs in (("float32", 8, 1), ("float32", 12, 0), ("float16", 32, 1), ("float32", 32, 0)):
         call = 1 << 17, length, 1, dtype, False, 1, 90
         assert plan_scan("linear_scan_vjp", *call)["algorithm"] == ("packs" if packs else "short")
         assert plan_scan("cumprod_jvp", *call)["algorithm"] == "short"
+
+
+def test_short_columns_in_lanes():
+    """Few short columns that lanes read directly have a kernel of little code."""
+    for op, dtype, length, inner, most in (
+        ("cumprod", "int16", 4, 51, 1 << 21),
+        ("cumsum", "float32", 8, 1000, 1 << 21),
+        ("cumsum", "uint8", 16, 200, 1 << 21),
+        ("linear_scan", "float32", 8, 171, 3 << 18),
+    ):
+        outer = most // (length * inner)
+        plans = [plan_scan(op, many, length, inner, dtype, False, 1, 90) for many in (outer, outer + 1)]
+        assert [plan["algorithm"] for plan in plans] == ["lanes", "short"], (op, dtype)
+        assert plans[0]["strips"] == -(-outer * inner // 256) and plans[0]["threads"] == 256
+        assert plan_scan(op, outer, length, inner, dtype, True, 1, 90)["algorithm"] == "short"  # segments
+        assert plan_scan(op, outer // 3, min(32, 2 * length + 1), inner, dtype, False, 1, 90)["algorithm"] == "short"
+    assert plan_scan("cumlogsumexp", 400, 8, 100, "float32", False, 1, 90)["algorithm"] == "short"
+    assert plan_scan("linear_scan", 400, 8, 100, "bfloat16", False, 1, 90)["algorithm"] == "short"
+    assert plan_scan("linear_scan_vjp", 400, 8, 100, "float32", False, 1, 90)["algorithm"] == "short"
 
 
 def test_scans_in_pieces():
@@ -174,7 +206,8 @@ def test_scans_of_few_columns():
         ("cumprod_jvp", "float16", (6_729, 75)),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
-        assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "spans"]
+        first = "resident" if call == "linear_scan" else "span_twice"
+        assert [plan["algorithm"] for plan in plans] == [first, "span_twice", "spans"]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
     # Exact results do not depend on the order of folding: few rows have more tiles, if the workspace has room for them.
     for call, dtype, rows, tiles in (
@@ -215,6 +248,26 @@ def test_scans_of_few_columns():
     ):
         plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
         assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
+
+
+def test_spans_that_are_resident():
+    """If the GPU has all tiles of few columns at a time, one kernel takes them; its tiles are those of larger batches."""
+    for call, dtype, rows, most in (
+        ("linear_scan", "float32", (21_158, 4), 19),  # 396 tiles in all
+        ("linear_scan", "bfloat16", (459_413, 2), 3),
+        ("cumsum", "float64", (6937, 6), 36),
+        ("cumlogsumexp", "bfloat16", (20_000, 9), 30),
+    ):
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, most, most + 1)]
+        assert [plan["algorithm"] for plan in plans] == ["resident", "resident", "span_twice"], (call, rows, plans)
+        assert len({(plan["tile"], plan["tiles"], plan["workspace_bytes"]) for plan in plans}) == 1
+    for call, dtype, rows, segmented in (
+        ("linear_scan", "float32", (14_191, 17), False),  # a block would read too many sums
+        ("cumsum", "float32", (2_000_000, 3), False),  # too many tiles
+        ("cummax", "int16", (60_000, 3), False),  # rare
+    ):
+        plan = plan_scan(call, 1, *rows, dtype, segmented, 1, 90)
+        assert plan["algorithm"] == "span_twice", (call, rows, plan)
 
 
 def test_scans_in_clusters():

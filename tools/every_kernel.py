@@ -407,8 +407,9 @@ def run_rows(rng, shapes=ROWS, streamed=False):
 SCANS = [  # along axis 1
     ((37, 7), "float32"),  # few elements
     *(((3, 31, 2), dtype) for dtype in ("bfloat16", "float64", "int8", "int32", "complex64", "complex128")),
-    ((9001, 31), "float32"),  # short axes, by shared memory
+    ((17_001, 31), "float64"),  # short axes, by shared memory
     ((9001, 5, 3), "float32"),  # the same without shared memory
+    ((9001, 31), "float32"),  # as packs, in many turns
     ((60_001, 2), "float32"),  # as packs
     ((60_001, 8), "float32"),  # as packs, whose lanes take turns
     ((20_001, 7), "bfloat16"),  # the same, where rows lie across warps

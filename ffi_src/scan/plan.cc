@@ -47,9 +47,11 @@ constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
 constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
 
-constexpr int64_t kManyTiles = 256;        // kSpans of two operands: tiles are larger if there are more
-constexpr int64_t kExactBlocks = 132;      // kSpans of exact operations: tiles are smaller if there are fewer
-constexpr int64_t kOnceBytes = 24 << 20;   // columns of more bytes are not read twice if a kernel can read them once
+constexpr int64_t kManyTiles = 256;       // kSpans of two operands: tiles are larger if there are more
+constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles are smaller if there are fewer
+constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
+// kResident of spans, without clusters: the most tiles of all strips, of a strip, and sums that a block reads.
+constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 1024;
 constexpr int64_t kClusterTiles = 8;       // the blocks of a cluster have up to so many
 constexpr int64_t kClusterBlocks = 3;      // blocks of clusters on a multiprocessor
 constexpr int64_t kOddLines = 128;         // the most columns of lines that are no whole vectors in kSpans
@@ -57,11 +59,15 @@ constexpr int64_t kOddLength = 4096;       // the shortest axis for them, of log
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
 // The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
-// would read it directly from memory with few loads (kSmallLong if lanes of kPacks take more turns), kSmallExact if
-// they would not and the order of folding does not change states, otherwise kSmallElements. On a longer axis:
-// kSmallRare for dtypes that have only the kernels of spans, otherwise kSmallLong.
+// would read it directly from memory with few loads (kSmallLong if lanes of kPacks take more turns, kSmallWhole if rows
+// are also whole lanes of theirs), kSmallExact if they would not and the order of folding does not change states,
+// otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans, otherwise
+// kSmallLong.
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
+constexpr int64_t kSmallWhole = 3 << 13;
+// The most elements of kLanes: cumulative operations, and recurrences.
+constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
 constexpr int64_t kSmallInner = 512;
 
@@ -121,19 +127,31 @@ bool is_direct(const Problem& problem) {
          problem.rows.elements() <= kDirectElements;
 }
 
+// Whether the kernels for few elements know the operands.
+bool is_simple(const Problem& problem) {
+  return problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
+}
+
+// The most elements that kSmall takes along a short axis.
+int64_t most_small(const Problem& problem, bool exact) {
+  const int64_t length = problem.rows.length, bytes = bytes_of(problem.dtype), lanes = row_lanes(length * bytes);
+  if (!in_packs(problem)) {
+    if (exact && !is_direct(problem) && length > 2) return kSmallExact;
+    return length <= kDirectLength ? kSmallDirect : kSmallElements;
+  }
+  if (length <= kDirectLength) return kSmallDirect;
+  if (exact) return lanes > kFewRowLanes ? kSmallExact : kSmallLong;
+  return bytes >= 4 && row_lanes_before(length * bytes) == 0 ? kSmallWhole : kSmallLong;
+}
+
 // Whether the kernels for few elements take the problem.
 bool is_small(const Problem& problem, int forced) {
   if (forced >= 0 && forced != static_cast<int>(Algorithm::kSmall)) return false;
   const auto [outer, length, inner] = problem.rows;
-  const bool simple = problem.a.inner.groups <= 1 && problem.a.outer.groups <= 1 && !problem.segmented;
-  if (!simple || problem.op == Op::kLogSumExp) return false;
+  if (!is_simple(problem) || problem.op == Op::kLogSumExp) return false;
   const int64_t elements = problem.rows.elements();
   const bool exact = is_exact(problem), rare = is_rare(problem);
-  if (length <= kShortAxis)
-    return elements <= (in_packs(problem) ? (length <= kDirectLength ? kSmallDirect : kSmallLong)
-                        : exact && !is_direct(problem) && length > 2 ? kSmallExact
-                        : length <= kDirectLength                    ? kSmallDirect
-                                                                     : kSmallElements);
+  if (length <= kShortAxis) return elements <= most_small(problem, exact);
   if (length > kMostSmallLength) return false;
   // If inner is 1, other kernels are faster than kSmall, unless the dtype has only kernels of spans, or rows are not
   // whole packs of small integers.
@@ -141,6 +159,19 @@ bool is_small(const Problem& problem, int forced) {
     return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
   if (!exact || (inner == 1 && !rare)) return false;
   return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
+}
+
+// Whether kLanes takes a problem with a short axis, which neither kSmall nor kPacks takes.
+bool is_lanes(const Problem& problem, int forced) {
+  if (forced >= 0 && forced != static_cast<int>(Algorithm::kLanes)) return false;
+  const auto [outer, length, inner] = problem.rows;
+  const int bytes = bytes_of(problem.dtype);
+  const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
+  const bool linear = problem.kind == Kind::kLinear && bytes >= 4;  // pairs of 16 bits were slower
+  if (inner == 1 || !is_simple(problem) || !(cumulative || linear)) return false;
+  if (forced >= 0) return problem.rows.elements() <= kLanesElements;
+  return (inner * bytes >= kLineBytes || is_direct(problem)) && length <= (bytes == 1 ? 2 : 1) * kDirectLength &&
+         problem.rows.elements() <= (cumulative ? kLanesElements : kLanesPairs);
 }
 
 Plan plan_small(const Problem& problem, Plan plan) {
@@ -234,6 +265,13 @@ Plan plan_short(const Problem& problem, const Gpu& gpu, Plan plan, int forced) {
     plan.strips = ceil_div(columns, plan.block_columns);
     return plan;
   }
+  if (is_lanes(problem, forced)) {
+    plan.algorithm = Algorithm::kLanes;
+    plan.axis_warps = kLanesThreads / 32;
+    plan.block_columns = kLanesThreads;
+    plan.strips = ceil_div(columns, plan.block_columns);
+    return plan;
+  }
   if (inner * bytes < kLineBytes) {
     const int64_t rows = std::max<int64_t>(kShortBytes / (operands * length * inner * bytes), 1);
     const int64_t blocks = (bytes == 1 ? kByteBlocks : 2) * gpu.multiprocessors;
@@ -266,6 +304,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kShort: return "short";
     case Algorithm::kPacks: return "packs";
     case Algorithm::kSmall: return "small";
+    case Algorithm::kLanes: return "lanes";
     case Algorithm::kPieces: return "pieces";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";
@@ -453,9 +492,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.stages = 1;
     return plan;
   }
-  auto choice = enough && !ragged && !odd ? alone : fits ? Algorithm::kResident : shared_out;
+  const bool resident_spans = plan.layout == Layout::kSpans && !rare && plan.tiles <= kResidentStrip &&
+                              plan.strips * plan.tiles <= kResidentSpans && plan.tiles * plan.columns <= kResidentSums;
+  auto choice = enough && !ragged && !odd ? alone : fits || resident_spans ? Algorithm::kResident : shared_out;
   if (forced >= 0) choice = static_cast<Algorithm>(forced);
-  if (choice == Algorithm::kResident && !fits) choice = shared_out;
+  if (choice == Algorithm::kResident && !fits && !resident_spans) choice = shared_out;
   if (choice != Algorithm::kResident && choice != shared_out) return plan;
   // A call for a part of this batch may take the resident kernel, or read columns twice, so the workspace has room for
   // that, too.
@@ -466,6 +507,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     for (int level = 0; level < plan.levels; ++level) words += ceil_div(plan.tiles, int64_t{1} << (kGroupBits * level));
   if (plan.layout == Layout::kAlong && !cut && plan.tiles <= kResidentTiles)
     words = std::max(words, plan.tiles * resident_copies(plan.tiles));
+  if (plan.layout == Layout::kSpans && !rare && plan.tiles <= kResidentStrip) words = std::max(words, plan.tiles);
   int64_t needed = kWorkspaceHeader + inner * words * 2 * state_bytes;
   if (reads_twice || plan.layout == Layout::kAcross) {
     const int64_t parts = plan.layout == Layout::kAcross ? ceil_div(inner, 32 * shape.width) : plan.parts;

@@ -18,6 +18,7 @@ enum class Algorithm {
   kShort,            // kSpans: a lane has the whole (short) axis
   kPacks,            // kSpans: a lane has 16 bytes of whole rows
   kSmall,            // kSpans: few elements in all, and a lane has one
+  kLanes,            // kSpans: a lane has the whole (short) axis, which it reads directly; not many elements in all
   kPieces,           // kAcross, kSpans: few elements in all, and a block has whole columns
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row

@@ -12,6 +12,8 @@
 
 namespace jaxgpuops::scan {
 
+// The parameters of a kernel. Each line of 64 bytes that a kernel reads is one more wait for the constant cache, so the
+// maps, which are large, come last; most calls do without them.
 struct Parameters {
   const void* operands[3];
   void* results[2];
@@ -20,7 +22,6 @@ struct Parameters {
   const uint8_t* starts;
   unsigned* counters_at;
   uint64_t* words;
-  Broadcast a, starts_at;
   Options options;
   int64_t inner, columns;  // columns: outer * inner
   int64_t length;
@@ -52,6 +53,13 @@ struct Parameters {
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
   int start_offset;                         // the policy asks for the boundary at starts[index + start_offset]
   bool folded;                              // .._twice: whether each tile's sum is already the fold of all before
+  int64_t a_axis_stride, a_outer_stride;    // of the operand a; a_outer_stride is -1 if outer indices have several
+  Broadcast a, starts_at;
+
+  // Where an outer index of the operand a begins.
+  __device__ int64_t outer_of_a(int64_t outer) const {
+    return a_outer_stride >= 0 ? outer * a_outer_stride : a.outer(outer);
+  }
 };
 
 // ---- Words and barriers ---------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ enum class OddRows {
 template <class Policy>
 constexpr OddRows kOddRows = Policy::kOperands > 2 ? OddRows::kVectors : OddRows::kShifted;
 
-template <class Policy, OddRows kOdd = kOddRows<Policy>>
+// kPackwise: whether lanes go over a run pack by pack (runs.h).
+template <class Policy, OddRows kOdd = kOddRows<Policy>, bool kPackwise = false>
 class Chunks : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -81,7 +82,7 @@ class Chunks : public BetweenWarps<Policy> {
     Place place;
     place.column = strip;
     place.at = place.column * p.length;
-    if (Policy::kBroadcast) place.a = p.a.outer(place.column);
+    if (Policy::kBroadcast) place.a = p.outer_of_a(place.column);
     if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(place.column);
     return place;
   }
@@ -158,11 +159,13 @@ class Chunks : public BetweenWarps<Policy> {
         pack[p.backward ? kInPack - 1 - e : e] = this->edge(place.column);
       }
     }
+    if constexpr (!kPackwise) {
 #pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o)
+      for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
-      for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(stage, o, j);
-    if (p.backward) reverse_each<Bits>(tile.operand);
+        for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(stage, o, j);
+      if (p.backward) reverse_each<Bits>(tile.operand);
+    }
     if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
   }
 
@@ -187,7 +190,12 @@ class Chunks : public BetweenWarps<Policy> {
   // `kept` receives values that finish() would otherwise compute again.
   template <class... Kept>
   __device__ Folds fold(const Place& place, const Span& span, const Tile& tile, uint32_t starts, Kept&... kept) const {
-    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
+    State inclusive;
+    if constexpr (kPackwise) {
+      inclusive = fold_packs<Policy, kPacks>(taker(tile.stage), starts, p.options);
+    } else {
+      inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, starts, i); }, p.options, kept...);
+    }
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
       const State left = shuffle_up(inclusive, 1 << bit);
@@ -229,22 +237,22 @@ class Chunks : public BetweenWarps<Policy> {
                          const State (&base)[1], const Kept&... kept) const {
     State state = Policy::combine(base[0], folds.before[0], p.options);
     Pack results[Policy::kResults][kPacks];
-    const auto put = [&](int i, Out<Acc> out) {
-      set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));
-      if constexpr (Policy::kResults == 2) set<Bits>(results[1][i / kInPack], i % kInPack, Element::store(out.second));
-    };
-    if constexpr (kByParts<Policy> && sizeof...(Kept) > 0) {
-      step_run<Policy, kRun>(state, [&](int i) { return input_again(tile.stage, i); }, p.options, put, kept...);
+    if constexpr (kPackwise) {
+      step_packs<Policy, kPacks>(state, taker(tile.stage), starts, p.options, [&](int j, const Pack& result) {
+        *run_order(tile.stage, 0, j) = p.backward ? reversed<Bits>(result) : result;
+      });
+      if (kOdd == OddRows::kShifted && !p.aligned)
+#pragma unroll
+        for (int j = 0; j < kPacks; ++j) results[0][j] = *run_order(tile.stage, 0, j);
     } else {
-      step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put, kept...);
+      step_over(tile, starts, state, results, kept...);
     }
-    if (p.backward) reverse_each<Bits>(results);
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r) {
       if (kOdd == OddRows::kShifted && !p.aligned) {
         const Bits* const first = static_cast<const Bits*>(p.results[r]) + place.at + first_of_part(span);
         odd_part(tile.stage, r, span).to_vectors(first, results[r]);
-      } else {
+      } else if constexpr (!kPackwise) {
 #pragma unroll
         for (int j = 0; j < kPacks; ++j) *run_order(tile.stage, r, j) = results[r][j];
       }
@@ -257,6 +265,21 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
  private:
+  template <class... Kept>
+  __device__ void step_over(const Tile& tile, uint32_t starts, State state, Pack (&results)[Policy::kResults][kPacks],
+                            const Kept&... kept) const {
+    const auto put = [&](int i, Out<Acc> out) {
+      set<Bits>(results[0][i / kInPack], i % kInPack, Element::store(out.first));
+      if constexpr (Policy::kResults == 2) set<Bits>(results[1][i / kInPack], i % kInPack, Element::store(out.second));
+    };
+    if constexpr (kByParts<Policy> && sizeof...(Kept) > 0) {
+      step_run<Policy, kRun>(state, [&](int i) { return input_again(tile.stage, i); }, p.options, put, kept...);
+    } else {
+      step_run<Policy, kRun>(state, [&](int i) { return input(tile, starts, i); }, p.options, put, kept...);
+    }
+    if (p.backward) reverse_each<Bits>(results);
+  }
+
   template <class T>
   __device__ T* in_stage(int stage, int at) const {
     return reinterpret_cast<T*>(dynamic_shared_memory() + stage * kStageBytes + at) + thread;
@@ -272,6 +295,16 @@ class Chunks : public BetweenWarps<Policy> {
     const int run = p.backward ? 31 - lane : lane;
     if (p.backward) j ^= kPacks - 1;
     return of_warp(stage, operand) + permuted<kPacks>(run * kPacks + j);
+  }
+  // Loads the j-th pack of the run, of each operand, in the direction of the scan.
+  __device__ auto taker(int stage) const {
+    return [this, stage](int j, Pack(&packs)[Policy::kOperands]) {
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o) packs[o] = *run_order(stage, o, j);
+      if (!p.backward) return;
+#pragma unroll
+      for (int o = 0; o < Policy::kOperands; ++o) packs[o] = reversed<Bits>(packs[o]);
+    };
   }
   // Pack number `lane` of the warp's part in the order of memory; number u * 32 + lane is u * 32 packs after it.
   __device__ Pack* memory_order(int stage, int operand) const {
@@ -289,7 +322,7 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
   // Whether an operand has one element for the whole axis; and where the axis begins.
-  __device__ bool is_one(int operand) const { return Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0; }
+  __device__ bool is_one(int operand) const { return Policy::kBroadcast && operand == 1 && p.a_axis_stride == 0; }
   __device__ const Bits* axis(int operand, const Place& place) const {
     return static_cast<const Bits*>(p.operands[operand]) + (Policy::kBroadcast && operand == 1 ? place.a : place.at);
   }

@@ -89,7 +89,7 @@ class Columns : public BetweenWarps<Policy> {
     if (place.loads) {
       const int64_t outer = outer_of(loaded), i = loaded - outer * p.inner;
       place.from = outer * p.length * p.inner + i;
-      if (Policy::kBroadcast) place.from_a = p.a.outer(outer) + (p.a_inner_stride ? i : 0);
+      if (Policy::kBroadcast) place.from_a = p.outer_of_a(outer) + (p.a_inner_stride ? i : 0);
     }
     return place;
   }
@@ -103,7 +103,7 @@ class Columns : public BetweenWarps<Policy> {
   __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&)[1]) const {
     fetch_operand(stage, 0, place.from, p.inner, true, place, span);
     if constexpr (Policy::kBroadcast) {
-      fetch_operand(stage, 1, place.from_a, p.a.axis_stride, p.a_inner_stride != 0, place, span);
+      fetch_operand(stage, 1, place.from_a, p.a_axis_stride, p.a_inner_stride != 0, place, span);
     } else {
 #pragma unroll
       for (int o = 1; o < Policy::kOperands; ++o) fetch_operand(stage, o, place.from, p.inner, true, place, span);

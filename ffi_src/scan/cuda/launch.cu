@@ -59,6 +59,12 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.counters_at = static_cast<unsigned*>(workspace);
   p.words = reinterpret_cast<uint64_t*>(static_cast<unsigned char*>(workspace) + kWorkspaceHeader);
   p.a = problem.a;
+  if (outer == 1) {  // no stride is used; with this one, rows follow each other in memory
+    p.a.outer.groups = 1;
+    p.a.outer.stride[0] = length * inner;
+  }
+  p.a_axis_stride = problem.a.axis_stride;
+  p.a_outer_stride = p.a.outer.groups == 0 ? 0 : p.a.outer.groups == 1 ? p.a.outer.stride[0] : -1;
   p.starts_at = problem.starts;
   p.options.op = problem.op == Op::kSum         ? Options::kSum
                  : problem.op == Op::kProd      ? Options::kProduct
@@ -133,7 +139,8 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
-  if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kPieces)
+  if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kLanes ||
+      plan.algorithm == Algorithm::kPieces)
     return launch_small(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);

@@ -191,6 +191,7 @@ struct OddPart {
     const int at = 16 - past * kBytes;
     const auto pack = [&](int j) { return backward ? of_run[kPacks - 1 - j] : of_run[j]; };
     Pack before = shuffle_from(pack(kPacks - 1), (backward ? lane + 1 : lane + 31) % 32);
+    __syncwarp();  // all lanes have taken what was in the place of `beyond`
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) {
       const Pack own = pack(j);

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
   };
   State inclusive = none;
   if (active)
-    with_direction<Policy>(p.options, [&](const Options& o) {
+    with_call<Policy>(p.options, [&](const Options& o) {
       each(std::false_type(), [&](uint32_t i, const In<Acc>& in) {
         // A step from the identity is the first element, except for factors
         // that are not finite.
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kPieceThreads) scan_pieces(const __grid_consta
 #pragma unroll 1
     for (; w < g; ++w) earlier = Policy::combine(earlier, totals[c * p.groups + w], p.options);
     state = Policy::combine(state, Policy::combine(earlier, before, p.options), p.options);
-    with_direction<Policy>(p.options, [&](const Options& o) {
+    with_call<Policy>(p.options, [&](const Options& o) {
       each(std::true_type(), [&](uint32_t, const In<Acc>& in) { return Policy::step(state, in, o).first; });
     });
   }

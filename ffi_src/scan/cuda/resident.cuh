@@ -2,12 +2,18 @@
 // compute capability 9.0 on. The blocks of a cluster have a tile each, and send its sums to the shared memory of the
 // blocks of later tiles. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
+//
+// Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory
+// and reads those of earlier tiles, as in shared_rows.cuh.
 #pragma once
+
+#include <cooperative_groups.h>
 
 #include "scan/cuda/chunks.cuh"
 #include "scan/cuda/columns.cuh"
 #include "scan/cuda/folds.cuh"
 #include "scan/cuda/spans.cuh"
+#include "scan/cuda/sums.cuh"
 
 namespace jaxgpuops::scan {
 
@@ -84,6 +90,114 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
   } else {
     work.finish(place, span, tile, starts, folds, base);
   }
+}
+
+// Folds the sums of all tiles before tile t, by all threads of the tile, and leaves the fold of the digits of the
+// tile's number in `folds`, [columns][t / kGroup + 1]. `words` are those of the strip's first column. A warp takes
+// several groups of tiles at a time, so that it waits for memory once for all of them.
+template <class Policy>
+__device__ __forceinline__ void fold_earlier(const Parameters& p, const uint64_t* words, int columns, int t, int thread,
+                                             typename Policy::State* folds) {
+  using State = typename Policy::State;
+  using Words = WordsOf<State>;
+  constexpr int kWords = Sums<Policy>::kWords, kAtOnce = kWords > 2 ? 2 : 4;
+  const int lane = thread % 32, warp = thread / 32, warps = p.threads / 32, of_column = t / kGroup + 1;
+  const State none = Policy::identity(p.options);
+#pragma unroll 1
+  for (int first = warp; first < columns * of_column; first += kAtOnce * warps) {
+    Words sums[kAtOnce];
+    const uint64_t* from[kAtOnce];
+    bool there[kAtOnce], all;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int task = first + i * warps, column = task / of_column, tile = task % of_column * kGroup + lane;
+      sums[i] = bits_as<Words>(none);
+      from[i] = words + (int64_t{column} * p.tiles + tile) * kWords;
+      there[i] = column >= columns || tile >= t;
+    }
+    do {
+      all = true;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (!there[i]) there[i] = Sums<Policy>::load(from[i], sums[i]);
+        all = all && there[i];
+      }
+    } while (!all);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int task = first + i * warps, left = t - task % of_column * kGroup;
+      const State fold =
+          shuffle_from(scan_group<Policy>(p.options, bits_as<State>(sums[i])), max(min(left, kGroup) - 1, 0));
+      if (lane == 0 && task < columns * of_column) folds[task] = fold;
+    }
+  }
+}
+
+constexpr int kResidentSpanThreads = 32 + kThreads;
+
+template <class Policy>
+__global__ void __launch_bounds__(kResidentSpanThreads, sizeof(typename Policy::State) > 8 ? 2 : 3)
+    scan_resident_spans(const __grid_constant__ Parameters p) {
+  using Work = Spans<Policy>;
+  using State = typename Work::State;
+  constexpr int kWords = Sums<Policy>::kWords;
+  const auto grid = cooperative_groups::this_grid();
+  const int t = static_cast<int>(blockIdx.x);
+  const unsigned strip = blockIdx.y;
+  const Work work(p, threadIdx.x - 32);
+  const int64_t first = work.column_of(strip, 0);
+  const int columns = static_cast<int>(min(int64_t{p.width}, p.inner - work.first_of(strip)));
+  uint64_t* const words = p.words + first * p.tiles * kWords;
+  const auto words_of = [&](int column) { return words + (int64_t{column} * p.tiles + t) * kWords; };
+  if (threadIdx.x < 32) {  // this warp clears the words while the others load the tile
+    for (int c = static_cast<int>(threadIdx.x); c < columns; c += 32)
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) store_word(words_of(c) + w, 0);
+    grid.barrier_wait(grid.barrier_arrive());
+    return;
+  }
+  const int thread = static_cast<int>(threadIdx.x) - 32;
+  const auto place = work.place(strip);
+  const auto span = work.span(t);
+  typename Work::Extra extra[1];
+  work.fetch(0, place, span, extra);
+  commit_async_copies();
+  auto arrived = grid.barrier_arrive();
+  wait_for_async_copies<0>();
+  typename Work::Tile tile;
+  work.take(0, place, span, tile);
+  const auto starts = work.starts(place, span);
+  const auto folds = work.fold(place, span, tile, starts);
+  work.publish_warp(0, folds);
+  work.wait();
+  if (thread < columns && t + 1 < p.tiles) Sums<Policy>::set(words_of(thread), work.tile_total(0, thread));
+  State initial = work.identity();
+  if (thread < columns) initial = work.initial(first + thread);
+  grid.barrier_wait(std::move(arrived));
+  State* const earlier = work.totals(1);
+  if (t > 0) {
+    fold_earlier<Policy>(p, words, columns, t, thread, earlier);
+    work.wait();
+  }
+  if (thread < columns) {
+    State carry = initial;
+    if (t > 0) {
+      const int groups = t / kGroup;
+      const State* const own = earlier + thread * (groups + 1);
+      State before = work.identity();
+      if (t % kGroup != 0) before = Policy::combine(own[groups], before, p.options);
+      if (groups > 0)
+        before =
+            Policy::combine(fold_of_few<Policy>(p.options, groups, [&](int i) { return own[i]; }), before, p.options);
+      carry = Policy::combine(initial, before, p.options);
+    }
+    work.carry(0)[thread] = carry;
+  }
+  work.wait();
+  State base[Work::kWidth];
+  work.earlier_warps(0, base);
+  work.finish(place, span, tile, starts, folds, base);
 }
 
 }  // namespace jaxgpuops::scan

@@ -119,10 +119,10 @@ JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   }
 }
 
-// Calls body(options), for recurrences without segments with the direction of the factors as a constant. So body() is
-// compiled twice for them.
+// Calls body(options) for calls without segments, of recurrences with the direction of the factors as a constant, and
+// of AnyOperator with the operator. So body() is compiled two or three times for them.
 template <class Policy, class Body>
-JAXGPUOPS_FN void with_direction(const Options& options, Body body) {
+JAXGPUOPS_FN void with_call(const Options& options, Body body) {
   if constexpr (Policy::kKind == Kind::kLinear) {
     Options constant = {};
     if (options.transpose) {
@@ -131,6 +131,8 @@ JAXGPUOPS_FN void with_direction(const Options& options, Body body) {
     } else {
       body(constant);
     }
+  } else if constexpr (kAnyOperator<Policy>) {
+    with_policy<Policy, 1>([](int) { return 0; }, options, [&](auto, auto, const Options& o) { body(o); });
   } else {
     body(options);
   }
@@ -233,6 +235,65 @@ JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& 
     for (int i = 0; i < n; ++i) put(i, Tangent<ReadyWeights<typename Policy::Element>>::step(state, kept.in[i], plain));
   } else {
     step_run<Policy, n>(state, at, options, put);
+  }
+}
+
+// Whether row_look_ahead, whose lanes have runs of 16 bits, takes a run pack by pack, in a loop, from shared memory.
+// That needs fewer registers. (Shorter calls, and other elements, take longer then.)
+template <class Policy>
+constexpr bool kByPacks =
+    sizeof(typename Policy::Element::Bits) == 2 && Policy::kOperands <= 2 && !kByParts<Policy> && !kAnyOperator<Policy>;
+
+// The operands of element i of `packs`, one of each operand. Bit i of `starts` says whether a segment begins.
+template <class Policy>
+JAXGPUOPS_FN In<typename Policy::Acc> input_of(const Pack (&packs)[Policy::kOperands], uint32_t starts, int i) {
+  using Element = typename Policy::Element;
+  const auto load = [&](int operand) { return Element::load(get<typename Element::Bits>(packs[operand], i)); };
+  In<typename Policy::Acc> in = {};
+  in.x = load(0);
+  if constexpr (Policy::kOperands > 1) in.a = load(1);
+  in.start = Policy::kStarts && (starts >> i & 1);
+  return in;
+}
+
+// Folds a run of kPacks packs: take(j, packs) loads the j-th of each operand.
+template <class Policy, int kPacks, class Take>
+JAXGPUOPS_FN typename Policy::State fold_packs(Take take, uint32_t starts, const Options& options) {
+  constexpr int n = 16 / sizeof(typename Policy::Element::Bits);
+  typename Policy::State state = Policy::identity(options);
+#pragma unroll 1
+  for (int j = 0; j < kPacks; ++j) {
+    Pack packs[Policy::kOperands];
+    take(j, packs);
+    const auto at = [&](int i) { return input_of<Policy>(packs, starts >> (j * n), i); };
+    with_constants<Policy, n, false>(at, options, [&](auto policy, auto ready, const Options& o) {
+      if (j == 0) {
+        state = policy.first(ready(0), o);
+      } else {
+        policy.step(state, ready(0), o);
+      }
+#pragma unroll
+      for (int i = 1; i < n; ++i) policy.step(state, ready(i), o);
+    });
+  }
+  return state;
+}
+
+// Goes over the same run from `state` on, and calls put(j, results of pack j).
+template <class Policy, int kPacks, class Take, class Put>
+JAXGPUOPS_FN void step_packs(typename Policy::State state, Take take, uint32_t starts, const Options& options,
+                             Put put) {
+  using Element = typename Policy::Element;
+  constexpr int n = 16 / sizeof(typename Element::Bits);
+#pragma unroll 1
+  for (int j = 0; j < kPacks; ++j) {
+    Pack packs[Policy::kOperands];
+    take(j, packs);
+    typename Policy::Acc results[n];
+    step_run<Policy, n>(
+        state, [&](int i) { return input_of<Policy>(packs, starts >> (j * n), i); }, options,
+        [&](int i, const auto& out) { results[i] = out.first; });
+    put(j, pack_of<Element>(results));
   }
 }
 

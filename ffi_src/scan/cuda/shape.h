@@ -41,9 +41,10 @@ constexpr RunShape run_shape(Layout layout, int operands, int bytes) {
 constexpr int64_t kShortAxis = 32;
 // kSmall: the longest axis, for operators whose states do not depend on the order of folding.
 constexpr int kMostSmallLength = 1024;
-constexpr int kSmallWarps = 4;     // kSmall: warps of a block
-constexpr int kSmallStep = 4;      // kSmall: positions that a lane steps over before it checks whether there are more
-constexpr int kMostColumns = 256;  // the most columns of a span
+constexpr int kSmallWarps = 4;  // kSmall: warps of a block
+constexpr int kSmallStep = 4;   // kSmall: positions that a lane steps over before it checks whether there are more
+constexpr int kLanesThreads = 256, kLanesStep = 8;  // kLanes: threads of a block; positions that a lane loads at once
+constexpr int kMostColumns = 256;                   // the most columns of a span
 // kPieces: the most threads of a block.
 constexpr int kPieceThreads = 1024;
 // A line of memory; in shared memory, spans are aligned to lines.
@@ -109,13 +110,20 @@ constexpr int row_lanes_before(int64_t row_bytes) {
   return row_bytes % 16 == 0 && 32 % lanes == 0 ? 0 : lanes - 1;
 }
 
+// kPacks: the most lanes of a row (one of 8-byte elements), and the most elements of arrays whose rows have more than
+// kFewRowLanes: of 4 bytes, of those with the operator as an option, and of 8 bytes.
+constexpr int kMostRowLanes = 17, kFewRowLanes = 6;
+constexpr int64_t kPacksElements = 1 << 22, kPacksRare = 1 << 20, kPacksWide = 1 << 19;
 // The most lanes of a row: they take turns, which are short where a pack has few elements.
 inline int most_row_lanes(const Problem& problem) {
   const int bytes = bytes_of(problem.dtype);
   if (problem.kind == Kind::kTangent) return 1;  // they take too much computing for more
   if (problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp) return 2;  // so do logsumexps
   if (is_any_operator(problem) && bytes == 2) return 3;
-  return bytes >= 4 ? 6 : 5;
+  if (bytes < 4) return 5;
+  // Of many elements, kShort is faster than more turns.
+  const int64_t most = bytes == 8 ? kPacksWide : is_any_operator(problem) ? kPacksRare : kPacksElements;
+  return problem.rows.elements() <= most && problem.kind != Kind::kLinearVjp ? kMostRowLanes : kFewRowLanes;
 }
 
 // Whether rows are so short that few lanes have a row, and kPacks takes the problem.

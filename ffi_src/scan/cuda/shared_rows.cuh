@@ -78,9 +78,9 @@ __device__ __forceinline__ typename Policy::State before_resident(const Paramete
   return before;
 }
 
-template <class Policy>
+template <class Policy, OddRows kOdd>
 __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __grid_constant__ Parameters p) {
-  using Work = Chunks<Policy>;
+  using Work = Chunks<Policy, kOdd>;
   using State = typename Work::State;
   constexpr int kWords = Sums<Policy>::kWords;
   const auto grid = cooperative_groups::this_grid();
@@ -149,7 +149,7 @@ constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and o
 template <class Policy, OddRows kOdd>
 class RowLookAhead {
  public:
-  using Work = Chunks<Policy, kOdd>;
+  using Work = Chunks<Policy, kOdd, kByPacks<Policy>>;
   using State = typename Policy::State;
   using Tile = typename Work::Tile;
 

@@ -27,43 +27,53 @@ struct SmallParameters {
   Options options;
 };
 
-// The operands of a position, and where the position is. A lane without a column reads the last column and stores
-// nothing. kFromX: y and the neighbour are left to the caller.
-template <class Policy, bool kFromX = false>
-struct SmallPosition {
+// A column, and the operands of its positions. A lane without a column reads the last column and stores nothing.
+template <class Policy>
+struct SmallColumn {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   const SmallParameters& p;
-  uint32_t k;  // the position, counted in the direction of the scan
-  uint32_t column, at;
-  bool there;
-  In<Acc> in = {};
+  uint32_t column, first, by;  // first: where position 0, in the direction of the scan, is; by: from one to the next
+  uint32_t a_first, a_by;      // the same of the operand a
+  bool own;
 
-  // `own`: the number of the lane's column, which may be beyond the last one.
-  __device__ SmallPosition(const SmallParameters& p, uint32_t own, uint32_t k) : p(p), k(k) {
+  // `number`: that of the lane's column, which may be beyond the last one.
+  __device__ SmallColumn(const SmallParameters& p, uint32_t number) : p(p) {
     const SmallColumns& c = p.columns;
-    column = once(min(own, c.columns - 1));
-    const uint32_t outer = once(c.outer_of(column)), length = once(c.length);
-    const uint32_t position = p.backward ? length - 1 - k : k;
-    at = once((outer * (length - 1) + position) * c.inner + column);
-    const bool exists = k < length;
-    there = exists && own == column;
-    if (!exists) return;
-    in.x = load(0, at);
+    column = once(min(number, c.columns - 1));
+    own = number == column;
+    const uint32_t outer = once(c.outer_of(column)), last = once(c.length - 1);
+    by = once(p.backward ? 0 - c.inner : c.inner);
+    first = once((outer * last + (p.backward ? last : 0)) * c.inner + column);
     if constexpr (Policy::kBroadcast) {
-      in.a = load(1, outer * p.a_outer + position * p.a_axis + (column - outer * c.inner) * p.a_inner);
-    } else if constexpr (Policy::kOperands > 1) {
-      in.a = load(1, at);
+      a_by = once(p.backward ? 0 - p.a_axis : p.a_axis);
+      a_first = once(outer * p.a_outer + (column - outer * c.inner) * p.a_inner + (p.backward ? last * p.a_axis : 0));
     }
-    if constexpr (Policy::kOperands > 2 && !kFromX) in.y = load(2, at);
+  }
+
+  // The operands of position k, in the direction of the scan, which exists. kFromX: y and the neighbour are left to the
+  // caller.
+  template <bool kFromX = false>
+  __device__ In<Acc> read(uint32_t k) const {
+    const SmallColumns& c = p.columns;
+    const uint32_t i = first + k * by;
+    In<Acc> in = {};
+    in.x = load(0, i);
+    if constexpr (Policy::kBroadcast) {
+      in.a = load(1, a_first + k * a_by);
+    } else if constexpr (Policy::kOperands > 1) {
+      in.a = load(1, i);
+    }
+    if constexpr (Policy::kOperands > 2 && !kFromX) in.y = load(2, i);
     if constexpr (Policy::kNeighbour && !kFromX) {
-      if (k == (p.neighbour_before ? 0 : length - 1)) {
+      if (k == (p.neighbour_before ? 0 : c.length - 1)) {
         in.neighbour = p.h0 ? load_h0() : Policy::edge(p.options);
       } else {
-        in.neighbour = load(Policy::kOperands - 1, p.backward == p.neighbour_before ? at + c.inner : at - c.inner);
+        in.neighbour = load(Policy::kOperands - 1, p.backward == p.neighbour_before ? i + c.inner : i - c.inner);
       }
     }
+    return in;
   }
 
   // The state before the first position.
@@ -82,10 +92,10 @@ struct SmallPosition {
     return Policy::identity(p.options);
   }
 
-  __device__ void store(const Out<Acc>& out) const {
-    if (!there) return;
-    static_cast<Bits*>(p.results[0])[at] = Element::store(out.first);
-    if constexpr (Policy::kResults == 2) static_cast<Bits*>(p.results[1])[at] = Element::store(out.second);
+  __device__ void store(uint32_t k, const Out<Acc>& out) const {
+    if (!own) return;
+    static_cast<Bits*>(p.results[0])[first + k * by] = Element::store(out.first);
+    if constexpr (Policy::kResults == 2) static_cast<Bits*>(p.results[1])[first + k * by] = Element::store(out.second);
   }
 
  private:
@@ -93,6 +103,24 @@ struct SmallPosition {
     return Element::load(static_cast<const Bits*>(p.operands[operand])[i]);
   }
   __device__ Acc load_h0() const { return Element::load(static_cast<const Bits*>(p.h0)[column]); }
+};
+
+// A position of a column, which may be beyond its end.
+template <class Policy, bool kFromX = false>
+struct SmallPosition : SmallColumn<Policy> {
+  using Column = SmallColumn<Policy>;
+  using typename Column::Acc;
+  uint32_t k;  // the position, counted in the direction of the scan
+  bool exists;
+  In<Acc> in = {};
+
+  __device__ SmallPosition(const SmallParameters& p, uint32_t number, uint32_t k)
+      : Column(p, number), k(k), exists(k < p.columns.length) {
+    if (exists) in = this->template read<kFromX>(k);
+  }
+  __device__ void store(const Out<Acc>& out) const {
+    if (exists) Column::store(k, out);
+  }
 };
 
 // Makes y of x, and the neighbour, in the lanes of a column, whose positions are `beside` lanes apart from lane `first`
@@ -154,6 +182,27 @@ __global__ void __launch_bounds__(32 * kSmallWarps) scan_small(const __grid_cons
   mine.store(out);
 }
 
+// kLanes, for more elements: a lane has a column. It loads kLanesStep positions at once.
+template <class Policy>
+__global__ void __launch_bounds__(kLanesThreads) scan_lanes(const __grid_constant__ SmallParameters p) {
+  using Acc = typename Policy::Element::Acc;
+  const SmallColumn<Policy> mine(p, blockIdx.x * kLanesThreads + threadIdx.x);
+  const uint32_t length = once(p.columns.length);
+  with_call<Policy>(p.options, [&](const Options& o) {
+    auto state = mine.initial();
+#pragma unroll 1
+    for (uint32_t k = 0; k < length; k += kLanesStep) {
+      In<Acc> in[kLanesStep];
+#pragma unroll
+      for (uint32_t j = 0; j < kLanesStep; ++j)
+        if (k + j < length) in[j] = mine.read(k + j);
+#pragma unroll
+      for (uint32_t j = 0; j < kLanesStep; ++j)
+        if (k + j < length) mine.store(k + j, Policy::step(state, in[j], o));
+    }
+  });
+}
+
 // Returns the fold of the states of all threads of a column before this one: twice as many in each round. Columns are
 // `beside` lanes apart; or, if `shared`, a block has one column.
 template <class Policy, class State>
@@ -201,7 +250,7 @@ constexpr bool kExact<Cumulative<Extreme<E>, false>> = true;
 template <class Unsigned>
 constexpr bool kExact<Cumulative<Sum<Integer<Unsigned>>, false>> = true;
 template <class Unsigned>
-constexpr bool kExact<General<Integer<Unsigned>>> = true;
+constexpr bool kExact<AnyOperator<Integer<Unsigned>>> = true;
 template <>
 constexpr bool kExact<General<Boolean>> = true;
 
@@ -263,6 +312,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p, bool
     if (plan.algorithm == Algorithm::kPieces) return launch_pieces<Policy>(stream, plan, p);
   const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
+  if constexpr (Policy::kKind == Kind::kCumulative || Policy::kKind == Kind::kLinear)
+    if (plan.algorithm == Algorithm::kLanes) return launch(stream, shape, scan_lanes<Policy>, s);
   if constexpr (!std::is_void_v<Forward>) {
     if (from_x) return launch(stream, shape, scan_small<Policy, Forward>, s);
   }
@@ -308,7 +359,7 @@ cudaError_t launch_small(cudaStream_t stream, const Plan& plan, const Problem& p
   if (dtype == DType::kBool) return cumulative(Boolean{});
   if (is_float8(dtype)) return with_float8(dtype, cumulative);
   if (is_complex(dtype)) return cumulative(Complex128{});
-  return with_integer(dtype, cumulative);
+  return with_integer(dtype, [&](auto e) { return run<AnyOperator<decltype(e)>>(stream, plan, p); });
 }
 
 }  // namespace jaxgpuops::scan

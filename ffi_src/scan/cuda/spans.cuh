@@ -88,8 +88,10 @@ class Spans : public BetweenWarps<Policy> {
     int rows, at, by;
   };
 
-  __device__ explicit Spans(const Parameters& p) : Base(p, p.width) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // `thread` is one of those that share a tile.
+  __device__ explicit Spans(const Parameters& p, unsigned thread = threadIdx.x)
+      : Base(p, p.width), thread(static_cast<int>(thread)) {
+    const int lane = thread % 32, warp = thread / 32;
     axis_warp = warp >> p.column_bits;
     run = p.column_bits == 0 ? lane / p.width : 0;
     column = p.column_bits == 0 ? lane - run * p.width : (warp & ((1 << p.column_bits) - 1)) * 32 + lane;
@@ -145,7 +147,7 @@ class Spans : public BetweenWarps<Policy> {
     place.active = cursor.column < p.columns;
     if (!place.active) return place;
     place.at = cursor.outer * p.length * p.inner + cursor.i;
-    if (Policy::kBroadcast && !(p.staged & 2)) place.a = p.a.outer(cursor.outer) + p.a.inner(cursor.i);
+    if (Policy::kBroadcast && !(p.staged & 2)) place.a = p.outer_of_a(cursor.outer) + p.a.inner(cursor.i);
     if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(cursor.outer) + p.starts_at.inner(cursor.i);
     return place;
   }
@@ -171,14 +173,14 @@ class Spans : public BetweenWarps<Policy> {
       if (!(p.staged >> o & 1)) continue;
       const Bits* const from = static_cast<const Bits*>(p.operands[o]) + image.origin;
       unsigned char* const to = staging(stage, o);
-      int pack = image.begin / kInPack + static_cast<int>(threadIdx.x);
+      int pack = image.begin / kInPack + thread;
       for (; pack + 3 * p.threads < packs; pack += 4 * p.threads)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           copy_async(to + padded(16 * (pack + i * p.threads)), from + (pack + i * p.threads) * kInPack);
 #pragma unroll 1
       for (; pack < packs; pack += p.threads) copy_async(to + padded(16 * pack), from + pack * kInPack);
-      const int rest = packs * kInPack + static_cast<int>(threadIdx.x);
+      const int rest = packs * kInPack + thread;
       if (rest < image.end) *in(to, padded(rest * kBytes)) = from[rest];
     }
   }
@@ -187,13 +189,13 @@ class Spans : public BetweenWarps<Policy> {
   __device__ void copy_out(int stage, const Image& image) const {
     wait();
     const int first = (image.begin + kInPack - 1) / kInPack, last = image.end / kInPack;  // whole packs
-    const int rest = static_cast<int>(threadIdx.x);
+    const int rest = thread;
 #pragma unroll
     for (int o = 0; o < Policy::kResults; ++o) {
       Bits* const to = static_cast<Bits*>(p.results[o]) + image.origin;
       unsigned char* const from = staging(stage, o);
 #pragma unroll 4
-      for (int pack = static_cast<int>(threadIdx.x); pack < last; pack += p.threads)
+      for (int pack = thread; pack < last; pack += p.threads)
         if (pack >= first)
           *reinterpret_cast<Pack*>(to + pack * kInPack) = *reinterpret_cast<const Pack*>(from + padded(16 * pack));
       if (kInPack == 1 || rest >= kInPack) continue;
@@ -527,7 +529,7 @@ class Spans : public BetweenWarps<Policy> {
   template <int n>
   __device__ void read_operand(int o, const Place& place, int64_t first, int count, Bits (&to)[n]) const {
     const bool broadcast = Policy::kBroadcast && o == 1;
-    const int64_t stride = broadcast ? p.a.axis_stride : p.inner, by = p.backward ? -stride : stride;
+    const int64_t stride = broadcast ? p.a_axis_stride : p.inner, by = p.backward ? -stride : stride;
     const Bits* from =
         static_cast<const Bits*>(p.operands[o]) + (broadcast ? place.a : place.at) + index(first) * stride;
 #pragma unroll
@@ -588,6 +590,7 @@ class Spans : public BetweenWarps<Policy> {
     }
   }
 
+  const int thread;
   int axis_warp, run, column, step;
 };
 
