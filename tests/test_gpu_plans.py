@@ -145,7 +145,7 @@ KERNELS = {
         "short": "short_(tiles|columns)_kernel",
         "network": "network_kernel",
         "team": "sort_kernel",
-        "part": "select_(cluster_|registers_)?kernel",
+        "part": "select_(cluster_|registers_|long_|partition_)?kernel",
         "block": "block_kernel",
         "merge": "merge_(tiles|runs)_kernel",
         "sweep": "(pass|fill)_kernel",
@@ -180,7 +180,7 @@ KERNELS = {
     | {"match": "segment_match_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel", "scatter": "segment_scatter_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
-    | {"thread": "select_thread_kernel", "warp": "select_(warp|compare)_kernel"}
+    | {"thread": "select_thread_kernel", "warp": "select_(warp|compare|sorted)_kernel"}
     | {
         "registers": "select_registers_kernel",
         "block": "select_kernel",
@@ -217,9 +217,13 @@ CALLS = [
     ("sort", jaxgpuops.sort, [(4096, 100), (400, 700), (300, 2000)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
-    ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096), (3, 70_001)]),
+    ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096), (3, 70_001), (1, 1_000_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.array([0, 9, 70])), [(64, 4096)]),
-    ("count", lambda x: jaxgpuops.kth_value(x, 7), [(4096, 30), (64, 700), (64, 4096), (3, 70_001), (1, 1_000_001)]),
+    (
+        "count",
+        lambda x: jaxgpuops.kth_value(x, 7),
+        [(4096, 30), (2000, 100), (64, 700), (64, 4096), (3, 70_001), (1, 1_000_001)],
+    ),
     ("count", lambda x: jaxgpuops.kth_value(x, 7, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),
     ("scan", lambda x: jaxgpuops.cumsum(x, axis=0), [(65536, 1024), (1000, 3), (16, 70_001)]),

@@ -222,7 +222,8 @@ ranked_data = pytest.mark.parametrize(
 
 @ranked_data
 @pytest.mark.parametrize(
-    "shape", [(300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22), (269, 131_072)]
+    "shape",
+    [(501, 100), (300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22), (269, 131_072)],
 )
 def test_elements_by_rank(shape, kind, dtype):
     """Selected elements are those of the sort, in rows that a block holds and in longer ones. If elements are near or equal,
@@ -261,7 +262,7 @@ def test_elements_by_rank_of_columns(shape, kind, dtype):
 
 
 @ranked_data
-@pytest.mark.parametrize("shape", [(300, 1025, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3)])
+@pytest.mark.parametrize("shape", [(300, 1025, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3), (2, 1_000_001, 1)])
 def test_parts_around_an_element(shape, kind, dtype):
     """The kth element is that of a sort. Before it and after it are the elements that a sort has there, in order of
     appearance."""

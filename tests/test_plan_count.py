@@ -137,6 +137,11 @@ def test_plans_of_selections(capability):
         for whole, part in itertools.pairwise(parts):
             if whole["algorithm"] != "none":
                 assert part["algorithm"] != "none" and part["workspace_bytes"] <= whole["workspace_bytes"]
+    # Of few rows, a warp sorts each.
+    for rows, length, is_sorted in ((2048, 65, True), (2048, 128, True), (1000, 256, True), (1001, 256, False)):
+        for count, bits in itertools.product((1, 3), (8, 32)):
+            found = plan(rows, length, 1, count, bits)
+            assert found["algorithm"] == "warp" and (found["shared_bytes"] == 0) == is_sorted
     for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
         found = plan(30_000, length, inner, 3, bits)
         assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
@@ -182,7 +187,9 @@ def test_plans_of_selections(capability):
         assert found["shared_bytes"] == max(2048 * count + (kept if bits > 8 else 2048 * count), 2048 * (5 + bits // 8))
         assert found["shared_bytes"] < SHARED_LIMIT[capability] << 10 and found["kept"] % 32 == 0
         assert found["kept_steps"] <= 32 and (SHARED_LIMIT[capability] < 163 or bits == 8 or found["kept"] > 0)
-        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * 4 * (512 + 2048)
+        assert 1 <= found["slices"] <= 264 and found["workspace_bytes"] >= inner * count * (
+            4 * 3 * 512 + (4 + bits // 8) * 2048
+        )
         if part["algorithm"] == "long":
             assert part["slices"] >= found["slices"]
 
@@ -214,8 +221,17 @@ def test_plans_of_clusters(capability):
         assert length <= 327_680 if count > 3 else length <= 25_000 * blocks and outer * inner * blocks <= 132
     # Of partitions, a cluster takes all that it has room for.
     part = lambda *rows: cpu.plan_sort(*rows, True, False, capability, 7)
-    assert part(3000, 100_000, 1, 32)["algorithm"] == ("part" if most > 1 else "sweep")
-    assert part(3000, 900_000, 1, 32)["algorithm"] == part(1, 900_000, 1, 32)["algorithm"] == "sweep"
+    for outer, length, inner, bits in itertools.product((1, 3000), (60_000, 2_000_000, 1 << 24), (1, 3), (16, 32, 64)):
+        found = part(outer, length, inner, bits)
+        assert found["algorithm"] == "part"
+        # Of a longer row: its head, tables and list, and what its tiles publish.
+        of_row = -(-(1024 + 3 * 2048 + (4 + bits // 8) * 2048 + 8 * -(-length // 8192)) // 256) * 256
+        if inner == 1:
+            held = length == 60_000 and (most > 1 or length * bits // 8 < (SHARED_LIMIT[capability] - 6) << 10)
+            assert found["workspace_bytes"] == (0 if held else of_row)
+        else:
+            assert found["workspace_bytes"] >= inner * length * bits // 4  # x and the values, turned
+    assert part(3, 4_000_000, 1, 8)["algorithm"] == "sweep"  # a pass sorts bytes
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -193,6 +193,14 @@ bool reads_columns(const Rows& rows, int bits) {
   return rows.elements() <= most;
 }
 
+// Whether a warp sorts a row in its registers: it has the result sooner than by steps, but if rows are many, the steps
+// or a sort of all rows take less time.
+bool sorted_by_warp(const Select& problem) {
+  const int64_t length = problem.rows.length;
+  if (problem.bits > 32 || problem.count > 3 || length <= kMostThreadSelect) return false;
+  return problem.rows.count() <= (length <= kMostSortedSelect / 2 ? 2048 : length <= kMostSortedSelect ? 1000 : 0);
+}
+
 // Chooses the kernel for rows of up to kMostWarpSelect elements, or kNone where sorting them takes less time. If a
 // kernel takes the whole batch, one must take every part of it, too: that part only has its part of the workspace.
 Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
@@ -243,6 +251,8 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
     blocks *= 2;
   const int64_t elements = ceil_div(rows.length, blocks);
   if (!many && (!alone(blocks) || elements > kMostElements)) return false;
+  // All multiprocessors share a partition of longer rows.
+  if (parts && problem.bits > 8 && rows.length * problem.bits >= 1 << 24) return false;
   plan.algorithm = Selecting::kCluster;
   plan.threads = alone(blocks) && elements > 19000 ? kMostClusterThreads : kMostClusterThreads / 2;
   plan.blocks = blocks;
@@ -296,6 +306,8 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.workspace_bytes = plan.turned_bytes;
   if (plan.algorithm == Selecting::kWarp) {
     plan.threads = kShortSelectThreads;
+    plan.sorted = sorted_by_warp(problem);
+    if (plan.sorted) return plan;
     plan.pitch = ceil_div(rows.length, kWarpSelectStep) * kWarpSelectStep;
     plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
     return plan;
@@ -342,11 +354,17 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.shared_bytes = std::max<int64_t>(counts + (is_byte ? counts : kept_bytes),
                                         kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
   plan.table_at = kLongHeadBytes;
-  plan.list_at = plan.table_at + counts;
+  plan.list_at = plan.table_at + kLongTables * counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
-  plan.row_bytes = aligned(plan.list_at + problem.count * 4 * plan.list_size);
+  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length, kPartitionTile);
+  plan.list_bytes = plan.list_size * (4 + problem.bits / 8);
+  plan.row_bytes = aligned(plan.list_at + problem.count * plan.list_bytes + 8 * plan.tiles);
   plan.workspace_bytes += rows.inner * plan.row_bytes;
-  plan.overlap = gpu.dependent_launch;
+  // A launch for the samples takes some microseconds. It pays where each block would take a sample for many ranks, or
+  // where intervals must be narrow.
+  const int64_t most_own = int64_t{1} << (problem.count > 3 ? 20 : 21);
+  plan.apart = !is_byte && plan.slices > 1 && rows.elements() > most_own;
+  plan.overlap = plan.apart && gpu.dependent_launch;
   return plan;
 }
 

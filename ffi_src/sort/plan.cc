@@ -287,13 +287,18 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     one.bits = problem.key_bits;
     one.kth = problem.kth;
     const auto select = count::plan_select(one, gpu);
-    if (select.algorithm == count::Selecting::kRegisters || select.algorithm == count::Selecting::kBlock ||
-        select.algorithm == count::Selecting::kCluster) {
+    // A pass of the radix sort sorts bytes of longer rows.
+    const bool is_long = select.algorithm == count::Selecting::kLong;
+    const int64_t bytes = plan.workspace_bytes + rows.inner * select.workspace_bytes;
+    if (select.algorithm != count::Selecting::kNone && !(is_long && key_bytes == 1) &&
+        rows.count() * std::max<int64_t>(1, select.tiles) < int64_t{1} << 31 &&
+        (workspace_bytes < 0 || bytes <= workspace_bytes)) {
       plan.algorithm = Algorithm::kPart;
+      plan.select = select;
       plan.threads = select.threads;
-      plan.blocks = rows.count() * select.blocks;
+      plan.blocks = rows.count() * (is_long ? select.slices : select.blocks);
       plan.shared_bytes = select.shared_bytes;
-      plan.table_at = select.table_at;
+      plan.workspace_bytes = bytes;
       return plan;
     }
   }

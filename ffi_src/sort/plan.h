@@ -5,6 +5,7 @@
 
 #include "common/gpu.h"
 #include "common/rows.h"
+#include "count/select_plan.h"
 #include "sort/sort.h"
 #include "topk/cuda/sort_shape.h"
 
@@ -35,14 +36,14 @@ struct Plan {
   int64_t blocks = 0;  // blocks of the largest launch
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_bytes = 0;
-  int64_t counted = 0;     // for kSweep: how many elements a block counts
-  bool small = false;      // for kSweep: tiles are small
-  bool tickets = false;    // for kSweep: blocks take tickets, as they may be more than run at the same time
-  bool exchanges = false;  // for kSweep: tiles are so few that each may wait for the counts of all of its row
-  bool overlap = false;    // for kSweep: whether a pass may start before the one before it ends
-  int64_t table_at = 0;    // for kPart: where the counts are in a block's shared memory, unless registers hold the row
-  int tile_bits = 0;       // for kMerge: the logarithm of the longest tile
-  topk::SortShape team;    // the plan of top-k's kernel, for kTeam
+  int64_t counted = 0;       // for kSweep: how many elements a block counts
+  bool small = false;        // for kSweep: tiles are small
+  bool tickets = false;      // for kSweep: blocks take tickets, as they may be more than run at the same time
+  bool exchanges = false;    // for kSweep: tiles are so few that each may wait for the counts of all of its row
+  bool overlap = false;      // for kSweep: whether a pass may start before the one before it ends
+  count::SelectPlan select;  // for kPart
+  int tile_bits = 0;         // for kMerge: the logarithm of the longest tile
+  topk::SortShape team;      // the plan of top-k's kernel, for kTeam
 };
 
 // kNetwork and kTeam sort whole rows, and so does kShort but for columns: for other rows that short, k must be the

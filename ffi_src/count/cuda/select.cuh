@@ -359,6 +359,17 @@ __device__ __forceinline__ void count_keys(int bin_bits, uint32_t* tables, const
   }
 }
 
+// Returns the larger number, or NaN if one is NaN.
+__device__ __forceinline__ float largest_or_nan(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+#else
+  return x > y || x != x ? x : y;
+#endif
+}
+
 // Returns the smaller one of key - first, modulo 2^32 or 2^64, and `least`.
 __device__ __forceinline__ uint32_t least_difference(uint32_t key, uint32_t first, uint32_t least) {
   return __viaddmin_u32(key, 0u - first, least);
@@ -392,6 +403,14 @@ template <class T>
 __device__ __forceinline__ SortOrder one_flip(SortOrder order) {
   if (sizeof(T) == 4) order.ascending.order.flip ^= order.invert, order.invert = 0;
   return order;
+}
+
+// Appends a bit to a set: the carry of distance + addend.
+__device__ __forceinline__ void append_carry(uint32_t distance, uint32_t addend, uint32_t& set) {
+  asm("{.reg.u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "r"(distance), "r"(addend));
+}
+__device__ __forceinline__ void append_carry(unsigned long long distance, unsigned long long addend, uint32_t& set) {
+  asm("{.reg.u64 sum; add.cc.u64 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "l"(distance), "l"(addend));
 }
 
 // ---- Ranks among counts ---------------------------------------------------------------------------------------------

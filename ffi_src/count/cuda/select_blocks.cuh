@@ -1,5 +1,4 @@
-// For select_long: the workspace of a row, and how the blocks that share the row wait for each other and learn what the
-// last of them has found.
+// For select_long: the workspace of a row, and how the blocks that share the row wait for each other.
 #pragma once
 
 #include "count/cuda/select.cuh"
@@ -16,11 +15,11 @@ constexpr bool kIsByte = sizeof(T) == 1;
 // What stands first in a row's workspace.
 template <class T>
 struct Head {
-  Found<T> found;
-  uint32_t finished;  // how many blocks have finished the step
-  uint32_t step;      // the last step whose results are in `found`
+  Found<T> found;     // the first intervals and, later, the largest key
+  uint32_t finished;  // how many blocks have finished a step, of all steps together
   uint32_t listed[kMostRanks];
   uint32_t last_of_largest;  // the last index of a largest key
+  uint32_t chosen;           // of a partition: the index of the chosen element
 };
 
 template <class T>
@@ -36,85 +35,61 @@ struct Args {
 
   __device__ char* own(int64_t row) const { return workspace + row * plan.list_at; }
   __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }
-  __device__ uint32_t* tables(int64_t row) const { return reinterpret_cast<uint32_t*>(own(row) + plan.table_at); }
+  // The counts of a step, from 1 on. When a block adds to those of a step, others may still read those of the step
+  // before, and the tables of the next step are cleared; so there are three sets of them.
+  __device__ uint32_t* tables(int64_t row, uint32_t step) const {
+    const auto words = static_cast<uint32_t>(problem.count) << kLongBinBits;
+    return reinterpret_cast<uint32_t*>(own(row) + plan.table_at) + step % kLongTables * words;
+  }
   __device__ bool alone() const { return plan.slices == 1; }  // whether a row has one block
   // The list of a rank: the indices of the elements that are left, or, if these are equal, how many each slice has.
   __device__ uint32_t* list(int64_t row, int r) const {
-    return reinterpret_cast<uint32_t*>(own(problem.rows.count())) + (row * problem.count + r) * plan.list_size;
+    return reinterpret_cast<uint32_t*>(own(problem.rows.count()) + (row * problem.count + r) * plan.list_bytes);
+  }
+  // The keys of the elements of a list.
+  __device__ T* list_keys(int64_t row, int r) const { return reinterpret_cast<T*>(list(row, r) + plan.list_size); }
+  // Of a partition: what the tiles of a row publish.
+  __device__ uint64_t* tiles(int64_t row) const {
+    return reinterpret_cast<uint64_t*>(list(problem.rows.count(), 0)) + row * plan.tiles;
   }
 };
 
-// Counts the calling block as finished, and returns how many blocks of the row have finished. One thread of the block
-// calls this after a barrier. Another block that reads the count and then executes a fence sees what all threads of
-// this block wrote before.
+// Clears what the blocks of a row add to. One block calls this.
 template <class T>
-__device__ __forceinline__ uint32_t count_finished(Head<T>& head) {
-  __threadfence();
-  return atomicAdd(&head.finished, 1u) + 1;
+__device__ __forceinline__ void clear_row(const Args<T>& a, uint32_t row) {
+  Head<T>& head = a.head(row);
+  uint32_t* const tables = a.tables(row, 1);
+  const int words = a.alone() ? 0 : static_cast<int>(a.problem.count) << kLongBinBits;
+  for (int b = threadIdx.x; b < words; b += blockDim.x) tables[b] = 0;
+  for (int64_t t = threadIdx.x; t < a.plan.tiles; t += blockDim.x) a.tiles(row)[t] = 0;
+  if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
+  if (threadIdx.x == 0) head.finished = head.last_of_largest = head.found.largest = 0;
 }
 
-// Whether the calling block is the last of its row to finish. The last one sees what the others have written.
+// Returns when all blocks of the row have finished a step, the first of which is 1, if the calling block `waits` for
+// that; else at once. A block that waited sees what the others wrote before.
 template <class T>
-__device__ __forceinline__ bool is_last(const Args<T>& a, Head<T>& head) {
-  __shared__ bool last;
-  __syncthreads();
-  if (a.alone()) return true;
-  if (threadIdx.x == 0) {
-    last = count_finished(head) == a.plan.slices;
-    if (last) head.finished = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  return last;
-}
-
-// Returns when all blocks of the row have finished, if the calling block `waits` for that; else at once.
-template <class T>
-__device__ __forceinline__ void wait_for_all(const Args<T>& a, Head<T>& head, bool waits) {
+__device__ __forceinline__ void wait_for_all(const Args<T>& a, Head<T>& head, uint32_t step, bool waits = true) {
   __syncthreads();
   if (a.alone()) return;
   if (threadIdx.x == 0) {
-    count_finished(head);
-    while (waits && load_relaxed(&head.finished) < a.plan.slices) {
+    const auto all = step * static_cast<uint32_t>(a.plan.slices);
+    __threadfence();
+    atomicAdd(&head.finished, 1u);
+    while (waits && load_relaxed(&head.finished) < all) {
     }
     __threadfence();
   }
   __syncthreads();
 }
 
-// Copies what was found last to shared memory. Loads bypass the L1 cache, which may have stale words.
+// Copies the first intervals to shared memory. Loads bypass the L1 cache, which may have stale words.
 template <class T>
 __device__ __forceinline__ void load_found(const Head<T>& head, Found<T>& found) {
 #pragma unroll 1
   for (uint32_t w = threadIdx.x; w < sizeof(found) / 4; w += kThreads)
     reinterpret_cast<uint32_t*>(&found)[w] = __ldcg(reinterpret_cast<const uint32_t*>(&head.found) + w);
   __syncthreads();
-}
-
-// Tells the other blocks of the row what the calling block, the last to finish, has found in a step.
-template <class T>
-__device__ __forceinline__ void tell_found(const Args<T>& a, Head<T>& head, const Found<T>& found, uint32_t step) {
-  __syncthreads();
-  if (a.alone()) return;
-#pragma unroll 1
-  for (uint32_t w = threadIdx.x; w < sizeof(found) / 4; w += kThreads)
-    reinterpret_cast<uint32_t*>(&head.found)[w] = reinterpret_cast<const uint32_t*>(&found)[w];
-  __syncthreads();
-  if (threadIdx.x > 0) return;
-  __threadfence();
-  store_relaxed(&head.step, step);
-}
-
-// Waits for what the last block to finish has found in a step, and copies it to shared memory.
-template <class T>
-__device__ __forceinline__ void wait_for_found(Head<T>& head, Found<T>& found, uint32_t step) {
-  if (threadIdx.x == 0) {
-    while (load_relaxed(&head.step) < step) {
-    }
-    __threadfence();
-  }
-  __syncthreads();
-  load_found(head, found);
 }
 
 // Sets up one table for all ranks, whose parts are the highest 8 bits of keys: those of part p are p - 1. One warp

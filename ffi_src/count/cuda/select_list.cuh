@@ -73,17 +73,18 @@ __device__ __forceinline__ uint32_t choose_in_block(const T* keys, const uint32_
 
 // Returns the index of number `left` of the elements of a list, which are up to kSelectFew. A warp calls this.
 template <class T>
-__device__ __forceinline__ uint32_t choose_in_warp(const T* __restrict__ x, const SortOrder& order,
-                                                   const uint32_t* list, uint32_t size, uint32_t left) {
+__device__ __forceinline__ uint32_t choose_in_warp(const T* keys, const uint32_t* indices, uint32_t size,
+                                                   uint32_t left) {
   constexpr int kOwn = kSelectFew / 32;
   const uint32_t lane = threadIdx.x & 31;
   typename Found<T>::Word key[kOwn];
   uint32_t at[kOwn], before[kOwn] = {}, chosen = 0;
   // Places behind the list get its last element.
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) at[i] = __ldcg(list + min(i * 32 + lane, size - 1));
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) key[i] = sort_key(x[at[i]], order);
+  for (int i = 0; i < kOwn; ++i) {
+    const uint32_t place = min(i * 32 + lane, size - 1);
+    at[i] = __ldcg(indices + place), key[i] = __ldcg(keys + place);
+  }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
 #pragma unroll 1

@@ -1,24 +1,26 @@
 // select for rows that no block holds, by the steps of select.cuh.
 //
-// Few rows: several blocks share a row, a slice for each. First a kernel of one block for each row takes a sample of it
-// and finds the first intervals (select_sample.cuh). Meanwhile the blocks of the second kernel start and fetch the
-// beginning of their slices to the L2 cache. Then, in the second kernel:
+// Few rows: several blocks share a row, a slice for each. Each block takes a sample of the row and finds the first
+// intervals (select_sample.cuh). Of many elements, or for many ranks, a kernel before this one does that, with a block
+// for each row. Meanwhile blocks fetch the beginning of their slices to the L2 cache. Then:
 // - Each block reads its slice. It counts the keys below each interval, and keeps the keys in an interval, a few of a
 //   hundred, in shared memory (select_slice.cuh).
 // - In each step, the blocks count the keys that they keep in the parts of the intervals, and add these counts to the
-//   row's tables in the workspace. The last block to finish finds the next intervals and tells the others
-//   (select_blocks.cuh). The steps end when few elements, or only equal ones, are left for each rank.
+//   row's tables in the workspace. When all have done so, each finds the next intervals for itself: to be told takes
+//   longer. The steps end when few elements, or only equal ones, are left for each rank.
 // - The blocks list the elements that are left. If they are equal and many, a block says only how many its slice has.
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (select_list.cuh).
+// - For a partition, another kernel moves the elements (select_partition.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
 // Keys of 8 bits need no sample. One step counts how many elements have each of them, and the blocks keep these counts
-// of their slices instead of keys. The first kernel only clears the counts of rows.
+// of their slices instead of keys.
 //
 // A row of longer keys is usually read once. If the interval of a rank is a single key, as where most elements are
 // equal, the elements with this key are counted but not kept. Two kinds of blocks read their slices again in each step
 // and for the lists, from the L2 cache where possible: blocks without room for the keys in the intervals, as where a
 // row is sorted; and all blocks of a row in which a wanted element is outside its first interval.
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -26,14 +28,17 @@
 #include "common/cuda/residents.cuh"
 #include "count/cuda/select_blocks.cuh"
 #include "count/cuda/select_list.cuh"
+#include "count/cuda/select_partition.cuh"
 #include "count/cuda/select_sample.cuh"
 #include "count/cuda/select_slice.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
-// How many bytes a block fetches, at most, to the L2 cache while the sample is taken.
-constexpr uint32_t kMostAhead = 96 << 10;
+namespace cg = cooperative_groups;
+
+// How many vectors a block fetches, at most, to the L2 cache before it knows the first intervals.
+constexpr uint32_t kAheadPacks = (96 << 10) / 16;
 static_assert(kLongBinBits == 9 && kMostKeptSteps <= 32);
 
 // Finds the part of its interval that each rank in `to_do` falls in, which is the interval of the next step. The whole
@@ -76,10 +81,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __shared__ Found<T> found;
   __shared__ uint32_t left_of[kMostRanks];                      // how many elements of the slice are left for each list
   __shared__ uint32_t sums[kWarps + 1], last_of_largest, lost;  // `lost`: whether a warp has no room for its keys
-  __shared__ uint32_t sum_of[kMostRanks], place_of[kMostRanks];  // of a table's counts; of the next element in a list
+  __shared__ uint32_t sum_of[kMostRanks];                       // of a table's counts
   __shared__ uint32_t single_count[kMostRanks];  // how many elements of the slice have the only key of an interval
   __shared__ Word single_key[kMostRanks];
-  __shared__ uint32_t steps_of[kMostRanks][kWarps];  // the steps in which a warp has elements of a list
+  __shared__ float least_number[kMostRanks], most_number[kMostRanks];  // the ends of intervals
   __shared__ Choice<Word> choice;
   __shared__ Sample sample;
   // Tables of counts, and what warps keep; in the end, the keys of a list and their indices.
@@ -96,10 +101,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const SortOrder order = one_flip<T>(a.problem.order);
   const int all_bins = wanted << kLongBinBits;
   Head<T>& head = a.head(row);
-  uint32_t* const tables = a.tables(row);
-  // The kernel that takes the sample reads little, so memory is nearly idle until it ends.
-  if (!kIsByte<T> && threadIdx.x == 0 && own.whole < own.end_whole)
-    prefetch_bulk(own.from + own.whole, min((own.end_whole - own.whole) * 16, kMostAhead));
+  // Taking the sample, or loading what it has told, leaves memory nearly idle.
+  const auto fetch = [&] {
+    if (threadIdx.x == 0) own.fetch(0, kAheadPacks);
+  };
+  if (a.plan.apart || a.alone()) fetch();
   Kept<T> kept;
   kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsByte<T>;
   T* const all_keys = reinterpret_cast<T*>(counts + all_bins);
@@ -112,16 +118,20 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     for (int b = threadIdx.x; b < all_bins; b += kThreads) counts[b] = 0;
   };
   clear_counts();
-  if (a.alone()) {
-    if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
-    if (threadIdx.x == 0) head.last_of_largest = 0;
-  }
+  // The blocks of a row that is cleared here wait for that before they add anything to it.
+  if (slice == 0 && !a.plan.apart) clear_row(a, static_cast<uint32_t>(row));
+  const bool awaits = !a.plan.apart && !a.alone();
+  cg::grid_group::arrival_token cleared{};
+  if (awaits) cleared = cg::this_grid().barrier_arrive();
   const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
   if constexpr (kIsByte<T>) {
     if (warp == 0) set_byte_table(a.problem, own.length, ranks, found);
     __syncthreads();
-  } else if (a.alone()) {
-    find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
+  } else if (!a.plan.apart) {
+    if (a.alone())
+      find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found, [] {});
+    else
+      find_first_tables<kThreads, kOwnSampleBits>(a.problem, x, ranks, sample, counts, found, fetch);
     __syncthreads();
     clear_counts();
     __syncthreads();
@@ -131,16 +141,27 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   }
   const uint32_t ends = found.ends;
   uint32_t to_do = ((1u << wanted) - 1) & ~ends;  // a bit for each rank that needs a step
-  Word highest = 0;                               // the thread's largest key
-  int highest_step = -1;                          // the last step that has this key
+  uint32_t step = 1;
+  Word highest = 0;       // the thread's largest key
+  int highest_step = -1;  // the last step that has this key
   // A bit for each table whose first interval is a single key, as where most elements are equal. The elements that
   // have this key are counted when they are read, and not kept.
   const uint32_t singles = __ballot_sync(kEveryLane, (found.used >> lane & 1) && found.span[lane] == 0);
   if (warp == 0 && (singles >> lane & 1)) single_key[lane] = found.low[lane];
+  const Numbers numbers = numbers_of<T>(a.problem.order);
+  bool by_number = numbers != Numbers::kNone;
+  if constexpr (kHasNumbers<T>) {
+    float least = 0, most = 0;
+    if (by_number && (found.used >> lane & 1))
+      by_number = as_numbers<T>(numbers, order, found.low[lane], found.low[lane] + found.span[lane], least, most);
+    by_number = __all_sync(kEveryLane, by_number);
+    if (warp == 0 && lane < kMostRanks) least_number[lane] = least, most_number[lane] = most;
+    __syncthreads();
+  }
   bool has_all = !kIsByte<T>;                      // whether the block keeps all keys that it will need
   uint32_t* const own_counts = counts + all_bins;  // for bytes: the block's own counts
 #pragma unroll 1
-  for (uint32_t step = 1; step == 1 || to_do; ++step) {
+  for (; step == 1 || to_do; ++step) {
     const bool first = step == 1;
     const uint32_t used = found.used, ranges = first ? used & ~singles : used;
     // The loops below also count the copies at the ends of a row, so their number is subtracted here.
@@ -157,12 +178,38 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     const Word of_zero = sort_key(T{0}, order);
 #pragma unroll 1
     for (int at = 0; (first || !has_all) && at < own.steps(); ++at) {
-      typename Own::Keys key;
-      const int count = own.load(order, at, key);
+      typename Own::Packs pack;
+      const int count = own.load(at, pack);
       // Whether the first and the last part of an interval also count the keys outside it. In later steps these counts
       // do not matter. But if an element of a rank was outside its first interval, the parts of the next interval may
       // begin below that interval; then only the keys in the interval are counted.
       const bool counts_all = first ? kept.lost : !found.missed;
+      if constexpr (kHasNumbers<T>) {
+        if (first && by_number && !kept.lost) {
+          float most = 0;
+          const auto outside = [&](auto kind) {
+            return count_outside_numbers<decltype(kind)::value, T>(counts, least_number, most_number, used, singles,
+                                                                   pack, count, ends != 0, most);
+          };
+          using std::integral_constant;
+          uint32_t set;
+          if constexpr (sizeof(T) == 4)
+            set = outside(integral_constant<Numbers, Numbers::kFloat32>{});
+          else if (numbers == Numbers::kFloat16)
+            set = outside(integral_constant<Numbers, Numbers::kFloat16>{});
+          else
+            set = outside(integral_constant<Numbers, Numbers::kBfloat16>{});
+          const Word key = sort_key(static_cast<T>(element_of(numbers, most)), order);
+          if (ends && count > 0 && key >= highest) highest = key, highest_step = at;
+          if (kept.keep(pack, set, at)) continue;
+          typename Own::Keys keys;
+          Own::make_keys(order, pack, keys);
+          count_vectors(counts, found, ranges, keys, count, counts_all);
+          continue;
+        }
+      }
+      typename Own::Keys key;
+      Own::make_keys(order, pack, key);
       if (first && ends) {
         Word most = 0;
 #pragma unroll
@@ -179,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       }
       if (first) {
         const uint32_t set = count_outside(counts, found, kept.lost ? singles : used, key, count, of_zero);
-        if (!kept.lost && kept.keep(key, set, at)) continue;
+        if (!kept.lost && kept.keep(pack, set, at)) continue;
       }
       count_vectors(counts, found, ranges, key, count, counts_all);
     }
@@ -190,17 +237,19 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
         if (lane == 0) atomicMax(&found.largest, of_warp);
       }
     }
+    if (first && has_all) kept.make_keys(order);
     if (has_all) kept.count(counts, found, ranges);
     __syncthreads();
     if (first && threadIdx.x < kMostRanks && (singles >> threadIdx.x & 1))
       single_count[threadIdx.x] = counts[(threadIdx.x << kLongBinBits) + 1];
     if (kIsByte<T>) {
-      if (first && !a.alone()) wait_for_predecessor();
       for_bits(used, [&](int t) {
         const int b = (t << kLongBinBits) + threadIdx.x;
         own_counts[b] = counts[b];
       });
     }
+    if (first && awaits) cg::this_grid().barrier_wait(std::move(cleared));
+    uint32_t* const tables = a.tables(row, step);
     for_bits(a.alone() ? 0 : used, [&](int t) {
 #pragma unroll 1
       for (int b = (t << kLongBinBits) + 2 * threadIdx.x; b < (t + 1) << kLongBinBits; b += 2 * kThreads) {
@@ -209,34 +258,33 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       }
     });
     if (first && ends && threadIdx.x == 0 && !a.alone()) atomicMax(&head.found.largest, found.largest);
-    if (is_last(a, head)) {
-      static_assert(kThreads == 512);
-      if (threadIdx.x < kMostRanks) sum_of[threadIdx.x] = 0;
-      __syncthreads();
-      for_bits(used, [&](int t) {
-        const int b = (t << kLongBinBits) + threadIdx.x;
-        uint32_t count = a.alone() ? counts[b] : __ldcg(tables + b);
-        if (!a.alone()) tables[b] = 0;
-        if (!first && threadIdx.x == 0) count = 0;  // what is below the interval was counted before
-        counts[b] = count;
-        const uint32_t sum = sum_of_warp(count);
-        if (lane == 0) atomicAdd(sum_of + t, sum);
-      });
-      if (threadIdx.x == 0) {
-        found.more = 0;
-        if (!a.alone()) found.largest = __ldcg(&head.found.largest);
-      }
-      __syncthreads();
-      if (first && warp == 0 && (used >> lane & 1)) {
-        // All keys that were not counted are above the interval.
-        counts[(lane << kLongBinBits) + found.parts[lane].last_part()] += own.length - sum_of[lane];
-      }
-      __syncthreads();
-      narrow_intervals(counts, to_do, wanted, first, found);
-      tell_found(a, head, found, step);
-    } else {
-      wait_for_found(head, found, step);
+    if (slice == 0 && !a.alone()) {
+#pragma unroll 1
+      for (int b = threadIdx.x; b < all_bins; b += kThreads) a.tables(row, step + 1)[b] = 0;
     }
+    if (threadIdx.x < kMostRanks) sum_of[threadIdx.x] = 0;
+    wait_for_all(a, head, step);
+    static_assert(kThreads == 1 << kLongBinBits);
+    for_bits(used, [&](int t) {
+      const int b = (t << kLongBinBits) + threadIdx.x;
+      uint32_t count = a.alone() ? counts[b] : __ldcg(tables + b);
+      if (!first && threadIdx.x == 0) count = 0;  // what is below the interval was counted before
+      counts[b] = count;
+      const uint32_t sum = sum_of_warp(count);
+      if (lane == 0) atomicAdd(sum_of + t, sum);
+    });
+    if (threadIdx.x == 0) {
+      found.more = 0;
+      if (!a.alone()) found.largest = __ldcg(&head.found.largest);
+    }
+    __syncthreads();
+    if (first && warp == 0 && (used >> lane & 1)) {
+      // All keys that were not counted are above the interval.
+      counts[(lane << kLongBinBits) + found.parts[lane].last_part()] += own.length - sum_of[lane];
+    }
+    __syncthreads();
+    narrow_intervals(counts, to_do, wanted, first, found);
+    __syncthreads();
     has_all = !kIsByte<T> && !lost && !found.missed;
     to_do = found.more;
     if (to_do) clear_counts();
@@ -274,71 +322,79 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     if (own.after && sort_key(x[own.length - 1], order) - first <= last)
       atomicAdd(left_of + threadIdx.x, 0u - own.after);
   }
-  if (has_all) {
-    uint32_t with_any = 0;  // a bit for each list that gets any elements of the warp
-    for_bits(open, [&](int r) {
-      const Word first = found.first[r], last = found.last[r];
-      uint32_t of_steps;
-      const uint32_t left = kept.count_between(own, first, last, of_steps);
-      if (left == 0) return;
-      with_any |= 1u << r;
-      if (lane == 0) atomicAdd(left_of + r, left), steps_of[r][warp] = of_steps;
-    });
-    __syncthreads();
-    if (threadIdx.x < kMostRanks && ((lists & ~by_slice) >> threadIdx.x & 1) && left_of[threadIdx.x] > 0)
-      place_of[threadIdx.x] = atomicAdd(head.listed + threadIdx.x, left_of[threadIdx.x]);
-    __syncthreads();
-    for_bits(with_any & ~by_slice, [&](int r) {
-      const Word first = found.first[r], last = found.last[r];
-      kept.each(own, steps_of[r][warp], [&](Word key, uint32_t at) {
-        if (key - first <= last && at < own.length) a.list(row, r)[atomicAdd(place_of + r, 1u)] = at;
-      });
-    });
-  }
-  // Steps are read in descending order, since the L2 cache still has what was read last. A block that keeps all
-  // elements that it needs reads only one more step: the last one that has a largest key, to find the last of these
-  // keys.
-  const bool reads = !has_all && open;
+  // The last step that has a largest key is read again, to find the last of these keys.
   const bool has_largest = ends && highest == found.largest && highest_step >= 0;
-#pragma unroll 1
-  for (int step = reads ? own.steps() - 1 : highest_step; (reads || has_largest) && step >= 0; --step) {
+  typename Own::Packs of_largest;
+  int largest_count = 0;
+  if (has_largest) largest_count = own.load(highest_step, of_largest);
+  const auto append = [&](int r, Word key, uint32_t at) {
+    const uint32_t place = atomicAdd(head.listed + r, 1u);
+    a.list(row, r)[place] = at;
+    a.list_keys(row, r)[place] = static_cast<T>(key);
+  };
+  // Returns a bit for each of the thread's elements in a step that has a key from `first` to `first + last`.
+  const auto between = [&](const typename Own::Packs& pack, int count, Word first, Word last) {
     typename Own::Keys key;
-    const int count = own.load(order, step, key);
+    Own::make_keys(order, pack, key);
     bool has[Own::kPacks];
 #pragma unroll
     for (int i = 0; i < Own::kPacks; ++i) has[i] = i < count;
-    // Bit kMostRanks stands for the search for the last of the largest keys.
-    for_bits((has_largest && step == highest_step ? 1u << kMostRanks : 0) | (reads ? open : 0), [&](int r) {
-      const bool is_end = r == kMostRanks;
-      const Word first = is_end ? highest : found.first[r], last = is_end ? 0 : found.last[r];
-      uint32_t is_left = keys_between(key, has, first, last);
-      if (!is_end && (by_slice >> r & 1)) {
-        if (is_left) atomicAdd(left_of + r, __popc(is_left));
+    return keys_between(key, has, first, last);
+  };
+  const auto index_of = [&](int step, int place) { return own.at(step, place / Own::kPack, place % Own::kPack); };
+  if (has_all) {
+    for_bits(open, [&](int r) {
+      const Word first = found.first[r], last = found.last[r];
+      const uint32_t left = kept.count_between(first, last);
+      if (left == 0) return;
+      if (by_slice >> r & 1) {
+        if (lane == 0) atomicAdd(left_of + r, left);
         return;
       }
-      for (; is_left; is_left &= is_left - 1) {
-        const int place = __ffs(static_cast<int>(is_left)) - 1;
-        const uint32_t at = own.at(step, place / Own::kPack, place % Own::kPack);
-        if (at >= own.length) continue;
-        if (is_end)
-          atomicMax(&last_of_largest, at);
-        else
-          a.list(row, r)[atomicAdd(head.listed + r, 1u)] = at;
-      }
+      kept.each_between(own, first, last, [&](Word key, uint32_t at) {
+        if (at < own.length) append(r, key, at);
+      });
     });
-    if (!reads) break;
+  } else if (open) {
+    // Steps are read in descending order, since the L2 cache still has what was read last.
+#pragma unroll 1
+    for (int at = own.steps() - 1; at >= 0; --at) {
+      typename Own::Packs pack;
+      const int count = own.load(at, pack);
+      for_bits(open, [&](int r) {
+        uint32_t is_left = between(pack, count, found.first[r], found.last[r]);
+        if (by_slice >> r & 1) {
+          if (is_left) atomicAdd(left_of + r, __popc(is_left));
+          return;
+        }
+        for (; is_left; is_left &= is_left - 1) {
+          const uint32_t index = index_of(at, __ffs(static_cast<int>(is_left)) - 1);
+          if (index < own.length) append(r, sort_key(x[index], order), index);
+        }
+      });
+    }
+  }
+  if (has_largest) {
+    for (uint32_t set = between(of_largest, largest_count, highest, 0); set; set &= set - 1) {
+      const uint32_t index = index_of(highest_step, __ffs(static_cast<int>(set)) - 1);
+      if (index < own.length) atomicMax(&last_of_largest, index);
+    }
   }
   __syncthreads();
-  if (ends && threadIdx.x == 0) atomicMax(&head.last_of_largest, last_of_largest);
+  if (ends && threadIdx.x == 0 && last_of_largest > 0) atomicMax(&head.last_of_largest, last_of_largest);
   if (threadIdx.x < wanted && (by_slice >> threadIdx.x & 1)) a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
   // For each rank, one block chooses the element.
-  wait_for_all(a, head, slice < wanted);
+  wait_for_all(a, head, step, slice < wanted);
   if (slice >= wanted) return;
 
   auto* const key_of = reinterpret_cast<T*>(counts);
   auto* const at_of = reinterpret_cast<uint32_t*>(key_of + kLongFew);
   int of_list = -1;
   const auto write = [&](int r, uint32_t at) {
+    if (a.problem.kth >= 0) {
+      head.chosen = at;
+      return;
+    }
     const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
     a.values[to] = x[at];
     a.indices[to] = static_cast<int32_t>(at);
@@ -351,7 +407,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   for (int r = warp; !kIsByte<T> && r < wanted; r += kWarps) {
     const auto table = found.table[r];
     if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
-    const uint32_t at = choose_in_warp(x, order, a.list(row, table), found.size[r], found.left[r]);
+    const uint32_t at = choose_in_warp(a.list_keys(row, table), a.list(row, table), found.size[r], found.left[r]);
     if (lane == 0) write(r, at);
   }
 #pragma unroll 1
@@ -368,11 +424,17 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     } else if (!kIsByte<T> && !(by_slice >> table & 1)) {
       if (of_list != table) {
         __syncthreads();  // no thread reads the list before any more
-#pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
-          at_of[i] = __ldcg(list + i);
-          key_of[i] = sort_key(x[at_of[i]], order);
+        constexpr int kOwn = kLongFew / kThreads;
+        T key[kOwn];
+        uint32_t index[kOwn];
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          const uint32_t place = min(i * kThreads + threadIdx.x, size - 1);
+          index[i] = __ldcg(list + place), key[i] = __ldcg(a.list_keys(row, table) + place);
         }
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i)
+          at_of[i * kThreads + threadIdx.x] = index[i], key_of[i * kThreads + threadIdx.x] = key[i];
         __syncthreads();
         of_list = table;
       }
@@ -405,12 +467,14 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     config.shared_bytes = plan.shared_bytes;
     cudaError_t error = cudaSuccess;
     int64_t together = rows;  // rows of a launch
-    if (plan.slices > 1) {
+    if (plan.apart) {
       const bool large = problem.rows.length >= kLargeSampled && plan.slice_packs * (128 / problem.bits) > kLargePart;
       error = launch(stream, {dim3(static_cast<unsigned>(rows)), dim3(kSampleThreads)},
-                     large ? select_sample_kernel<T, kLargeBits<T>> : select_sample_kernel<T, kSmallSampleBits>, a);
+                     large ? select_sample_kernel<T, kLargeSampleBits> : select_sample_kernel<T, kSmallSampleBits>, a);
       if (error != cudaSuccess) return error;
       config.overlap = plan.overlap;
+    }
+    if (plan.slices > 1) {
       static Residents residents;
       int fitting = 0;
       error = residents.count(reinterpret_cast<const void*>(kernel), config, &fitting);
@@ -425,7 +489,7 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
       config.grid = dim3(static_cast<unsigned>(std::min(together, rows - a.first_row) * a.plan.slices));
       error = launch(stream, config, kernel, a);
     }
-    return error;
+    return problem.kth < 0 || error != cudaSuccess ? error : launch_partition(stream, a);
   });
 }
 

@@ -30,17 +30,6 @@ __device__ __forceinline__ float saturated_fma(float x, float y, float z) {
   return result;
 }
 
-// Returns the larger number, or NaN if one is NaN.
-__device__ __forceinline__ float largest_or_nan(float x, float y) {
-#if __CUDA_ARCH__ >= 800
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-  return result;
-#else
-  return x > y || x != x ? x : y;
-#endif
-}
-
 // Elements become words of 32 bits: integers are extended, and floats become float32, which keeps their order.
 struct WordOrder {
   bool is_float, is_half;

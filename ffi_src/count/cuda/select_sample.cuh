@@ -7,12 +7,11 @@
 namespace jaxgpuops::count {
 namespace {
 
-// A sample has 2^kSmallSampleBits elements. It has 2^kLargeSampleBits elements if a row has at least kLargeSampled
-// elements, and a block has more than kLargePart of them. The larger sample gives narrower intervals; wider ones would
+// A sample has 2^kSmallSampleBits elements. It has 2^kOwnSampleBits elements if each block takes that of its row, which
+// has less than kLargeSampled elements. It has 2^kLargeSampleBits elements if a row has more, and a block has more than
+// kLargePart of them. The larger sample gives narrower intervals; wider ones would
 // have more keys than a block can keep.
-constexpr int kSmallSampleBits = 11, kLargeSampleBits = 13;
-template <class T>
-constexpr int kLargeBits = kIsByte<T> ? kSmallSampleBits : kLargeSampleBits;  // bytes have no sample
+constexpr int kOwnSampleBits = 10, kSmallSampleBits = 11, kLargeSampleBits = 13;
 constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // The threads of a block of the sample's kernel, and how many elements of the sample are sorted.
 constexpr int kSampleThreads = 1024, kPilot = 1 << 7;
@@ -33,9 +32,10 @@ struct Sample {
 // sorted. They give an interval of the sample, whose keys are counted in equal parts, as those of the row are later.
 // The interval of the row goes from the least sampled element in the part of the first place to the largest sampled
 // element in the part of the second place. The whole block (of kOfBlock threads) calls this. `counts`: tables of zeros.
-template <int kOfBlock, int kSampleBits, class T>
+// `loaded` is called when the sample has been loaded.
+template <int kOfBlock, int kSampleBits, class T, class Loaded>
 __device__ __forceinline__ void find_first_tables(const Select& problem, const T* x, const int32_t* ranks_of_row,
-                                                  Sample& shared, uint32_t* counts, Found<T>& found) {
+                                                  Sample& shared, uint32_t* counts, Found<T>& found, Loaded loaded) {
   constexpr int kBins = 1 << kLongBinBits, kSamples = 1 << kSampleBits, kOwn = kSamples / kOfBlock;
   constexpr int kEach = kSamples / kPilot;
   const auto length = static_cast<uint32_t>(problem.rows.length);
@@ -51,6 +51,7 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
     for (int i = 0; i < kOwn; ++i) shared.few[(i * kOfBlock + threadIdx.x) / kEach] = own[i];
   }
   __syncthreads();
+  loaded();
   int from = 0, to = 0;
   if (warp == 0) {
     uint32_t sorted[kPilot / 32];
@@ -123,26 +124,18 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
   set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
-// Clears the counts of a row that several blocks share and, if keys are not bytes, finds its first intervals. A block
-// for each row.
+// Clears what the blocks of a row add to, and finds the first intervals of the row. A block for each row.
 template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
   let_dependents_start();
-  const uint32_t row = blockIdx.x;
-  const int all_bins = static_cast<int>(a.problem.count) << kLongBinBits;
-  Head<T>& head = a.head(row);
-  for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) a.tables(row)[b] = 0;
-  if (threadIdx.x < kMostRanks) head.listed[threadIdx.x] = 0;
-  if (threadIdx.x == 0) head.finished = head.step = head.last_of_largest = head.found.largest = 0;
-  if constexpr (!kIsByte<T>) {
-    __shared__ Sample shared;
-    __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
-    for (int b = threadIdx.x; b < all_bins; b += kSampleThreads) counts[b] = 0;
-    const uint32_t inner = static_cast<uint32_t>(a.problem.rows.inner), outer = row / inner;
-    const T* const x = a.x + row * a.problem.rows.length;
-    const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
-    find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, head.found);
-  }
+  __shared__ Sample shared;
+  __shared__ __align__(16) uint32_t counts[kMostRanks << kLongBinBits];
+  const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(a.problem.rows.inner), outer = row / inner;
+  clear_row(a, row);
+  for (int b = threadIdx.x; b < static_cast<int>(a.problem.count) << kLongBinBits; b += kSampleThreads) counts[b] = 0;
+  const T* const x = a.x + row * a.problem.rows.length;
+  const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
+  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, a.head(row).found, [] {});
 }
 
 }  // namespace

@@ -463,6 +463,63 @@ __global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_c
   }
 }
 
+// For rows of 65 to 32 kOwn elements of up to 32 bits: a warp sorts each in its registers. Keys of up to 16 bits carry
+// their indices. For others, the lanes look for the element that has the key and as many equal ones before it.
+template <int kOwn>
+__global__ void __launch_bounds__(kThreads) select_sorted_kernel(const __grid_constant__ Args a) {
+  const int warp = threadIdx.x / 32, wanted = static_cast<int>(a.problem.count), bits = a.problem.bits;
+  const uint32_t row = blockIdx.x * kWarps + warp, lane = threadIdx.x & 31;
+  if (row >= a.problem.rows.count()) return;
+  const Place place(a.problem, row);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  const uint32_t own_rank = static_cast<int>(lane) < wanted ? rank_at(a, place, static_cast<int>(lane)) : 0;
+  const int64_t x = a.stride == 1 ? int64_t{row} * length : place.x;
+  uint32_t key[kOwn], sorted[kOwn];
+  const auto load = [&](auto width, const SortOrder& order) {
+    using T = decltype(width);
+    const T* const from = static_cast<const T*>(a.x) + x;
+    T element[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) element[i] = from[int64_t{min(i * 32 + lane, length - 1)} * a.stride];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) key[i] = sort_key(element[i], order);
+  };
+  if (bits == 8) load(uint8_t{}, a.problem.order);
+  if (bits == 16) load(uint16_t{}, a.problem.order);
+  if (bits == 32) load(uint32_t{}, one_flip<uint32_t>(a.problem.order));
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const uint32_t at = i * 32 + lane;
+    if (bits <= 16) key[i] = key[i] << 16 | at;
+    if (at >= length) key[i] = ~0u;
+    sorted[i] = key[i];
+  }
+  sort_in_warp(sorted);
+#pragma unroll 1
+  for (int j = 0; j < wanted; ++j) {
+    const uint32_t rank = shuffle_from(own_rank, j);
+    uint32_t its = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) its = rank % kOwn == i ? sorted[i] : its;
+    its = shuffle_from(its, rank / kOwn);
+    uint32_t at = lane == 0 ? its & 0xffff : ~0u;  // the lane with an index writes
+    if (bits > 16) {
+      uint32_t left = rank;  // the number of the wanted element among the equal ones
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) left -= __popc(__ballot_sync(kEveryLane, key[i] < its));
+      at = ~0u;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const bool is_equal = key[i] == its && i * 32 + lane < length;
+        const unsigned equal = __ballot_sync(kEveryLane, is_equal);
+        if (is_equal && __popc(equal & ((1u << lane) - 1)) == left) at = i * 32 + lane;
+        left -= __popc(equal);
+      }
+    }
+    if (at != ~0u) put_element<uint32_t>(a, place.to + j * a.problem.rows.inner, x, at);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
@@ -485,6 +542,9 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
       length <= (problem.count > 3 || problem.bits == 64 ? kMostCompared : kFewCompared))
     return problem.bits == 64 ? launch(stream, config, select_compare_kernel<unsigned long long>, args)
                               : launch(stream, config, select_compare_kernel<uint32_t>, args);
+  if (plan.sorted)
+    return length <= kMostSortedSelect / 2 ? launch(stream, config, select_sorted_kernel<kMostSortedSelect / 64>, args)
+                                           : launch(stream, config, select_sorted_kernel<kMostSortedSelect / 32>, args);
   if (plan.algorithm == Selecting::kWarp)
     return problem.bits == 64 ? launch(stream, config, select_warp_kernel<unsigned long long>, args)
                               : launch(stream, config, select_warp_kernel<uint32_t>, args);

@@ -1,6 +1,7 @@
 // For select_long: a block's slice of a row, how the keys of the slice are counted, and which of them the block keeps.
 #pragma once
 
+#include "common/cuda/bulk_copy.cuh"
 #include "count/cuda/select_blocks.cuh"
 
 namespace jaxgpuops::count {
@@ -18,6 +19,7 @@ struct Slice {
   struct alignas(16) Pack {
     T element[kPack];
   };
+  using Packs = Pack[kPacks];
   using Keys = Word[kPacks][kPack];
 
   const T* x;  // the row
@@ -41,7 +43,7 @@ struct Slice {
     after = packs > 0 && end == all ? static_cast<uint32_t>(all * kPack - past - elements) : 0;
     whole = before > 0, end_whole = packs - (after > 0);
     start = static_cast<uint32_t>(begin * kPack) - past;
-    if (threadIdx.x < 2 * kPack) {
+    if (before + after > 0 && threadIdx.x < 2 * kPack) {
       // Numbers of elements in front of the row are negative, modulo 2^32.
       const uint32_t e = threadIdx.x % kPack, p = threadIdx.x < kPack ? 0 : packs - 1, index = start + p * kPack + e;
       edges[threadIdx.x / kPack].element[e] = row[index + kPack < kPack ? 0 : min(index, length - 1)];
@@ -55,9 +57,14 @@ struct Slice {
   }
   __device__ __forceinline__ uint32_t at(int step, int i, int e) const { return start + pack_of(step, i) * kPack + e; }
 
-  // Loads the keys of a step, and returns how many of the thread's vectors are of the slice: others have zeros.
-  __device__ __forceinline__ int load(const SortOrder& order, int step, Keys& key) const {
-    Pack pack[kPacks];
+  // Fetches some vectors, of those that have elements of the row only, to the L2 cache. One thread calls this.
+  __device__ __forceinline__ void fetch(uint32_t first, uint32_t count) const {
+    first = max(first, whole);
+    if (first < end_whole) prefetch_bulk(from + first, min(count, end_whole - first) * 16);
+  }
+
+  // Loads the elements of a step, and returns how many of the thread's vectors are of the slice: others have zeros.
+  __device__ __forceinline__ int load(int step, Packs& pack) const {
     int count = kPacks;
     if (pack_of(step, 0) >= whole && pack_of(step, kPacks - 1) < end_whole) {
 #pragma unroll
@@ -72,14 +79,61 @@ struct Slice {
         if (p < packs) pack[i] = *(p < whole ? edges : p < end_whole ? from + p : edges + 1);
       }
     }
+    return count;
+  }
+  static __device__ __forceinline__ void make_keys(const SortOrder& order, const Packs& pack, Keys& key) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
 #pragma unroll
       for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack[i].element[e], order);
     }
-    return count;
   }
 };
+
+// Floats of 16 and 32 bits are compared as numbers, which takes half as many instructions as making keys of them,
+// unless an interval has NaNs.
+enum class Numbers { kNone, kBfloat16, kFloat16, kFloat32 };
+
+template <class T>
+constexpr bool kHasNumbers = sizeof(T) == 2 || sizeof(T) == 4;
+
+template <class T>
+__device__ __forceinline__ Numbers numbers_of(const SortOrder& order) {
+  const ArgOrder& rules = order.ascending;
+  if (!kHasNumbers<T> || rules.sign == 0 || order.invert) return Numbers::kNone;
+  if (sizeof(T) == 4) return Numbers::kFloat32;
+  return rules.nan_above == 0x7f80 ? Numbers::kBfloat16 : Numbers::kFloat16;
+}
+
+__device__ __forceinline__ float number_of(Numbers kind, uint32_t element) {
+  if (kind == Numbers::kFloat16) {
+    float number;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(number) : "h"(static_cast<uint16_t>(element)));
+    return number;
+  }
+  return __uint_as_float(kind == Numbers::kBfloat16 ? element << 16 : element);
+}
+__device__ __forceinline__ uint32_t element_of(Numbers kind, float number) {
+  if (kind == Numbers::kFloat16) {
+    uint16_t element;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(element) : "f"(number));
+    return element;
+  }
+  return __float_as_uint(number) >> (kind == Numbers::kBfloat16 ? 16 : 0);
+}
+
+// Makes numbers of the ends of an interval of keys, or returns false if it has NaNs.
+template <class T, class Word>
+__device__ __forceinline__ bool as_numbers(Numbers kind, const SortOrder& order, Word low, Word high, float& least,
+                                           float& most) {
+  const ArgOrder& rules = order.ascending;
+  const auto key_of = [&](uint64_t element) { return Word{sort_key(static_cast<T>(element), order)}; };
+  const Word infinite = key_of(rules.nan_above);
+  if (low > infinite || high == static_cast<T>(~T{0})) return false;
+  const auto number_at = [&](Word key) { return number_of(kind, decode(static_cast<T>(key), rules.order)); };
+  least = number_at(max(low, key_of(rules.nan_above | rules.sign))), most = number_at(min(high, infinite));
+  return true;
+}
 
 // Returns key + addend (modulo 2^32 or 2^64), and adds the carry of this sum to `count`, by two instructions.
 __device__ __forceinline__ uint32_t add_counting(uint32_t key, uint32_t addend, uint32_t& count) {
@@ -92,14 +146,6 @@ __device__ __forceinline__ unsigned long long add_counting(unsigned long long ke
   unsigned long long sum;
   asm("add.cc.u64 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&l"(sum), "+r"(count) : "l"(key), "l"(addend));
   return sum;
-}
-
-// Appends a bit to a set: the carry of distance + addend.
-__device__ __forceinline__ void append_carry(uint32_t distance, uint32_t addend, uint32_t& set) {
-  asm("{.reg.u32 sum; add.cc.u32 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "r"(distance), "r"(addend));
-}
-__device__ __forceinline__ void append_carry(unsigned long long distance, unsigned long long addend, uint32_t& set) {
-  asm("{.reg.u64 sum; add.cc.u64 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "l"(distance), "l"(addend));
 }
 
 // Counts the keys of a step in some tables (a bit of `used` for each): `all` keys, or only those from `low` to
@@ -168,8 +214,58 @@ __device__ __forceinline__ uint32_t count_outside(uint32_t* counts, const Found<
   return set;
 }
 
-// What a warp keeps of its part of a slice, in shared memory: the keys that are in an interval, in the order of steps,
-// lanes and elements, and for each step and lane a set of the elements, of which the first one has the highest bit.
+// The same for elements that are compared as numbers. `least`, `most`: the ends of the intervals, of which `singles`
+// are a single key. If it `wants` that, makes `highest` the largest number, or NaN.
+template <Numbers kKind, class T>
+__device__ __forceinline__ uint32_t count_outside_numbers(uint32_t* counts, const float* least, const float* most,
+                                                          uint32_t tables, uint32_t singles,
+                                                          const typename Slice<T>::Packs& pack, int count, bool wants,
+                                                          float& highest) {
+  using Own = Slice<T>;
+  const int lane = threadIdx.x & 31;
+  float number[Own::kPacks][Own::kPack];
+#pragma unroll
+  for (int i = 0; i < Own::kPacks; ++i)
+#pragma unroll
+    for (int e = 0; e < Own::kPack; ++e) number[i][e] = number_of(kKind, pack[i].element[e]);
+  if (wants) {
+    highest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < Own::kPacks; ++i) {
+      if (i >= count) continue;
+#pragma unroll
+      for (int e = 0; e < Own::kPack; ++e) highest = largest_or_nan(highest, number[i][e]);
+    }
+  }
+  uint32_t set = 0;
+  for_bits(tables, [&](int t) {
+    const float low = least[t], high = most[t];
+    uint32_t below = 0, between = 0;
+#pragma unroll
+    for (int i = 0; i < Own::kPacks; ++i) {
+      if (i >= count) continue;
+#pragma unroll
+      for (int e = 0; e < Own::kPack; ++e) {
+        const bool is_below = number[i][e] < low;
+        below += is_below;
+        if (!is_below && number[i][e] <= high) between |= 1u << (Own::kElements - 1 - (i * Own::kPack + e));
+      }
+    }
+    if (singles >> t & 1)
+      below += __popc(between) << 16;
+    else
+      set |= between;
+    const uint32_t sums = sum_of_warp(below);
+    if (lane > 0) return;
+    if (sums & 0xffff) atomicAdd(counts + (t << kLongBinBits), sums & 0xffff);
+    if (sums >> 16) atomicAdd(counts + (t << kLongBinBits) + 1, sums >> 16);
+  });
+  return set;
+}
+
+// What a warp keeps of its part of a slice, in shared memory: the elements that are in an interval, in the order of
+// steps, lanes and elements, which become keys when all are kept; and for each step and lane a set of the elements, of
+// which the first one has the highest bit.
 template <class T>
 struct Kept {
   using Word = typename Found<T>::Word;
@@ -182,8 +278,8 @@ struct Kept {
   int steps;  // how many steps there are sets for
   bool lost;  // whether there was no room for all
 
-  // Keeps the keys of a step that are in a set, or returns false. The whole warp calls this.
-  __device__ __forceinline__ bool keep(const typename Slice<T>::Keys& key, uint32_t set, int step) {
+  // Keeps the elements of a step that are in a set, or returns false. The whole warp calls this.
+  __device__ __forceinline__ bool keep(const typename Slice<T>::Packs& pack, uint32_t set, int step) {
     const uint32_t own = __popc(set), up_to = sum_up_to_lane(own), total = shuffle_from(up_to, 31);
     if (lost || size + total > room || step >= steps) {
       lost = true;
@@ -195,10 +291,17 @@ struct Kept {
     for (int i = 0; i < Slice<T>::kPacks; ++i) {
 #pragma unroll
       for (int e = 0; e < Slice<T>::kPack; ++e)
-        if (set >> (kElements - 1 - (i * Slice<T>::kPack + e)) & 1) *to++ = static_cast<T>(key[i][e]);
+        if (set >> (kElements - 1 - (i * Slice<T>::kPack + e)) & 1) *to++ = pack[i].element[e];
     }
     size += total;
     return true;
+  }
+
+  // Makes keys of the kept elements. The whole warp calls this.
+  __device__ __forceinline__ void make_keys(const SortOrder& order) const {
+    __syncwarp();
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x & 31; i < size; i += 32) keys[i] = sort_key(keys[i], order);
   }
 
   // Counts the kept keys in each table in use, if they are between the table's first and last part.
@@ -214,46 +317,39 @@ struct Kept {
     });
   }
 
-  // Returns how many of the kept keys are from `first` to `first + last`, and sets a bit of `steps_of` for each step
-  // that has any. The whole warp calls this, only if no key is lost.
-  __device__ __forceinline__ uint32_t count_between(const Slice<T>& slice, Word first, Word last,
-                                                    uint32_t& steps_of) const {
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t begin = 0, all = 0;
-    steps_of = 0;
-#pragma unroll 1
-    for (int step = 0; step < slice.steps(); ++step) {
-      const uint32_t end = begin + sum_of_warp(__popc(sets[step * 32 + lane]));
-      uint32_t of_step = 0;
-#pragma unroll 1
-      for (uint32_t i = begin + lane; i < end; i += 32) of_step += keys[i] - first <= last;
-      of_step = sum_of_warp(of_step);
-      if (of_step) steps_of |= 1u << step;
-      all += of_step, begin = end;
-    }
-    return all;
+  // Returns how many of the kept keys are from `first` to `first + last`. The whole warp calls this, only if no key is
+  // lost.
+  __device__ __forceinline__ uint32_t count_between(Word first, Word last) const {
+    uint32_t count = 0;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x & 31; i < size; i += 32) count += keys[i] - first <= last;
+    return sum_of_warp(count);
   }
 
-  // Calls `visit(key, at)` for the elements that the lane itself has kept in some steps. The whole warp calls this.
+  // Calls `visit(key, at)` for the kept elements whose keys are from `first` to `first + last`. The whole warp calls
+  // this.
   template <class Visit>
-  __device__ __forceinline__ void each(const Slice<T>& slice, uint32_t of_steps, Visit visit) const {
+  __device__ __forceinline__ void each_between(const Slice<T>& slice, Word first, Word last, Visit visit) const {
+    const uint32_t lane = threadIdx.x & 31;
     const T* from = keys;
 #pragma unroll 1
-    for (int step = 0; of_steps >> step; ++step) {
-      uint32_t set = sets[step * 32 + (threadIdx.x & 31)];
+    for (int step = 0; step < slice.steps(); ++step) {
+      uint32_t set = sets[step * 32 + lane];
       const uint32_t own = __popc(set), total = sum_of_warp(own);
-      if (!(of_steps >> step & 1)) {
-        from += total;
-        continue;
-      }
-      const T* key = from + sum_up_to_lane(own) - own;
-      from += total;
+      bool any = false;
 #pragma unroll 1
-      while (set) {
-        const int element = kElements - 32 + __clz(static_cast<int>(set));
-        visit(Word{*key++}, slice.at(step, element / Slice<T>::kPack, element % Slice<T>::kPack));
-        set ^= 1u << (kElements - 1 - element);
+      for (uint32_t i = lane; i < total; i += 32) any |= from[i] - first <= last;
+      if (__any_sync(kEveryLane, any)) {
+        const T* key = from + sum_up_to_lane(own) - own;
+#pragma unroll 1
+        for (; set; ++key) {
+          const int element = kElements - 32 + __clz(static_cast<int>(set));
+          if (*key - first <= last)
+            visit(Word{*key}, slice.at(step, element / Slice<T>::kPack, element % Slice<T>::kPack));
+          set ^= 1u << (kElements - 1 - element);
+        }
       }
+      from += total;
     }
   }
 };

@@ -34,15 +34,8 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     select.bits = problem.key_bits;
     select.order = problem.order;
     select.kth = problem.kth;
-    count::SelectPlan one;
-    one.blocks = plan.blocks / problem.rows.count();
-    one.algorithm = one.blocks > 1      ? count::Selecting::kCluster
-                    : plan.table_at > 0 ? count::Selecting::kBlock
-                                        : count::Selecting::kRegisters;  // which have no table
-    one.threads = plan.threads;
-    one.shared_bytes = plan.shared_bytes;
-    one.table_at = plan.table_at;
-    return count::launch_select(stream, one, select, buffers.x, nullptr, buffers.values, buffers.indices, nullptr);
+    return count::launch_select(stream, plan.select, select, buffers.x, nullptr, buffers.values, buffers.indices,
+                                buffers.workspace);
   }
   if (plan.algorithm == Algorithm::kNetwork) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);

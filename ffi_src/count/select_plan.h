@@ -1,0 +1,45 @@
+// The plan of a selection of elements by their rank, which is also that of a partition in sort/plan.h. count/plan.h
+// makes it.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxgpuops::count {
+
+enum class Selecting {
+  kEmpty,      // nothing to write
+  kThread,     // rows of a few elements, each in the registers of a thread
+  kWarp,       // rows of up to kMostWarpSelect elements, by a warp each
+  kRegisters,  // longer rows of up to kMostRegisterSelect elements, each in the registers of a block
+  kBlock,      // longer rows whose keys fit in the shared memory of a block
+  kCluster,    // rows whose keys fit in the shared memory of a cluster of blocks, or of a block if they are few
+  kLong,       // longer rows, by several blocks each
+  kNone,       // a sort is faster
+};
+constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "registers", "block", "cluster", "long", "none"};
+
+struct SelectPlan {
+  Selecting algorithm = Selecting::kEmpty;
+  bool turns = false;  // the axis is not the last: columns are transposed to rows, into the workspace
+  int threads = 0;
+  int64_t table_at = 0;  // where the counts of the ranks are: in shared memory after the keys, or in a row's workspace
+  int64_t shared_bytes = 0;
+  int64_t workspace_bytes = 0;  // workspace of one outer index
+  int64_t pitch = 0;            // for kThread and kWarp: keys of a row in shared memory
+  bool sorted = false;          // for kWarp: whether a warp sorts the row
+  int64_t blocks = 1;           // blocks of a cluster; each has `table_at` bytes of the row at most
+  // The members below are for kLong.
+  int64_t slices = 1;       // blocks that share a row
+  int64_t slice_packs = 0;  // vectors of 16 bytes in a slice
+  // The most elements that a warp keeps in shared memory, and the most of its steps that they come from.
+  int kept = 0, kept_steps = 0;
+  int64_t turned_bytes = 0;  // bytes of the transposed rows, which stand before the rows' workspaces
+  // In bytes of a row's workspace: where its lists would begin, which stand after the heads and tables of all rows; and
+  // how large it is. `list_size` is how many elements a list has room for, which takes `list_bytes`.
+  int64_t list_at = 0, list_size = 0, list_bytes = 0, row_bytes = 0;
+  int64_t tiles = 0;     // of a partition: tiles of a row that blocks move
+  bool apart = false;    // whether a kernel of its own takes the samples; else each block takes that of its row
+  bool overlap = false;  // whether the second kernel may start before the first one ends
+};
+
+}  // namespace jaxgpuops::count
