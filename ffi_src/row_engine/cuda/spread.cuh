@@ -14,10 +14,10 @@
 namespace jaxgpuops::row_engine {
 
 template <class P>
-constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
+constexpr bool kSpread = P::kShort && P::kOutput && !P::kMasked && !P::kDecoded && !P::kHole;
 // For results, or for sums of one array.
 template <class P>
-constexpr bool kWide = !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
+constexpr bool kWide = P::kShort && !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
 // Whether there is also a wide_kernel whose lanes have one vector.
 template <class P>
 constexpr bool kOneVector = kWide<P> && !P::kHole && P::kOperands == 1;
