@@ -145,7 +145,9 @@ nb::dict plan_dict(const jaxgpuops::RowPlan& plan) {
   dict["threads"] = plan.threads();
   dict["vectors"] = plan.vectors;
   dict["lanes"] = 1 << plan.lane_bits;
+  dict["each"] = plan.spread ? plan.each : 0;
   dict["blocks"] = plan.blocks;
+  dict["staged"] = plan.staged;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }

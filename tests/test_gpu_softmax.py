@@ -59,6 +59,11 @@ REGIMES = {
     "split flat columns": ((16, 8093, 130), 1),
     "slices of flat columns": ((3, 1101, 2051), 1),
     "flat columns of a cluster": ((5, 9001, 3), 1),
+    "flat columns of many clusters": ((70, 9001, 6), 1),
+    "few rows, one vector in a lane": ((300, 53), 1),
+    "few rows, two vectors in a lane": ((460, 200), 1),
+    "few rows, four vectors in a lane": ((4000, 449), 1),
+    "few rows, a block a row": ((9, 740), 1),
     "long split flat columns": ((1, 200_003, 7), 1),
     "split vectors of columns": ((1, 40_000, 64), 1),
 }

@@ -27,15 +27,17 @@ from jaxgpuops.lax.along_axis import put_along_axis
 
 # Every kernel and form of it: (shape, axis, k).
 REGIMES = {
-    "argmax, few elements": ((300, 9), 1, 1),
-    "argmax, some elements": ((3000, 130), 1, 1),
+    "argmax, teams": ((300, 9), 1, 1),
+    "argmax, teams of two windows": ((3000, 130), 1, 1),
+    "argmax, teams of four windows": ((2000, 477), 1, 1),
+    "argmax, teams of whole rows": ((20_000, 64), 1, 1),
     "argmax, few elements of long rows": ((7, 3003), 1, 1),
     "argmax, slices of long rows": ((2, 100_003), 1, 1),
     "argmax, slices of one row": ((1, 1_000_003), 1, 1),
     "argmax, slices of long columns": ((2, 40_001, 3), 1, 1),
     "argmax, few elements of columns": ((9, 31, 7), 1, 1),
     "argmax, few elements of long columns": ((1, 901, 3), 1, 1),
-    "argmax, tiles": ((5000, 300), 1, 1),
+    "argmax, tiles": ((9000, 1100), 1, 1),
     "argmax, tiles of columns": ((30_000, 7, 11), 1, 1),
     "argmax, a warp a row": ((3000, 1001), 1, 1),
     "argmax, a block a row": ((300, 5003), 1, 1),

@@ -71,9 +71,44 @@ def test_clusters_of_flat_columns():
             assert plan["algorithm"] == "columns_flat" and 3 <= plan["blocks"] <= 8, (op, plan)
             assert plan["blocks"] == plans[1, 90]["blocks"], (op, plan)
             assert plan["workspace_bytes"] == plans[1, 90]["workspace_bytes"] > 0, (op, plan)
+        # Blocks that write results read their parts from shared memory, if blocks are few.
+        staged = [plans[outer, 90]["staged"] for outer in (1, 132)]
+        assert staged == [op == "softmax", False] and not plans[1, 80]["staged"], (op, staged)
     # The least parts would be 13, which are too many for a cluster, and are made longer.
     assert plan_reduce("sum", 1, 4096, 13, "float32", False, 90)["blocks"] == 8
     assert plan_reduce("sum", 1, 6000, 13, "float32", False, 90)["blocks"] > 16
+
+
+def test_columns_of_integers():
+    """Maxima of 32-bit integers along long axes are read in vectors of columns."""
+    for op, dtype, length, inner, algorithm in (
+        ("max", "int32", 247, 12_700, "columns"),
+        ("min", "uint32", 96, 3000, "columns"),
+        ("max", "int32", 95, 3000, "columns_walk"),
+        ("max", "int32", 247, 12_702, "columns_walk"),  # not whole vectors
+        ("max", "int16", 247, 12_704, "columns_walk"),
+        ("sum", "int32", 247, 12_700, "columns_walk"),
+    ):
+        plan = reduce_planner(op, dtype, False)(9, length, inner, 90)
+        assert plan["algorithm"] == algorithm, (op, dtype, length, inner, plan)
+
+
+def test_few_long_rows():
+    """Few rows are shared by more blocks with fewer warps, and some by blocks that leave their sums for a second kernel."""
+    for op, dtype, outer, length, algorithm, blocks in (
+        ("logsumexp", "float32", 10, 16_384, "rows", 4),
+        ("logsumexp", "float32", 100, 16_384, "rows", 2),
+        ("sum", "float32", 13, 16_384, "rows", 4),
+        ("sum", "float32", 40, 16_384, "rows", 2),
+        ("softmax", "bfloat16", 2, 104_372, "rows", 16),
+        ("softmax", "float32", 20, 47_058, "rows", 8),
+        ("sum", "float32", 8, 524_288, "rows_split", 64),
+        ("sum", "float32", 7, 524_288, "rows", 16),
+        ("logsumexp", "bfloat16", 2, 1_000_000, "rows_split", 123),
+    ):
+        planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
+        plan = planner(outer, length, 1, 90)
+        assert (plan["algorithm"], plan["blocks"]) == (algorithm, blocks), (op, dtype, outer, length, plan)
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float32"))
@@ -114,6 +149,31 @@ def test_few_rows_of_statistics():
         assert found == [most > 0, False], (op, length, dtype, found)
 
 
+def test_lanes_that_share_short_rows():
+    """Lanes have one vector of a row if rows are few, else two, or four of longer rows; if rows are many, what one lane has
+    depends on the op alone. Rows are added up in the same order."""
+    for op, dtype, length, lanes, few, many in (
+        ("softmax", "float32", 64, 4, 8 * 132 * 2, 64 * 132 * 4),
+        ("log_softmax", "bfloat16", 100, 4, None, None),  # of rows that are not aligned, lanes have one vector, or many
+        ("softmax", "float32", 256, 16, 0, 64 * 132),
+        ("softmax", "float64", 120, 16, 0, 64 * 132),
+        ("logsumexp", "float32", 200, 8, 0, 16 * 132),
+        ("logsumexp", "float32", 60, 4, 8 * 132 * 2, 16 * 132 * 4),
+        ("logsumexp", "float64", 64, 8, 8 * 132, 16 * 132 * 2),
+    ):
+        planner = softmax_planner(op, dtype, False)
+        plans = {
+            outer: planner(outer, length, 1, 90) for outer in (1, few or 1, (few or 0) + 1, many or 1, (many or 0) + 1)
+        }
+        assert all(plan["lanes"] == lanes and plan["algorithm"] == "rows" for plan in plans.values()), (op, plans)
+        each = {outer: plan["each"] for outer, plan in plans.items()}
+        if few is None:
+            assert set(each.values()) == {1}, (op, each)
+        else:
+            assert few == 0 or each[few] == 1, (op, each)
+            assert each[few + 1] == 2 and each[many] == 2 and each[many + 1] in (0, 4), (op, each)
+
+
 def test_few_rows_of_float32_not_aligned():
     """Few rows have a block each, whose lanes have two vectors, as long as fewer, fuller lanes are not faster."""
     for length, warps, most in (
@@ -134,7 +194,6 @@ def test_few_short_rows():
     for dtype, length, warps in (
         ("bfloat16", 450, 2),
         ("bfloat16", 1000, 4),
-        ("float32", 256, 2),
         ("float32", 298, 3),
         ("float32", 512, 4),
     ):

@@ -44,6 +44,7 @@ struct RowTraits {
   bool staged = false;  // there are only statistics; of rows that are not whole vectors, tile_kernel makes them faster
   bool swept = false;   // there are only statistics; of the kernels of rows, only tile_kernel and sweep_kernel
   bool strips = false;  // there are only statistics, and a kernel that walks strips of columns
+  bool packs = false;   // there are only statistics, and along_kernel although the operation is not fast
   int stat_bytes = 8;   // bytes of the statistics of a part of a row
   int final_bytes = 8;  // bytes of what the full results of a row need from its statistics
 };
@@ -105,8 +106,9 @@ struct RowPlan {
   int64_t spans = 1;  // spans in a row
   int part = 1;       // kRowsStream and swept rows: the most spans of a block
   int stages = 1;     // kRowsStream and swept rows: for how many spans a block has shared memory
-  // kRows: a lane has one vector instead of `vectors`, and `vectors` times as many lanes share a row.
+  // kRows: a lane has `each` vectors instead of `vectors`, and `vectors / each` times as many lanes share a row.
   bool spread = false;
+  int each = 1;
   int wide = 0;  // kRows: if not 0, a block has a row, and each lane has so many of its vectors (wide_kernel)
   // kRows: lanes load and store the elements of rows that are not aligned one by one, instead of aligned windows that
   // neighbouring lanes put together. kColumnsWalk: lanes have one column each.
@@ -130,6 +132,7 @@ struct RowPlan {
   int64_t result_length = 0;  // split: positions of a block of the kernel that writes results
   bool flat = false;          // kSmall: in the order of kColumnsFlat
   bool split = false;         // statistics of parts go through the workspace
+  bool staged = false;        // not split: a block copies its part to shared memory first, and reads it there twice
   bool late = false;  // split: no kernel of its own merges statistics, since each block that writes results does so
   // Rows and columns.
   int block_warps = 1;

@@ -33,7 +33,11 @@ constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 // twice as long.)
 constexpr int64_t kFlatCluster = 8, kFlatClusterColumns = 32, kFlatClusterBlocks = 3, kFlatClusterWide = 6;
 constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that they fit into a cluster
-constexpr int64_t kLateColumns = 2;    // the most columns whose statistics a warp merges before it writes results
+// The blocks of a cluster copy their parts to shared memory if these have at most kMostStaged bytes, and if there are
+// at most kStagedBlocks blocks per multiprocessor: then a block waits for memory once. (If blocks are many, some
+// compute meanwhile.)
+constexpr int64_t kMostStaged = 100 << 10, kStagedBlocks = 2;
+constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
 constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
@@ -189,8 +193,14 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   plan.workspace_bytes = split_bytes(plan.traits, rows.inner, plan.units);
   if (few && plan.blocks > 1 && plan.blocks <= std::min<int64_t>(kFlatCluster, gpu.max_cluster) && !tuning.split &&
       ((plan.traits.output && plan.traits.fast) ||
-       rows.outer * plan.blocks <= (plan.traits.output ? kFlatClusterWide : kFlatClusterBlocks) * gpu.multiprocessors))
+       rows.outer * plan.blocks <=
+           (plan.traits.output ? kFlatClusterWide : kFlatClusterBlocks) * gpu.multiprocessors)) {
+    plan.staged =
+        plan.traits.output && plan.traits.fast && plan.traits.operands == 1 &&
+        plan.part_length * rows.inner * plan.traits.item_bytes <= std::min(kMostStaged, gpu.shared_bytes / 2) &&
+        rows.outer * plan.blocks <= kStagedBlocks * gpu.multiprocessors;
     return;
+  }
   plan.split = true;
   // The bits of results do not depend on the length of these parts, so there are blocks for all multiprocessors, if
   // there are enough positions.
@@ -217,7 +227,7 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   const RowTraits& traits = plan.traits;
   plan.algorithm = RowAlgorithm::kColumns;
   plan.vectors = column_vectors(traits.operands);
-  plan.vector = traits.fast && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
+  plan.vector = (traits.fast || traits.packs) && !traits.label && rows.inner * traits.item_bytes % 16 == 0;
   // On the shortest axes, what a lane holds in vectors would be mostly padding.
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);

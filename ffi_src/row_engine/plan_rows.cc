@@ -36,6 +36,9 @@ constexpr int kMaxHeldSpans = kMaxCluster * kPreferredWarps, kMaxShiftedSpans = 
 // multiprocessor; few rows, only if each has so many, too. Statistics of one or two rows do if they have more than
 // kHugeSpans.
 constexpr int64_t kManyParts = 64, kHugeSpans = 320;
+// Sums of at least kManyHuge rows of so many spans do, too: not all of their clusters would run at once. The
+// log-sum-exp of any number of them does, since the few blocks of a cluster take long to compute.
+constexpr int64_t kManyHuge = 8;
 constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows are few and there are no results
 
 // How far ahead of its own row a block prefetches into the L2 cache (RowPlan::ahead). Distances from 1 to 5 MiB were
@@ -264,7 +267,10 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   const bool many_parts = lean && !aligned && traits.item_bytes == 4 && traits.stat_bytes == 4 &&
                           plan.spans >= (few ? kManyParts : kMaxShiftedSpans) &&
                           all_spans >= kManyParts * gpu.multiprocessors;
-  const bool huge = lean && plan.spans > kHugeSpans && all_spans <= 2 * kMaxFlatSpans && (rows.outer == 1 || !aligned);
+  const bool exponentials = traits.stat_bytes == 8;
+  const bool huge = lean && plan.spans > kHugeSpans &&
+                    ((!streamable && (exponentials || rows.outer >= kManyHuge)) ||
+                     (all_spans <= 2 * kMaxFlatSpans && (rows.outer == 1 || !aligned)));
   const bool stream = streamable && !held && !many_parts;
   const bool small = !many_parts && !huge && (few ? aligned || !two || !stream : many);
   const auto hold = [&] {
@@ -288,6 +294,12 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   if (small && !tuned && most > 1 && ceil_div(plan.spans, most) <= widest) {
     const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
     while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
+    // If blocks are few, more of them with fewer warps compute in less time. (Exponentials without results are worth
+    // more blocks than multiprocessors.)
+    const int64_t resident = !traits.output && traits.stat_bytes > 4 ? 3 : 1;
+    while (!two && !traits.label && plan.blocks < most && ceil_div(plan.spans, plan.blocks) > kLeastWarps &&
+           rows.outer * plan.blocks * 2 <= resident * gpu.multiprocessors)
+      plan.blocks *= 2;
     return hold();
   }
   // Statistics of longer rows take two kernels, so that any number of blocks can share a row. Results of float64 take

@@ -22,6 +22,9 @@ constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFl
 // multiprocessor. Those of float64 are made from x only then: of more rows, the exponentials take as long as a forward
 // kernel.
 constexpr int64_t kFewWarps = 16;
+// Teams of lanes that share a row (share_rows): up to kFewTeams warps per multiprocessor, a lane has one vector; with
+// two or four, there are at most kManyTeams of them, and without results kManyFolds.
+constexpr int64_t kFewTeams = 8, kManyTeams = 64, kManyFolds = 16;
 // Rows of 16 bits of more than two vectors, up to kLooseRow bytes, that are not whole vectors: gradients of arrays of
 // more than kMostLoose bytes are faster from y, by tiles. (300000 x 29 bfloat16 took 30 us with the forward pass, and
 // 35 from x.)
@@ -92,6 +95,31 @@ RowTraits traits_of(const Problem& problem) {
   }
   traits.lean = traits.fast && !traits.output;
   return traits;
+}
+
+// Softmax, log_softmax and logsumexp of few rows of up to 128 vectors: a lane has fewer vectors than in rows_kernel
+// (RowPlan::each), which shortens the chain of instructions of a row, but takes more warps. With results, rows of 16
+// bits that are not aligned take so much work that blocks are spread over all multiprocessors.
+void share_rows(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
+  const bool output = plan.traits.output, loose = row_bytes(problem) % 16 != 0;
+  if (plan.algorithm != RowAlgorithm::kRows || plan.spans > 1 || plan.vectors == kLeanVectors) return;
+  if (plan.vectors == 8 && (output || plan.lane_bits != 3)) return;
+  if (plan.lane_bits == 5 && (plan.wide || !output)) return;
+  const int64_t lanes = int64_t{1} << plan.lane_bits;
+  const auto warps = [&](int each) { return ceil_div(problem.rows.outer * lanes * plan.vectors / each, 32); };
+  int each = 1;
+  while (lanes * plan.vectors / each > 32) each *= 2;
+  if (each > 1 && loose && (output || plan.wide)) return;  // several such vectors take a lane too much work
+  if (each == 1 && plan.vectors > 1 && !loose && warps(1) > kFewTeams * gpu.multiprocessors) each = 2;
+  const bool always = plan.spread && each == 1;  // there is no other kernel for such rows
+  if (each > 4 || (!always && warps(each) > (output ? kManyTeams : kManyFolds) * gpu.multiprocessors)) return;
+  plan.spread = true;
+  plan.wide = 0;
+  plan.each = each;
+  plan.block_warps = kSpreadWarps;
+  if (output && loose && plan.traits.item_bytes == 2)
+    while (plan.block_warps > 1 && ceil_div(warps(each), plan.block_warps) < 2 * gpu.multiprocessors)
+      plan.block_warps /= 2;
 }
 
 // Gives a lane one vector of a row, where that is faster than several or the only kernel. It is faster for many rows,
@@ -222,6 +250,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp ||
                      problem.op == Op::kLogSumExpGrad;
   if (!plain || problem.general) return plan;
+  if (problem.op != Op::kLogSumExpGrad) share_rows(plan, problem, gpu);
   return small_form(plan, problem.rows, most_of_small(plan, problem.rows));
 }
 

@@ -12,8 +12,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   plan.algorithm = Algorithm::kArgmax;
   const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
   const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
-  const bool shared =
-      shape.form == ArgmaxForm::kTiles || shape.form == ArgmaxForm::kSmall || shape.form == ArgmaxForm::kRows;
+  const bool shared = shape.form == ArgmaxForm::kTeams || shape.form == ArgmaxForm::kTiles ||
+                      shape.form == ArgmaxForm::kSmall || shape.form == ArgmaxForm::kRows;
   plan.lanes = shared ? 1 << shape.lane_bits : shape.threads;
   plan.threads = static_cast<int>(ceil_div(shape.threads, 32) * 32);
   plan.shared_limit = gpu.shared_bytes;

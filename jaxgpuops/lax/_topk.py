@@ -216,10 +216,14 @@ _FASTER_IN_XLA = [
     _Class(_to(1), _from(128), item=(4,), bytes=_to(8 << 20)),  # 80: 1.15, 0.77
     _Class(_to(1), _from(128), item=(4,), bytes=_to(10 << 20), columns=_to(2)),  # 3 apart from those: 1.13, 1.08
     _Class(_to(1), _from(128), item=(4,), bytes=_to(24 << 20), is_float=(False,)),  # 7 apart from those: 1.18, 1.10
-    _Class(_to(1), range(192, (1 << 14) + 1), item=(4,)),  # 37: 1.09, 0.94
+    _Class(_to(1), range(192, 2048), item=(4,)),
+    _Class(_to(1), range(2048, (1 << 14) + 1), item=(4,), is_float=(False,)),
     _Class(_to(1), range(1024, 1 << 63, 1024), item=(4,), is_float=(False,)),  # 7: 1.03, 0.99
-    _Class(_to(1), _from(128), item=(2,), bytes=_to(2 << 20), is_float=(True,)),  # 45: 1.07, 0.85
-    _Class(_to(1), _from(128), item=(1, 2), bytes=_to(7 << 19), is_float=(False,)),  # 26: 1.21, 0.93
+    _Class(_to(1), _from(1017), item=(2,), bytes=_to(1 << 20)),
+    _Class(_to(1), range(1017, 1 << 14), item=(2,), bytes=_to(2 << 20), is_float=(True,)),
+    _Class(_to(1), range(1017, 1 << 13), item=(2,), bytes=_to(7 << 19), is_float=(False,)),
+    _Class(_to(1), _from(128), item=(1,), bytes=_to(1 << 20), is_float=(False,)),
+    _Class(_to(1), range(128, 1 << 16), item=(1,), bytes=_to(7 << 19), is_float=(False,)),
 ]
 
 

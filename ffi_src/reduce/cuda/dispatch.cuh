@@ -125,6 +125,7 @@ struct Extreme : Reduction<E, kMasks> {
   using typename Base::Row;
   static constexpr int kOperands = 1, kSums = 0;
   static constexpr bool kPeak = true, kNumericPeak = false, kLarge = Base::kFast;
+  static constexpr bool kAlong = Base::kFast || (!kMasks && std::is_integral_v<Acc> && sizeof(Bits) == 4);
   static constexpr bool kFloats = std::is_floating_point_v<Acc>;
 
   __device__ static Acc ordered(const Args& args, Acc x) {

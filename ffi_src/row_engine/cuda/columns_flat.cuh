@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/cuda/async_copy.cuh"
 #include "common/cuda/bulk_copy.cuh"
 #include "row_engine/cuda/columns.cuh"
 
@@ -34,6 +35,7 @@ struct FlatParameters {
   int slices;        // blocks that share a period
   int64_t ahead;     // bytes of its part that a block prefetches while it waits for its first loads
   bool late;         // flat_results_kernel: each block merges statistics of parts for itself
+  int stage;         // flat_kernel, if kStaged: where in shared memory the block's part is
 };
 
 // The least blocks of kFlatWarps warps that a multiprocessor has registers for.
@@ -108,7 +110,8 @@ __device__ __forceinline__ void prefetch_part(const Bits* from, const Bits* to, 
 // Writes the results of the block's part. finals[i] belongs to column i.
 template <class P>
 __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const FlatPlace& place,
-                                           const typename P::Final* finals) {
+                                           const typename P::Final* finals,
+                                           const typename P::Element::Bits* const (&from)[P::kOperands]) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   const Parameters<P>& p = f.of;
@@ -116,9 +119,6 @@ __device__ __forceinline__ void write_flat(const FlatParameters<P>& f, const Fla
   using Lane = Held<P, kCount, true>;
   constexpr int kWidth = Lane::kWidth;
   const int64_t flat_row = place.outer * p.length * p.inner;
-  const Bits* from[P::kOperands];
-#pragma unroll
-  for (int o = 0; o < P::kOperands; ++o) from[o] = static_cast<const Bits*>(p.operands[o]) + flat_row;
   Bits* const to = static_cast<Bits*>(p.out) + flat_row;
   const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(to + place.begin) / sizeof(Bits)) & (kWidth - 1);
   const int64_t aligned = min(place.begin + before, place.end), packs = (place.end - aligned) / kWidth;
@@ -215,7 +215,32 @@ __device__ __forceinline__ void merge_cluster(const Parameters<P>& p, int block,
   }
 }
 
+// Copies the block's part to shared memory, as far from a multiple of 16 bytes as it was, so that all of it is on its
+// way at once and is read from memory only once. Makes flat_rows begin where the flat row would begin in shared memory.
 template <class P>
+__device__ __forceinline__ void stage_part(const FlatParameters<P>& f, const FlatPlace& place,
+                                           const typename P::Element::Bits* (&flat_rows)[P::kOperands]) {
+  using Bits = typename P::Element::Bits;
+  const int64_t bytes = (place.end - place.begin) * static_cast<int64_t>(sizeof(Bits));
+  unsigned char* stage = dynamic_shared_memory() + f.stage;
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o) {
+    const auto* const part = reinterpret_cast<const unsigned char*>(flat_rows[o] + place.begin);
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(part) % 16), end = before + static_cast<int>(bytes);
+    const int whole = end / 16;
+    for (int v = threadIdx.x; v < whole; v += blockDim.x) copy_async(stage + 16 * v, part - before + 16 * v);
+    for (int b = 16 * whole + threadIdx.x * static_cast<int>(sizeof(Bits)); b < end; b += blockDim.x * sizeof(Bits))
+      *reinterpret_cast<Bits*>(stage + b) = *reinterpret_cast<const Bits*>(part - before + b);
+    flat_rows[o] = reinterpret_cast<const Bits*>(stage + before) - place.begin;
+    stage += (end + 15) / 16 * 16;
+  }
+  commit_async_copies();
+  wait_for_async_copies<0>();
+  __syncthreads();
+}
+
+// kStaged: see RowPlan::staged.
+template <class P, bool kStaged>
 __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     flat_kernel(const __grid_constant__ FlatParameters<P> f) {
   using Bits = typename P::Element::Bits;
@@ -227,6 +252,11 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
   const bool cluster = p.cluster && p.phase == Phase::kWhole;
   if (cluster) arrive_at_cluster_start();
   const FlatPlace place(f, blockIdx.x);
+  const Bits* flat_rows[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+    flat_rows[o] = static_cast<const Bits*>(p.operands[o]) + place.outer * p.length * p.inner;
+  if constexpr (kStaged) stage_part<P>(f, place, flat_rows);
 
   Stat<P> stat[kWidth];
 #pragma unroll
@@ -237,8 +267,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     int64_t room = place.end - at;  // elements from this thread's next pack on
     const Bits* from[P::kOperands];
 #pragma unroll
-    for (int o = 0; o < P::kOperands; ++o)
-      from[o] = static_cast<const Bits*>(p.operands[o]) + place.outer * p.length * p.inner + at;
+    for (int o = 0; o < P::kOperands; ++o) from[o] = flat_rows[o] + at;
     if (f.ahead > 0 && threadIdx.x == 0) {
 #pragma unroll
       for (int o = 0; o < P::kOperands; ++o) prefetch_part(from[o] + kCount * apart, from[o] - at + place.end, f.ahead);
@@ -316,7 +345,7 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
   if constexpr (P::kOutput) {
     if (p.phase == Phase::kPartial || p.out == nullptr) return;
     __syncthreads();
-    write_flat<P>(f, place, finals);
+    write_flat<P>(f, place, finals, flat_rows);
   }
 }
 
@@ -337,7 +366,11 @@ __global__ void __launch_bounds__(32 * kFlatWarps, kFlatResident<P>)
     }
     __syncthreads();
   }
-  write_flat<P>(f, place, finals);
+  const typename P::Element::Bits* flat_rows[P::kOperands];
+#pragma unroll
+  for (int o = 0; o < P::kOperands; ++o)
+    flat_rows[o] = static_cast<const typename P::Element::Bits*>(p.operands[o]) + place.outer * p.length * p.inner;
+  write_flat<P>(f, place, finals, flat_rows);
 }
 
 }  // namespace jaxgpuops::row_engine

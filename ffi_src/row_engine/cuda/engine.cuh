@@ -52,8 +52,10 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
   if (column >= p.columns) return;
   const auto stat = [&](int u) { return *stat_at(p, outer, u, i); };
   const int begin = alone ? threadIdx.x % 32 : threadIdx.x, step = alone ? 32 : blockDim.x;
-  Stat<P> all = P::kFast && p.units <= kMostFlatParts ? merge_few_by_warp<P, kMostFlatParts / 32>(stat, p.units)
-                                                      : merge_lanes<P>(merge_serially<P>(stat, begin, step, p.units));
+  // A warp reads all its units at once: each read takes as long as all.
+  Stat<P> all = !alone                      ? merge_lanes<P>(merge_serially<P>(stat, begin, step, p.units))
+                : p.units <= kMostFlatParts ? merge_few_by_warp<P, kMostFlatParts / 32>(stat, p.units)
+                                            : merge_few_by_warp<P, kMaxFlatSpans / 32>(stat, p.units);
   if (!alone) {
     auto* const of_warps = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = all;
@@ -157,7 +159,7 @@ struct Call {
       const bool finish = phase == Phase::kFinish;
       p.part_length = finish ? plan.result_length : plan.part_length;
       if (!p.cluster) p.blocks = static_cast<int>((shape.length + p.part_length - 1) / p.part_length);
-      const FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead, plan.late};
+      FlatParameters<P> f{p, plan.period, plan.turns, plan.across, plan.deep, plan.slices, plan.ahead, plan.late, 0};
       const int64_t blocks = shape.outer * p.blocks * plan.slices;
       if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
       Launch launched;
@@ -179,10 +181,19 @@ struct Call {
             (launched.shared_bytes + 15) / 16 * 16 + (plan.blocks + 1) * shape.inner * sizeof(Stat<P>);
         launched.cluster = static_cast<int>(plan.blocks);
         launched.packed = true;
-        const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(flat_kernel<P>), launched.cluster);
-        if (status != cudaSuccess) return status;
       }
-      return launch(stream, launched, flat_kernel<P>, f);
+      auto kernel = flat_kernel<P, false>;
+      if constexpr (P::kOutput) {
+        if (plan.staged && phase == Phase::kWhole) {
+          kernel = flat_kernel<P, true>;
+          f.stage = static_cast<int>((launched.shared_bytes + 15) / 16 * 16);
+          launched.shared_bytes =
+              f.stage + P::kOperands * (plan.part_length * shape.inner * sizeof(typename P::Element::Bits) + 32);
+        }
+      }
+      const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
+      if (status != cudaSuccess) return status;
+      return launch(stream, launched, kernel, f);
     } else {
       return cudaErrorInvalidValue;
     }

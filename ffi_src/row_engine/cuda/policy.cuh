@@ -19,6 +19,7 @@
 //     static constexpr bool kFast, kLarge, kPackColumns, kSingleColumns;
 //     static constexpr bool kAlignedRows;     // another kernel for aligned rows, which is faster
 //     static constexpr bool kAlong;           // along_kernel: statistics only, of vectors of columns
+//     static constexpr bool kShort;           // spread_kernel and wide_kernel: few short rows
 //     struct Args;                            // of the call
 //     struct Row;                             // of a row, known before its statistics
 //     struct Final;                           // of a row, made of its statistics
@@ -55,6 +56,8 @@ namespace jaxgpuops::row_engine {
 
 // The base of policies to whose functions it is enough to know all of Args when the kernel runs.
 struct PlainArgs {
+  static constexpr bool kShort = true;
+
   template <class Args, class F>
   __device__ static void with_args(const Args& args, F f) {
     f(args);

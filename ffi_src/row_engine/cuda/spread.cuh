@@ -14,10 +14,11 @@
 namespace jaxgpuops::row_engine {
 
 template <class P>
-constexpr bool kSpread = P::kOutput && !P::kMasked && !P::kDecoded;
+constexpr bool kSpread = P::kShort && P::kOutput && !P::kMasked && !P::kDecoded;
 // For results, or for sums of one array.
 template <class P>
-constexpr bool kWide = !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
+constexpr bool kWide =
+    P::kShort && !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
 // Whether there is also a wide_kernel whose lanes have one vector.
 template <class P>
 constexpr bool kOneVector = kWide<P> && P::kOperands == 1;

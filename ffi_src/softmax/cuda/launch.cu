@@ -13,6 +13,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
     case Op::kSoftmax:
     case Op::kLogSoftmax:
     case Op::kLogSumExp: {
+      if (!problem.general && (plan.spread || plan.wide)) return launch_short(stream, plan, problem, buffers);
       const auto launch = problem.general ? launch_general : launch_plain;
       return launch(stream, plan, problem, buffers, workspace);
     }

@@ -164,6 +164,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   static constexpr bool kDecoded = kGeneral, kMasked = kGeneral, kHole = false, kPlainSum = false;
   static constexpr bool kKeeps = !kGeneral && sizeof(Bits) == 8;  // exponentials of float64 take most of the time
   static constexpr bool kStoredPeak = !kGeneral;                  // the factor is positive, so it keeps the order
+  static constexpr bool kShort = false;                           // short_rows.cu has those kernels
   static constexpr bool kFast = !kGeneral && sizeof(Bits) < 8, kLarge = kFast, kPackColumns = kFast, kAlong = kFast,
                         kSingleColumns = kGeneral;
 

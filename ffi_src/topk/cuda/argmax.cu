@@ -3,6 +3,8 @@
 // The result is the candidate (key, index) with the largest key, among equals the one with the lowest index. That is a
 // total order, so neither the order of the reduction nor the number of blocks that share a row matters.
 //
+//   teams    inner is 1, and rows are short: lanes of a warp share a row, and hold it in registers. They compare all of
+//            it, then look for the best element's first place.
 //   tiles    A block copies whole outer indices to shared memory, by aligned vectors wherever they begin, and 1 to 32
 //            lanes share each column (each row, if inner is 1). For short rows, and small planes of columns.
 //   rows     inner is 1: a warp, a block, or several blocks, read a row. A lane finds the largest key of its vectors,
@@ -44,6 +46,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_con
 
 cudaError_t launch_form(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem, const Argmax& a) {
   switch (shape.form) {
+    case ArgmaxForm::kTeams: return launch_argmax_teams(stream, shape, problem, a);
     case ArgmaxForm::kTiles: return launch_argmax_tiles(stream, shape, problem, a);
     case ArgmaxForm::kRows: return launch_argmax_rows(stream, shape, problem, a);
     case ArgmaxForm::kColumns: return launch_argmax_columns(stream, shape, problem, a);

@@ -33,12 +33,13 @@ constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a w
 constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
 constexpr int kArgmaxMostCluster = 16;        // kRows: the most blocks of a cluster that shares a row
 
-enum class ArgmaxForm { kSmall, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
+enum class ArgmaxForm { kTeams, kSmall, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
   int64_t outers = 1;   // kTiles: outer indices of a block
-  int lane_bits = 0;    // kTiles, kRows, kSmall: 2^lane_bits lanes share a column (a row)
+  int lane_bits = 0;    // kTeams, kTiles, kRows, kSmall: 2^lane_bits lanes share a column (a row)
+  int each = 1;         // kTeams: windows of 16 bytes that a lane has of its row
   int column_bits = 0;  // kSmall: 2^column_bits neighbouring threads have neighbouring columns
   int64_t tiles = 1;    // kColumns, kStrided, kSheets: blocks that share the columns of an outer index
   // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
@@ -62,6 +63,34 @@ inline ArgmaxShape argmax_tiles_shape(Rows rows, int key_bytes) {
   shape.outers = std::min(shape.outers, std::max<int64_t>(1, rows.outer / 132));
   while (shape.lane_bits < 5 && 8 * lanes() < rows.length && 2 * lanes() * shape.outers * rows.inner <= kArgmaxThreads)
     ++shape.lane_bits;
+  return shape;
+}
+
+// Rows of up to kArgmaxTeamWindows windows. A lane has few of a row's windows as long as that does not take too many
+// warps: these numbers are the most warps whose lanes have one, or two.
+constexpr int64_t kArgmaxTeams = 4 << 20, kArgmaxFullTeams = 16 << 20;  // bytes of the largest array
+constexpr int64_t kArgmaxTeamWindows = 128, kArgmaxSingleWarps = 8 * 132, kArgmaxDoubleWarps = 60 * 132;
+
+// The most windows of 16 bytes that a row lies in.
+inline int64_t argmax_windows(Rows rows, int key_bytes) {
+  const int64_t bytes = rows.length * key_bytes;
+  return bytes % 16 == 0 ? bytes / 16 : (bytes + 2 * 15) / 16;
+}
+
+inline ArgmaxShape argmax_teams_shape(Rows rows, int key_bytes, bool aligned) {
+  ArgmaxShape shape;
+  shape.form = ArgmaxForm::kTeams;
+  const int64_t windows = argmax_windows(rows, key_bytes) + (aligned ? 0 : 1);
+  const auto bits = [&](int each) {
+    int bits = 0;
+    while (int64_t{each} << bits < windows) ++bits;
+    return bits;
+  };
+  const auto warps = [&](int each) { return (rows.outer << bits(each)) / 32; };
+  const auto fits = [&](int each, int64_t most) { return bits(each) <= 5 && warps(each) <= most; };
+  shape.each = windows == 1 || fits(1, kArgmaxSingleWarps) ? 1 : windows < 8 || fits(2, kArgmaxDoubleWarps) ? 2 : 4;
+  shape.lane_bits = bits(shape.each);
+  shape.threads = kArgmaxRowThreads;
   return shape;
 }
 
@@ -119,7 +148,7 @@ inline int argmax_cluster(Rows rows, int key_bytes) {
   }
   if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
   if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
-  return key_bytes > 1 && rows.outer <= 8 && bytes <= 768 << 10 ? kArgmaxMostCluster : 1;
+  return rows.outer <= 8 && bytes <= 768 << 10 ? kArgmaxMostCluster : 1;
 }
 
 // Whether few rows are so long that large blocks share them.
@@ -201,6 +230,13 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + threads - 1) / threads;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
+  if (rows.inner == 1 && argmax_windows(rows, key_bytes) < kArgmaxTeamWindows) {
+    // Large arrays are faster from shared memory, and arrays of some MiB if many lanes have fewer windows than others.
+    const ArgmaxShape teams = argmax_teams_shape(rows, key_bytes, aligned);
+    const int64_t bytes = rows.elements() * key_bytes, slots = int64_t{teams.each} << teams.lane_bits;
+    const bool full = 3 * slots <= 4 * argmax_windows(rows, key_bytes);
+    if (bytes <= (full ? kArgmaxFullTeams : kArgmaxTeams)) return teams;
+  }
   if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
   const int64_t threads = whole ? rows.outer * rows.inner / vector : 0;  // if each has a vector of columns
   if (rows.inner == 1) {
