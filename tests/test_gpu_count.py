@@ -10,7 +10,7 @@ import pytest
 from gpu import run_in_command_buffers, same_bits
 
 import jaxgpuops
-from jaxgpuops.lax._search import choose
+from jaxgpuops.lax._search import choose, pick
 
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {
@@ -445,7 +445,7 @@ CHOICES = [
 )
 def test_choose(shape, dtype):
     """Rows of odd lengths begin anywhere in a vector. Where a result is too short for all places, it has the first; where
-    it is longer, blocks without elements fill it."""
+    it is longer, blocks without elements fill it. With a dtype, elements that differ from the one before are chosen."""
     rng = np.random.default_rng(0)
     rows, length = shape
     rising = np.linspace(0, 1, length, dtype=np.float32)
@@ -465,7 +465,47 @@ def test_choose(shape, dtype):
             places = np.flatnonzero(row)[:size]
             own[: len(places)] = places
         with jax.enable_x64(dtype == "int64"):
-            np.testing.assert_array_equal(choose(x, size, -5, starts=dtype is not None), expected)
+            if dtype is None:
+                np.testing.assert_array_equal(choose(x, size, -5), expected)
+                continue
+            # The place of each element stands for the second array.
+            place = np.broadcast_to(np.arange(length, dtype=np.int32), shape)
+            fill = np.full((1, 1), -5, np.int32)
+            own, places, counts = pick(x, [x, place], [np.full((rows, 1), 3, dtype), fill], size, starts=True)
+            np.testing.assert_array_equal(places, expected)
+            taken = np.take_along_axis(x, np.maximum(expected, 0), 1) if length else np.zeros((rows, size), dtype)
+            np.testing.assert_array_equal(_bits(own), _bits(np.where(expected < 0, np.full((), 3, dtype), taken)))
+            for row, found in zip(mask, np.asarray(counts), strict=True):
+                wanted = np.diff(np.append(np.flatnonzero(row), length))[:size]
+                np.testing.assert_array_equal(found, np.pad(wanted, (0, size - len(wanted))))
+
+
+def _bits(x):
+    x = np.asarray(x)
+    return x.view(f"uint{8 * x.itemsize}")
+
+
+@pytest.mark.parametrize("dtypes", [("uint8", "int32"), ("float16", "float32"), ("int64", "uint16")])
+@pytest.mark.parametrize("shape", CHOICES[:-1])
+def test_pick(shape, dtypes):
+    """The elements of two arrays where a mask is True."""
+    rng = np.random.default_rng(0)
+    rows, length = shape
+    for share, size in itertools.product((0, 0.01, 0.7), (length // 9, length + 40_001)):
+        mask = rng.random(shape, np.float32) < share
+        arrays = [rng.integers(0, 99, shape).astype(dtype) for dtype in dtypes]
+        fills = [
+            np.arange(rows).reshape(rows, 1).astype(dtypes[0]),
+            arrays[1] if length else np.full((1, 1), 7, dtypes[1]),
+        ]
+        with jax.enable_x64(True):
+            found = pick(mask, arrays, fills, size)
+        for array, fill, out in zip(arrays, fills, found, strict=True):
+            for own, of_row, chosen, first in zip(
+                np.asarray(out), array, mask, np.broadcast_to(fill[:, :1], (rows, 1))
+            ):
+                wanted = of_row[chosen][:size]
+                np.testing.assert_array_equal(own, np.pad(wanted, (0, size - len(wanted)), constant_values=first[0]))
 
 
 # (shape of the queries, shape of the sorted rows), along axis 1
@@ -481,7 +521,9 @@ SEARCHES = {
     "rows a block": ((1000, 68), (1000, 47)),
     "shorter rows a block": ((5003, 3), (5003, 5)),
     "one query": ((5003, 1), (5003, 2)),
+    "two queries": ((150_003, 2), (150_003, 3)),
     "a warp each": ((7, 40), (7, 5001)),
+    "a warp each in short rows": ((7, 40), (7, 65)),
     "a warp each in columns": ((3, 31, 7), (3, 65, 7)),
     "few queries of a row": ((150_001, 7), (150_001, 14)),
     "none": ((5, 300), (5, 0)),

@@ -231,12 +231,38 @@ WRONG_CHOICES = {
 @pytest.mark.parametrize("mask, fill, places, axis, message", WRONG_CHOICES.values(), ids=WRONG_CHOICES)
 def test_choose_refuses(mask, fill, places, axis, message):
     with refuses("choose", message):
-        call("choose", [places], mask, fill, axis=axis, starts=False)
+        call("choose", [places], mask, fill, axis=axis)
 
 
-def test_choose_refuses_elements_without_order():
-    with refuses("choose", "x has an element type without an order: C64"):
-        call("choose", [FOUND], S((4, 7), jnp.complex64), FILL, axis=1, starts=True)
+ARRAY, PICKED, PICKED_FILL = S((4, 7), F32), S((4, 3), F32), S((4, 1), F32)
+WRONG_PICKS = {
+    "operands": ([PICKED], (MASK, ARRAY), False, "there are 1 operands after x, expected 2 or 4"),
+    "dtype": ([PICKED, FOUND], (S((4, 7), jnp.complex64), ARRAY, PICKED_FILL), True, "x has an element type without"),
+    "mask": ([PICKED], (ARRAY, ARRAY, PICKED_FILL), False, "x has element type F32, expected PRED"),
+    "array": ([PICKED], (MASK, S((4, 6), F32), PICKED_FILL), False, r"array has shape \(4, 6\), expected \(4, 7\)"),
+    "fill": (
+        [PICKED],
+        (MASK, ARRAY, S((4, 0), F32)),
+        False,
+        "fill has 0 elements along axis 1, expected 1 or as many as x",
+    ),
+    "fill dtype": ([PICKED], (MASK, ARRAY, S((4, 1), S32)), False, "fill has element type S32, expected F32"),
+    "fill shape": ([PICKED], (MASK, ARRAY, S((3, 1), F32)), False, r"fill has shape \(3, 1\), which does not"),
+    "result": ([FOUND], (MASK, ARRAY, PICKED_FILL), False, "result has element type S32, expected F32"),
+    "result shape": (
+        [S((3, 3), F32)],
+        (MASK, ARRAY, PICKED_FILL),
+        False,
+        r"result has shape \(3, 3\), expected \(4, 3\)",
+    ),
+    "counts": ([PICKED, S((4, 4), S32)], (ARRAY, ARRAY, PICKED_FILL), True, r"counts has shape \(4, 4\), expected"),
+}
+
+
+@pytest.mark.parametrize("results, operands, starts, message", WRONG_PICKS.values(), ids=WRONG_PICKS)
+def test_pick_refuses(results, operands, starts, message):
+    with refuses("pick", message):
+        call("pick", results, *operands, axis=1, starts=starts)
 
 
 RANKS, CHOSEN, CHOSEN_AT = S((1, 3), S32), S((4, 3), F32), S((4, 3), S32)

@@ -376,8 +376,8 @@ def test_jax_has_the_private_names_that_partitioning_needs():
 
 
 def test_every_kernel_has_a_rule():
-    # The mask of `choose` is gathered: a byte for each element, where its places have four.
-    assert {*_primitive.KERNELS} - {"choose"} == {*_split.RULES}
+    # The operands of `choose` and of `pick` are gathered: each device could only find its own part of the results.
+    assert {*_primitive.KERNELS} - {"choose", "pick"} == {*_split.RULES}
 
 
 @pytest.mark.filterwarnings("ignore:jaxgpuops gathers arrays")

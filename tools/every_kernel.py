@@ -15,7 +15,7 @@ import numpy as np
 import jaxgpuops
 from jaxgpuops._primitive import KERNELS
 from jaxgpuops.lax import scan_primitives as scan
-from jaxgpuops.lax._search import choose
+from jaxgpuops.lax._search import choose, pick
 from jaxgpuops.lax._select import select
 from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
@@ -624,8 +624,13 @@ def run_counts(rng):
         kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda m: choose(m, size), mask)}
         mask[:, :1] = True
         runs = mask.cumsum(1)
-        for x in (mask, *(jnp.asarray(runs % 100, dtype) for dtype in ("int8", "float16", "float32"))):
-            for row, found in zip(mask, np.asarray(choose(x, size, starts=x is not mask)), strict=True):
+        place, end = np.broadcast_to(np.arange(n, dtype=np.int32), mask.shape), np.full((1, 1), n, np.int32)
+        results = [choose(mask, size), pick(mask, [place], [end], size)[0]]
+        for dtype in ("int8", "float16", "float32"):
+            x = jnp.asarray(runs % 100, dtype)
+            results.append(pick(x, [x, place], [jnp.zeros_like(x[:1, :1]), end], size, starts=True)[1])
+        for result in results:
+            for row, found in zip(mask, np.asarray(result), strict=True):
                 places = np.flatnonzero(row)[:size]
                 np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
     selections = [(6000, 30), (3, 50), (3, 700), (3, 1025), (3, 4001), (2, 8192), (2, 9001), (2, 17_001), (2, 240_001)]

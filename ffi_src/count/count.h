@@ -4,8 +4,8 @@
 //     has its upper edge.
 //   segments: out[o, s, i] = the sum, the largest or the smallest of data[o, j, i] over all j with ids[o, j] = s. Outer
 //     indices may share data: the sums of gradients by bin, for each of many features.
-//   choose: places[o, :] = where mask[o, :] is true, in order, and after the last of these fill[o]; or where elements
-//     differ from the one before.
+//   choose: places[o, :] = where mask[o, :] is true, in order, and after the last of these fill[o].
+//   pick: the elements of arrays at those places, or where elements of x[o, :] differ from the one before.
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 //   select: the element of x[o, :, i] of rank ranks[o, j, i], and its index; equal elements rank in order of
 //   appearance.
@@ -79,7 +79,21 @@ struct Choose {
   bool starts = false;  // x has elements, of which those are chosen that differ from the one before; else it is a mask
   int bits = 8;         // bits of an element
   SortOrder order;
-  IndexMap fill;  // where the fill of a row is; rows may share it
+  // The results are the chosen elements of so many arrays of rows, each with fills, or places if there are none. With
+  // `starts`, there is one result more: how far it is from each place to the next one, or to the end, and 0 for fills.
+  static constexpr int kMostArrays = 2;
+  int arrays = 0;
+  int bytes[kMostArrays] = {4, 4};  // of an element of a result
+  IndexMap fill[kMostArrays];       // where the fill of a row is; rows may share it
+  bool is_row[kMostArrays] = {};    // whether that is a row, of which the element at the first chosen place is the fill
+};
+
+struct ChooseBuffers {
+  const void* x;
+  const void* array[Choose::kMostArrays];
+  const void* fill[Choose::kMostArrays];
+  void* out[Choose::kMostArrays];
+  int32_t* counts;
 };
 
 struct Select {

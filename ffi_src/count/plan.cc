@@ -414,7 +414,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   // If a row does not have many more elements than queries, searches read most of it. If a row has fewer than 8
   // queries, blocks need many rows, and rows must be still shorter.
   const int64_t all = plan.rows * plan.queries;
-  const bool some = plan.queries >= 8, few_queries = plan.queries >= 4 && all >= 1000000;
+  const bool some = plan.queries >= 8, few_queries = plan.queries >= 2 && all >= 1 << 18;
   const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements of a row for two of its queries
   const bool is_byte =
       whole && bytes <= kMostSearchRow && (some || few_queries) && 2 * problem.length <= most_for_two * plan.queries;
@@ -479,11 +479,12 @@ namespace {
 // Cuts rows of `units` into tiles for kLookBack, so that blocks have few turns, and the last turn leaves few of them
 // idle.
 void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, ChoosePlan& plan) {
-  constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2, kUnitBytes = 4 * 32 + 4;
+  constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2;
+  const int64_t unit_bytes = 4 * 32 + (starts ? 8 : 4);
   constexpr int64_t kTurn = 3;  // the waits of a turn take about as long as three units of each warp
   const int64_t each = starts ? kStartsBlocks : kMaskBlocks;
   const int64_t shared = std::min(gpu.shared_bytes, gpu.multiprocessor_shared / each) - 2048;
-  const int64_t most = std::min<int64_t>((shared - kListBytes) / kUnitBytes, kMostChooseThreads);
+  const int64_t most = std::min<int64_t>((shared - kListBytes) / unit_bytes, kMostChooseThreads);
   const int64_t blocks = each * gpu.multiprocessors;
   const int64_t least = ceil_div(outer * ceil_div(units, most), blocks);
   int64_t best = 0;
@@ -498,7 +499,7 @@ void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, Choose
   plan.tiles = ceil_div(units, plan.units);
   // Warps with several units list places while they read, so that less work is left when other blocks have told their
   // counts. A third of the memory is left to L1, through which all elements pass.
-  const int64_t bytes = plan.units * kUnitBytes, own = gpu.multiprocessor_shared * 7 / 10 / each - 1024;
+  const int64_t bytes = plan.units * unit_bytes, own = gpu.multiprocessor_shared * 7 / 10 / each - 1024;
   const int64_t room = std::max<int64_t>(kChooseList, (own - bytes) / (2 * kWarps));
   const int64_t useful = ceil_div(plan.units, kWarps);
   plan.list = std::min(room, useful * kChooseList) / 2 * 2;
@@ -521,11 +522,10 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   const int64_t words = (rows.length + 15) / 32 + 1, units = ceil_div(words, 32);
   const int64_t wanted = std::max(words, problem.size / 8);  // enough threads that each fills few results
   plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
-  plan.parts = ceil_div(problem.size, int64_t{kChooseFill});
   plan.units = plan.threads / 32;
   plan.tiles = ceil_div(units, plan.units);
   // A part of a batch, with the same workspace, may have other tiles, or be small enough for the other algorithm.
-  if (plan.tiles > 1) plan.workspace_bytes = aligned(4 * plan.tiles);
+  if (plan.tiles > 1) plan.workspace_bytes = aligned((problem.starts ? 8 : 4) * plan.tiles);
   const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
   plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
   plan.shared_bytes = plan.threads / 32 * kRecountList * 2;
@@ -533,6 +533,11 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
     cut_units(rows.outer, units, problem.starts, gpu, plan);
     plan.overlap = gpu.dependent_launch;
   }
+  // Two blocks share a multiprocessor. All parts are filled at the same time, since a block first finds out where the
+  // fills begin.
+  const int64_t together = std::max(2 * gpu.multiprocessors - rows.outer * plan.tiles, int64_t{gpu.multiprocessors});
+  plan.fill = std::max(kChooseFill, aligned(ceil_div(rows.outer * problem.size, together)));
+  plan.parts = ceil_div(problem.size, plan.fill);
   plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
   return plan;
 }

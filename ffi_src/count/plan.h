@@ -95,7 +95,7 @@ constexpr int kTreeTurn = 128;   // queries that a warp of kTree takes at a time
 constexpr int kOrderTurn = 256;  // the same if all queries are in order
 constexpr int kNearBits = 8;     // up to 2^8 elements between the 128 go to shared memory
 // The most queries that have a warp each, and the shortest row that they search.
-constexpr int64_t kMostTeamSearch = 4096, kLeastTeamSearch = 512;
+constexpr int64_t kMostTeamSearch = 4096, kLeastTeamSearch = 64;
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
 
@@ -121,7 +121,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu);
 
 // The most threads of a block, and the blocks of a multiprocessor.
 constexpr int kMostChooseThreads = 512, kMaskBlocks = 3, kStartsBlocks = 2;
-constexpr uint32_t kChooseFill = 16384;  // results of a part, which one block fills
+constexpr int64_t kChooseFill = 16384;  // the fewest results of a part, which one block fills
 // The most places of a unit that a warp lists before it writes them: of kLookBack, and of kRecount.
 constexpr uint32_t kChooseList = 512, kRecountList = 256;
 
@@ -143,6 +143,7 @@ struct ChoosePlan {
   int64_t list = 0;    // places that a warp of kLookBack has room to list
   bool early = false;  // whether the warp lists places while it reads
   int64_t tiles = 0;   // of a row
+  int64_t fill = 0;    // results of a part
   int64_t parts = 0;   // of a row's results; each but the first has a block without a tile
   int64_t blocks = 0;
   int64_t shared_bytes = 0;

@@ -11,9 +11,10 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._derivatives import def_jvp
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
+from jaxgpuops.lax._count import take_rows
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
-from jaxgpuops.lax.order import sort_keys
+from jaxgpuops.lax.order import from_bits, sort_keys, to_bits
 
 # ---- Places in sorted rows -------------------------------------------------------------------------------------------
 
@@ -71,8 +72,7 @@ def starts_of(x, axis):
     return jnp.concatenate([first, part(1, None) != part(0, -1)], axis) if x.shape[axis] else first
 
 
-def _choose_fallback(x, fill, *, axis, size, starts):
-    mask = starts_of(x, axis) if starts else x
+def _choose_fallback(mask, fill, *, axis, size):
     length = mask.shape[axis]
     if length == 0:
         return (jnp.broadcast_to(fill, (*mask.shape[:axis], size, *mask.shape[axis + 1 :])),)
@@ -90,16 +90,15 @@ def _choose_fallback(x, fill, *, axis, size, starts):
     return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, fill),)
 
 
-def _plan_choose(rows, avals, compute_capability, axis, *, size, starts):
+def _plan_choose(rows, avals, compute_capability, axis, *, size, starts=False):
     return _native.modules["cpu"].plan_choose(*rows, size, starts, compute_capability)
 
 
 choose_p = Kernel(
     "choose",
-    results=lambda x, fill, *, axis, size, starts: [(size, np.int32)],
+    results=lambda mask, fill, *, axis, size: [(size, np.int32)],
     fallback=_choose_fallback,
-    accepts=_arguments.ORDERED_DTYPES.__contains__,
-    attributes=("starts",),
+    accepts=lambda dtype: dtype == np.dtype(bool),
     broadcasts=lambda count, **_: (1,),
     plan=_plan_choose,
     reindexes=True,
@@ -108,9 +107,83 @@ batch_first(choose_p, always=True)
 def_jvp(choose_p, lambda outs, primals, tangents, **_: (None,))
 
 
-def choose(x: jax.Array, size: int, fill: jax.Array | None = None, starts: bool = False) -> jax.Array:
+def choose(mask: jax.Array, size: int, fill: jax.Array | None = None) -> jax.Array:
     """Returns where a mask is True along its last axis, in order, ``size`` numbers: after the last, ``fill``, a scalar, or
-    the length of the axis. With ``starts``, x is no mask, and the places are those where it differs from the element
-    before."""
-    fill = jnp.asarray(x.shape[-1] if fill is None else fill, np.int32)
-    return choose_p(x, fill.reshape((1,) * x.ndim), axis=x.ndim - 1, size=size, starts=starts)[0]
+    the length of the axis."""
+    fill = jnp.asarray(mask.shape[-1] if fill is None else fill, np.int32)
+    return choose_p(mask, fill.reshape((1,) * mask.ndim), axis=mask.ndim - 1, size=size)[0]
+
+
+def _fill_of(fill, place, axis):
+    """Returns the fill, or its element at the first of the places if it is a row."""
+    length = fill.shape[axis]
+    if length == 1 or place.shape[axis] == 0:
+        return lax.slice_in_dim(fill, 0, 1, axis=axis)
+    first = lax.slice_in_dim(place, 0, 1, axis=axis)
+    fill, first = align(fill, jnp.where(first < length, first, np.int32(0)))
+    return take_rows(fill, first, axis, True)
+
+
+def _pick_fallback(x, *operands, axis, size, starts):
+    arrays, fills = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    length = x.shape[axis]
+    mask, end = (starts_of(x, axis) if starts else x), jnp.full((1,) * x.ndim, length, np.int32)
+    [place] = _choose_fallback(mask, end, axis=axis, size=size + starts)
+    own = lax.slice_in_dim(place, 0, size, axis=axis)
+    results = []
+    for array, fill in zip(arrays, fills, strict=True):
+        out = jnp.broadcast_to(_fill_of(to_bits(fill), place, axis), own.shape)
+        if length:
+            out = jnp.where(own < length, take_along_axis(to_bits(array), jnp.minimum(own, length - 1), axis), out)
+        results.append(from_bits(out, array.dtype))
+    return (*results, lax.slice_in_dim(place, 1, None, axis=axis) - own) if starts else tuple(results)
+
+
+def _pick_results(x, *operands, axis, size, starts):
+    own = [(size, array.dtype) for array in operands[: len(operands) // 2]]
+    return own + [(size, np.int32)] * starts
+
+
+# The elements of one or two arrays, the first operands after x, where x is True or, with ``starts``, differs from the
+# element before; then the fill of each array, the other operands: an element, or a row as long as x, of which it is the
+# element at the first place. With ``starts``, the last result says how far it is from each place to the next one, or to
+# the end; it is 0 for fills.
+pick_p = Kernel(
+    "pick",
+    results=_pick_results,
+    fallback=_pick_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("starts",),
+    broadcasts=lambda count, **_: range(1 + count // 2, count),
+    plan=_plan_choose,
+    reindexes=True,
+)
+batch_first(pick_p, always=True)
+
+
+def _pick_jvp(outs, primals, tangents, *, axis, size, starts):
+    x, count = primals[0], len(primals) // 2
+    # Places ascend, and those of fills are behind the end.
+    place = cumsum(outs[-1], axis) - outs[-1] if starts else choose(x, size)
+
+    def of(own, fill):
+        if own is None and fill is None:
+            return None
+        out = 0 if own is None else take_rows(own, place, axis, True)
+        if fill is None:
+            return out
+        first = _fill_of(fill, place, axis)
+        return out + jnp.where(place < np.int32(x.shape[axis]), jnp.zeros_like(first), first)
+
+    tangents = [of(tangents[1 + i], tangents[1 + count + i]) for i in range(count)]
+    return (*tangents, None) if starts else tuple(tangents)
+
+
+def_jvp(pick_p, _pick_jvp)
+
+
+def pick(x: jax.Array, arrays: list[jax.Array], fills: list[jax.Array], size: int, starts: bool = False):
+    """Returns for each array its elements where x is True along its last axis, in order, ``size`` of them: after the
+    last, its fill. That is one element, or a row as long as x, of which the element at the first place is taken. With ``starts``, x is no mask, and the places are those where it differs from the
+    element before. Then the last result says how many elements begin at each place, 0 for fills."""
+    return pick_p(x, *arrays, *fills, axis=x.ndim - 1, size=size, starts=starts)

@@ -165,16 +165,24 @@ def nonzero(
         _arguments.dtype(op, "fill_value", value.dtype, _arguments.INTEGERS)
         if value.ndim:
             raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
-    return _nonzero(x, [value.astype(np.int32) for value in fills], _size(op, size))
+    computed = x.dtype != np.dtype(bool) or isinstance(x, jax.core.Tracer)
+    return _nonzero(x, [value.astype(np.int32) for value in fills], _size(op, size), computed)
 
 
-@functools.partial(jax.jit, static_argnums=2, inline=True)
-def _nonzero(x, fills, size):
+# XLA computes four elements of a mask in a thread only if their number is a multiple of four. Padding is free: it is
+# fused. (It is a copy if a program gets the mask as an argument, and makes none.)
+def _padded(mask):
+    n = mask.shape[-1]
+    if jax.export.is_symbolic_dim(n) or n < 1 << 20 or n % 16 == 0:
+        return mask
+    return lax.pad(mask, np.False_, [*[(0, 0, 0)] * (mask.ndim - 1), (0, -n % 16, 0)])
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _nonzero(x, fills, size, computed):
     mask = x if x.dtype == np.dtype(bool) else x != np.zeros((), x.dtype)
     row = gathered(_flat("jaxgpuops.nonzero", "x", mask), 0)
-    if mask is not x and not jax.export.is_symbolic_dim(x.size) and x.size >= 1 << 20:
-        # XLA compares four elements in a thread only if their number is a multiple of four. Padding is free: it is fused.
-        row = lax.pad(row, np.False_, [(0, -x.size % 16, 0)])
+    row = _padded(row) if computed else row
     if x.ndim == 1:
         return (_lax.choose(row, size, fills[0]),)
     place = _lax.choose(row, size)
@@ -223,13 +231,14 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
     fill = _arguments.array(op, "fill_value", fill_value)
     if fill.ndim:
         raise ValueError(f"{op}: fill_value must be a scalar, got shape {fill.shape}")
-    return _compact(x, mask, fill.astype(x.dtype), _size(op, size))
+    return _compact(x, mask, fill.astype(x.dtype), _size(op, size), isinstance(mask, jax.core.Tracer))
 
 
-@functools.partial(jax.jit, static_argnums=3, inline=True)
-def _compact(x, mask, fill, size):
+@functools.partial(jax.jit, static_argnums=(3, 4), inline=True)
+def _compact(x, mask, fill, size, computed):
     axis = _arguments.indexed_axis("jaxgpuops.compact", "x", x, mask.ndim - 1)
-    place = _lax.choose(gathered(mask, mask.ndim - 1), size)
+    mask = gathered(mask, mask.ndim - 1)
+    place = _lax.choose(_padded(mask) if computed else mask, size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
     rows, place = align(gathered(x, axis), place)
     return jnp.where(place < np.int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
@@ -337,62 +346,45 @@ def _prefers_counts(dtype, length):
     return length >= (_LEAST_COUNTED_FLOATS if floating else _LEAST_COUNTED[dtype.itemsize])
 
 
-def _by_sort(row, most, indices):
-    """Returns the different elements, how often each is there (0 behind the last), where they begin in the sorted row,
-    the sorted row and, if asked for, its order."""
-    [values], order = sort_operands([row], 0, 1, indices=indices)
-    place = _lax.choose(values, most + 1, starts=True)
-    return take_rows(values, place[:most], 0, True), place[1:] - place[:most], place[:most], values, order
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _by_counts(row, most):
-    """The first two results of `_by_sort` for elements of few bits, without a sort."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _by_counts(row, fill, size):
+    """Returns the different elements of few bits, then fills, and how often each is there, without a sort."""
     bits = to_bits(row)
     unsigned, patterns = bits.dtype.type, 1 << 8 * bits.dtype.itemsize
     # Counts in the order of keys. Those of equal keys (-0 and NaNs) are added up.
     key = lax.iota(bits.dtype, patterns)
-    count = bincount(bits, 0, patterns)[to_bits(from_keys(key, row.dtype)).astype(np.int32)]
-    if floating := jnp.issubdtype(row.dtype, jnp.floating):
+    bits_of = kept = lambda key: to_bits(from_keys(key, row.dtype))
+    count = bincount(bits, 0, patterns)[bits_of(key).astype(np.int32)]
+    if jnp.issubdtype(row.dtype, jnp.floating):
         own, zero, nan = sort_keys(from_keys(key, row.dtype)), unsigned(patterns // 2), unsigned(patterns - 1)
         moved = jnp.where(own == key, np.int32(0), count)
         zeros = count[patterns // 2 - 1]  # the negative ones
         nans = jnp.sum(moved, dtype=np.int32) - zeros
         count = count - moved + jnp.where(key == nan, nans, np.int32(0)) + jnp.where(key == zero, zeros, np.int32(0))
-    place = _lax.choose(count > 0, most)
-    found, place = place < np.int32(patterns), jnp.minimum(place, np.int32(patterns - 1))
-    values = to_bits(from_keys(place.astype(bits.dtype), row.dtype))
-    if floating:  # the first of equal elements is kept
+        # The first of equal elements is kept.
         keys, at = sort_keys(row), lax.iota(np.int32, row.size)
-        for equal in (zero, nan):
-            first = jnp.min(jnp.where(keys == equal, at, np.int32(row.size - 1)))
-            values = jnp.where(place == equal.astype(np.int32), bits[first], values)
-    return from_bits(values, row.dtype), jnp.where(found, count[place], np.int32(0))
+        first = lambda equal: bits[jnp.min(jnp.where(keys == equal, at, np.int32(row.size - 1)))]
+        first_zero, first_nan = first(zero), first(nan)
+        kept = lambda key: jnp.where(key == zero, first_zero, jnp.where(key == nan, first_nan, bits_of(key)))
+    values = kept(key)
+    fill = values if fill is None else to_bits(fill)
+    out, count = _lax.pick(count > 0, [values, count], [fill, np.zeros(1, np.int32)], size)
+    return from_bits(out, row.dtype), count
 
 
 @_by_counts.defjvp
-def _by_counts_jvp(most, primals, tangents):
-    return jax.jvp(lambda row: _by_sort(row, most, False)[:2], primals, tangents)
+def _by_counts_jvp(size, primals, tangents):
+    return jax.jvp(lambda row, fill: _by_sort(row, fill, size, False)[:2], primals, tangents)
 
 
-def _fill_up(found, own, fill, size):
-    """Returns ``size`` elements: those that were found, then fills. If there may be fewer elements than ``size``, the rest
-    is written without being read."""
-    out = jnp.where(found, own, fill)
-    return lax.pad(out, fill, [(0, size - out.size, 0)]) if size > out.size else out
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _fill_up_bits(found, own, fill, size):
-    """The same for floats. They are moved as bits, since XLA's CPU backend may change NaNs that it moves."""
-    return from_bits(_fill_up(found, to_bits(own), to_bits(fill), size), own.dtype)
-
-
-@_fill_up_bits.defjvp
-def _fill_up_bits_jvp(size, primals, tangents):
-    found, own, fill = primals
-    _, own_tangent, fill_tangent = tangents
-    return _fill_up_bits(found, own, fill, size), _fill_up(found, own_tangent, fill_tangent, size)
+def _by_sort(row, fill, size, index):
+    """Returns what `_by_counts` does and, if asked for, where each element occurs first. Then the sorted row, and its
+    order."""
+    [values], order = sort_operands([row], 0, 1, indices=index)
+    arrays = [values, order] if index else [values]
+    fills = [values if fill is None else fill, order if row.size else np.zeros(1, np.int32)][: len(arrays)]
+    out, *first, count = _lax.pick(values, arrays, fills, size, starts=True)
+    return out, count, first, values, order
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
@@ -405,26 +397,20 @@ def _unique(x, fill, size, wanted):
         if size != 0:
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros((), x.dtype)
+    if fill is not None:
+        fill = fill.astype(x.dtype).reshape(1)
     index, inverse, counts = wanted
-    row, most = gathered(row, 0), min(size, length)
-    order = None
+    row = gathered(row, 0)
     if _prefers_counts(x.dtype, length) and not index and not inverse:
-        own, count = _by_counts(row, most)
+        own, count = _by_counts(row, fill, size)
     else:
-        own, count, first, values, order = _by_sort(row, most, index or inverse)
-    found = count > 0
-    if fill is None:
-        fill = own[0] if most else np.zeros((), x.dtype)
-    fill_up = _fill_up_bits if jnp.issubdtype(x.dtype, jnp.floating) else _fill_up
-    outs = [fill_up(found, own, fill.astype(x.dtype), size)]
-    if order is not None and index:  # it is there if one of the two is wanted
-        first_of_all = order[0] if length else np.int32(0)
-        outs.append(
-            _fill_up(found, order[jnp.where(found, first, np.int32(0))] if length else first, first_of_all, size)
-        )
-    if order is not None and inverse:
+        own, count, first, values, order = _by_sort(row, fill, size, index or inverse)
+    outs = [own]
+    if index:
+        outs += first
+    if inverse:
         rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:
-        outs.append(_fill_up(found, count, np.int32(0), size))
+        outs.append(count)
     return tuple(outs)

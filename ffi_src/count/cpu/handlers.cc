@@ -141,11 +141,18 @@ ffi::Error search_handler(ffi::ThreadPool pool, ffi::AnyBuffer queries, ffi::Any
 }
 
 ffi::Error choose_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer fill,
-                          ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool starts) {
+                          ffi::Result<ffi::AnyBuffer> places, int64_t axis) {
   return handle("jaxgpuops.choose", [&] {
-    choose(choose_of(x, fill, *places, axis, starts), x.untyped_data(),
-           static_cast<const int32_t*>(fill.untyped_data()), static_cast<int32_t*>(places->untyped_data()),
-           workers_of(pool));
+    const ChooseCall call = choose_call(x, fill, *places, axis);
+    choose(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
+ffi::Error pick_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                        int64_t axis, bool starts) {
+  return handle("jaxgpuops.pick", [&] {
+    const ChooseCall call = pick_call(x, operands, results, axis, starts);
+    choose(call.problem, call.buffers, workers_of(pool));
   });
 }
 
@@ -187,6 +194,7 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler, bincount_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kHistogram, histogram_handler, histogram_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kChoose, choose_handler, choose_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kPick, pick_handler, pick_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSelect, select_handler, select_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding<OnCpu>());
@@ -197,11 +205,17 @@ XLA_FFI_DEFINE_HANDLER(kLogSumExp, softmax_handler<true>, softmax_binding<OnCpu>
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.bincount", kBincount},       {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch},     {"jaxgpuops.choose", kChoose},
-          {"jaxgpuops.segment_sum", kSum},         {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin},         {"jaxgpuops.select", kSelect},
-          {"jaxgpuops.segment_softmax", kSoftmax}, {"jaxgpuops.segment_logsumexp", kLogSumExp}};
+  return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.choose", kChoose},
+          {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},
+          {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax},
+          {"jaxgpuops.segment_logsumexp", kLogSumExp},
+          {"jaxgpuops.pick", kPick}};
 }
 
 }  // namespace jaxgpuops::count

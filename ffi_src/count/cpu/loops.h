@@ -15,8 +15,8 @@ void segment_softmax(const Segments& problem, const void* data, const int32_t* i
 void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
             const Workers& workers);
 
-// Finds the places of what the mask chooses, or where elements differ from the one before.
-void choose(const Choose& problem, const void* x, const int32_t* fill, int32_t* places, const Workers& workers);
+// Finds what the mask chooses, or where elements differ from the one before.
+void choose(const Choose& problem, const ChooseBuffers& buffers, const Workers& workers);
 
 void search(const Search& problem, const void* queries, const void* sorted, int32_t* places, const Workers& workers);
 

@@ -49,18 +49,25 @@ ffi::Error searchsorted(cudaStream_t stream, ffi::AnyBuffer queries, ffi::AnyBuf
   });
 }
 
+void run(cudaStream_t stream, const ChooseCall& call, ffi::AnyBuffer x, ffi::AnyBuffer workspace, int64_t axis) {
+  const int64_t bytes = require_workspace(workspace, x, axis);
+  const Device device = current_device();
+  const ChoosePlan plan = plan_choose(call.problem, device.gpu());
+  require_enough(bytes, plan.workspace_bytes, kChoosingNames[static_cast<int>(plan.algorithm)]);
+  require_launched(launch_choose(stream, plan, call.problem, call.buffers, workspace.untyped_data()),
+                   kChoosingNames[static_cast<int>(plan.algorithm)], call.problem.rows, x, device);
+}
+
 ffi::Error choose(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer fill, ffi::Result<ffi::AnyBuffer> places,
-                  ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool starts) {
-  return handle("jaxgpuops.choose", [&] {
-    const Choose problem = choose_of(x, fill, *places, axis, starts);
-    const int64_t bytes = require_workspace(*workspace, x, axis);
-    const Device device = current_device();
-    const ChoosePlan plan = plan_choose(problem, device.gpu());
-    if (bytes < plan.workspace_bytes) throw invalid("workspace has ", bytes, " bytes, expected ", plan.workspace_bytes);
-    require_launched(
-        launch_choose(stream, plan, problem, x.untyped_data(), static_cast<const int32_t*>(fill.untyped_data()),
-                      static_cast<int32_t*>(places->untyped_data()), workspace->untyped_data()),
-        kChoosingNames[static_cast<int>(plan.algorithm)], problem.rows, x, device);
+                  ffi::Result<ffi::AnyBuffer> workspace, int64_t axis) {
+  return handle("jaxgpuops.choose", [&] { run(stream, choose_call(x, fill, *places, axis), x, *workspace, axis); });
+}
+
+ffi::Error pick(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                int64_t axis, bool starts) {
+  return handle("jaxgpuops.pick", [&] {
+    const ChooseCall call = pick_call(x, operands, results, axis, starts);
+    run(stream, call, x, require_buffer("workspace", results, call.problem.arrays + starts), axis);
   });
 }
 
@@ -121,6 +128,7 @@ XLA_FFI_DEFINE_HANDLER(kBincount, bincount, bincount_binding<OnCuda>(), {ffi::Tr
 XLA_FFI_DEFINE_HANDLER(kHistogram, histogram, histogram_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kChoose, choose, choose_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kPick, pick, pick_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSelect, select, select_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kSum, segments<Op::kSum>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kMax, segments<Op::kMax>, segments_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
@@ -133,11 +141,17 @@ XLA_FFI_DEFINE_HANDLER(kLogSumExp, segment_softmax<true>, softmax_binding<OnCuda
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.bincount", kBincount},       {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch},     {"jaxgpuops.choose", kChoose},
-          {"jaxgpuops.segment_sum", kSum},         {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin},         {"jaxgpuops.select", kSelect},
-          {"jaxgpuops.segment_softmax", kSoftmax}, {"jaxgpuops.segment_logsumexp", kLogSumExp}};
+  return {{"jaxgpuops.bincount", kBincount},
+          {"jaxgpuops.histogram", kHistogram},
+          {"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.choose", kChoose},
+          {"jaxgpuops.segment_sum", kSum},
+          {"jaxgpuops.segment_max", kMax},
+          {"jaxgpuops.segment_min", kMin},
+          {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.segment_softmax", kSoftmax},
+          {"jaxgpuops.segment_logsumexp", kLogSumExp},
+          {"jaxgpuops.pick", kPick}};
 }
 
 }  // namespace jaxgpuops::count

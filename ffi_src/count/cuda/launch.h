@@ -37,8 +37,8 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
 cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                                 const void* sorted, int32_t* places);
 
-cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem, const void* x,
-                          const int32_t* fill, int32_t* places, void* workspace);
+cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
+                          const ChooseBuffers& buffers, void* workspace);
 
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                           const int32_t* ranks, void* values, int32_t* indices, void* workspace);
