@@ -184,6 +184,7 @@ def_jvp(pick_p, _pick_jvp)
 
 def pick(x: jax.Array, arrays: list[jax.Array], fills: list[jax.Array], size: int, starts: bool = False):
     """Returns for each array its elements where x is True along its last axis, in order, ``size`` of them: after the
-    last, its fill. That is one element, or a row as long as x, of which the element at the first place is taken. With ``starts``, x is no mask, and the places are those where it differs from the
-    element before. Then the last result says how many elements begin at each place, 0 for fills."""
+    last, its fill. That is one element, or a row as long as x, of which the element at the first place is taken. With
+    ``starts``, x is no mask, and the places are those where it differs from the element before. Then the last result
+    says how many elements begin at each place, 0 for fills."""
     return pick_p(x, *arrays, *fills, axis=x.ndim - 1, size=size, starts=starts)

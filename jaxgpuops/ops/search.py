@@ -7,6 +7,7 @@ import math
 from typing import Any, Literal, overload
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -368,7 +369,7 @@ def _by_counts(row, fill, size):
         kept = lambda key: jnp.where(key == zero, first_zero, jnp.where(key == nan, first_nan, bits_of(key)))
     values = kept(key)
     fill = values if fill is None else to_bits(fill)
-    out, count = _lax.pick(count > 0, [values, count], [fill, np.zeros(1, np.int32)], size)
+    out, count = _lax.pick(count > 0, [values, count], [fill, jnp.zeros(1, np.int32)], size)
     return from_bits(out, row.dtype), count
 
 
@@ -381,8 +382,11 @@ def _by_sort(row, fill, size, index):
     """Returns what `_by_counts` does and, if asked for, where each element occurs first. Then the sorted row, and its
     order."""
     [values], order = sort_operands([row], 0, 1, indices=index)
-    arrays = [values, order] if index else [values]
-    fills = [values if fill is None else fill, order if row.size else np.zeros(1, np.int32)][: len(arrays)]
+    arrays, fills = [values], [values if fill is None else fill]
+    if index:
+        assert order is not None
+        arrays.append(order)
+        fills.append(order if row.size else jnp.zeros(1, np.int32))
     out, *first, count = _lax.pick(values, arrays, fills, size, starts=True)
     return out, count, first, values, order
 
@@ -409,6 +413,7 @@ def _unique(x, fill, size, wanted):
     if index:
         outs += first
     if inverse:
+        assert order is not None
         rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:
