@@ -107,7 +107,7 @@ def test_forms(capability):
         key, composite = bits // 8, 16 if bits == 64 else 8
         most = 2 * composite * length + length // 256
         if plan["algorithm"] in ("block", "sweep"):
-            most = (2 * (key + 4) + 1024 * key / 3072 + (2 * key + 4) * (inner > 1)) * length
+            most = (2 * (key + 4) + 1024 * key / 1536 + (2 * key + 4) * (inner > 1)) * length
         assert 0 <= plan["workspace_bytes"] <= (most + 65536) * inner, (call, plan)
 
 
