@@ -62,6 +62,14 @@ __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
 __device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
 
 // ---- Dependent launches (Launch::overlap) ---------------------------------------------------------------------------
 

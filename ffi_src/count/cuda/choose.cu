@@ -53,18 +53,6 @@ __device__ __forceinline__ void with_bytes(int bytes, F f) {
   }
 }
 
-// What blocks publish, of 32 or 64 bits.
-using jaxgpuops::load_relaxed;
-using jaxgpuops::store_relaxed;
-__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
-}
-__device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t word) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
-
 // Where the chosen elements of a unit go: the first of them is number `before` of its row. `first`: the place of the
 // unit's first bit; `last`: one more than the last place that is chosen before the unit, or 0. Only kStarts needs it.
 struct Unit {

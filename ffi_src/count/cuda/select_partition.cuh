@@ -5,6 +5,7 @@
 // After: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016).
 #pragma once
 
+#include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
 #include "count/cuda/select_blocks.cuh"
@@ -16,15 +17,6 @@ namespace {
 constexpr int kPartitionThreads = 512, kPartitionWarps = kPartitionThreads / 32;
 // What a tile publishes: its count with kOfTile, or that of all tiles up to it with kUpToTile.
 constexpr uint64_t kOfTile = uint64_t{1} << 32, kUpToTile = uint64_t{2} << 32;
-
-__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* from) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
-}
-__device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t word) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
-}
 
 // Publishes the count of a tile, and returns the sum of those of earlier tiles. A warp calls this.
 __device__ __forceinline__ uint32_t look_back(uint64_t* tiles, int tile, uint32_t count) {

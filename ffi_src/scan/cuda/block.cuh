@@ -64,22 +64,12 @@ struct Parameters {
 
 // ---- Words and barriers ---------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ uint64_t load_word(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
 // Loads two words in one access. Each word is consistent by itself, the pair is not.
 __device__ __forceinline__ void load_two_words(const uint64_t* words, uint64_t (&values)[2]) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
                : "=l"(values[0]), "=l"(values[1])
                : "l"(words)
                : "memory");
-}
-
-__device__ __forceinline__ void store_word(uint64_t* word, uint64_t value) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 // Sets a word that is 0. An atomic does it, because other blocks see it sooner than a plain store.

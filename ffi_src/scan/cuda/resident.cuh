@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kResidentSpanThreads, sizeof(typename Policy::
   if (threadIdx.x < 32) {  // this warp clears the words while the others load the tile
     for (int c = static_cast<int>(threadIdx.x); c < columns; c += 32)
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) store_word(words_of(c) + w, 0);
+      for (int w = 0; w < kWords; ++w) store_relaxed(words_of(c) + w, 0);
     grid.barrier_wait(grid.barrier_arrive());
     return;
   }

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
     const int team = static_cast<int>(threadIdx.x) / kMostCopies, copy = threadIdx.x % kMostCopies;
     const int t = static_cast<int>(blockIdx.x) * teams + team;
     if (team < teams && copy < p.copies && t < p.tiles)
-      for (int w = 0; w < kWords; ++w) store_word(words + copy * row_words + t * kWords + w, 0);
+      for (int w = 0; w < kWords; ++w) store_relaxed(words + copy * row_words + t * kWords + w, 0);
     grid.barrier_wait(grid.barrier_arrive());
     return;
   }

@@ -86,7 +86,7 @@ struct Sums {
       if constexpr (kSoon) {
         set_word(to + w, kThere | words.word[w]);
       } else {
-        store_word(to + w, kThere | words.word[w]);
+        store_relaxed(to + w, kThere | words.word[w]);
       }
     }
   }
@@ -102,7 +102,7 @@ struct Sums {
       if constexpr (kStep == 2) {
         load_two_words(from + first, words);
       } else {
-        words[0] = load_word(from + first);
+        words[0] = load_relaxed(from + first);
       }
 #pragma unroll
       for (int w = 0; w < kStep; ++w) {
