@@ -135,8 +135,7 @@ bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu
 bool compares_in_teams(Rows rows, int64_t k, int key_bytes, bool sorted) {
   const int64_t length = rows.length, count = rows.count();
   if (length > kMaxTeamCompare || (!sorted && k == length)) return false;
-  int64_t places = 4;  // of a team; those without an element take as long
-  while (places < length) places *= 2;
+  const int64_t places = int64_t{1} << std::max(2, bits_for(length));  // of a team; empty ones take as long
   const int64_t pairs = count * places * length;
   const bool other = key_bytes == 8 || rows.inner > 1;  // networks do not take these, but the few kernel does
   if (k > 8 || (k > 4 && (other || length <= 16))) return pairs <= 1 << (length <= 16 ? 25 : length <= 64 ? 23 : 22);

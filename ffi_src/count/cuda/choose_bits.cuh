@@ -112,7 +112,7 @@ template <class Word>
 class Starts {
  public:
   static constexpr int kBlocks = kStartsBlocks;  // with registers for many loads at once
-  static constexpr bool kNear = false;           // those of all warps take turns
+  static constexpr bool kNear = false;           // units of one warp do not lie side by side
   static constexpr bool kStarts = true;
 
   __device__ Starts(const ChooseArgs& a, uint32_t row)

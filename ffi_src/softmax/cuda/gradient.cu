@@ -10,6 +10,7 @@
 #include "common/cuda/residents.cuh"
 #include "common/rounding.h"
 #include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_args.cuh"
 #include "softmax/cuda/gradient_columns.h"
 #include "softmax/cuda/gradient_rows.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
@@ -35,10 +36,7 @@ __global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_
   const int left = row < p.rows ? p.length : 0;
   const int64_t at = row * p.length;
 
-  typename P::Args known = {};
-  known.op = op;
-  known.scale.factor = 1;
-  const Unscaled<typename P::Args> args(known);
+  const auto args = forward_args<P>(op);
   row_engine::Held<P, kOnlyVectors, true> forward;
   row_engine::Held<Q, kOnlyVectors, true> backward;  // the cotangent, and the forward result
   loaded.load(static_cast<const Bits*>(p.x) + at, left, last, P::pad(args, 0), forward.raw[0]);
@@ -57,9 +55,7 @@ __global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_
     backward.raw[1][j] = row_engine::packed<Element>(values);
   }
 
-  typename Q::Args of_result = {};
-  of_result.scale.factor = 1;
-  of_result.transpose = true;
+  const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   Stat<Q> sums;
   Q::with_sum_args(of_result, [&](const auto& known) {

@@ -6,6 +6,7 @@
 #include "softmax/cuda/gradient_columns.h"
 
 #include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_args.cuh"
 
 namespace jaxgpuops::softmax {
 namespace {
@@ -45,14 +46,9 @@ __global__ void __launch_bounds__(32 * kPartWarps) columns_gradient_kernel(const
       cotangent[j][c] = static_cast<const Bits*>(p.cotangent)[at[c] + j * p.inner];
     }
 
-  typename P::Args known = {};
-  known.op = op;
-  known.scale.factor = 1;
-  const Unscaled<typename P::Args> args(known);
+  const auto args = forward_args<P>(op);
   const typename P::Row plain = {1};
-  typename Q::Args of_result = {};
-  of_result.scale.factor = 1;
-  of_result.transpose = true;
+  const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   Q::with_args(of_result, [&](const auto& known) {
 #pragma unroll

@@ -8,6 +8,7 @@
 
 #include "common/cuda/bulk_copy.cuh"
 #include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_args.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
 #include "softmax/plan.h"
 
@@ -41,10 +42,7 @@ __global__ void __launch_bounds__(32 * kRowWarps) rows_gradient_kernel(const __g
   const row_engine::Span<P, kRowVectors, kAligned, true, false, false, kOneShift> span(5);
   const row_engine::Span<P, kRowVectors, kAligned, true, false, row_engine::kByElements<P>, kOneShift> loaded(5);
 
-  typename P::Args known = {};
-  known.op = op;
-  known.scale.factor = 1;
-  const Unscaled<typename P::Args> args(known);
+  const auto args = forward_args<P>(op);
   row_engine::Held<P, kRowVectors, true> forward;
   row_engine::Held<Q, kHalf, true> backward[2];  // the cotangent, and the forward result
   Pack packs[kRowVectors];
@@ -87,9 +85,7 @@ __global__ void __launch_bounds__(32 * kRowWarps) rows_gradient_kernel(const __g
     backward[j / kHalf].raw[1][j % kHalf] = row_engine::packed<Element>(values);
   }
 
-  typename Q::Args of_result = {};
-  of_result.scale.factor = 1;
-  of_result.transpose = true;
+  const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   Q::with_args(of_result, [&](const auto& known) {
 #pragma unroll

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_args.cuh"
 #include "softmax/plan.h"
 
 namespace jaxgpuops::softmax {
@@ -63,10 +64,7 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
     }
   };
 
-  typename P::Args known = {};
-  known.op = op;
-  known.scale.factor = 1;
-  const Unscaled<typename P::Args> args(known);
+  const auto args = forward_args<P>(op);
   row_engine::Held<P, 1, true> forward;
   row_engine::Held<Q, 1, true> backward;  // the cotangent, and the forward result
   load(p.x, P::pad(args, 0), forward.raw[0][0]);
@@ -85,9 +83,7 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   for (int i = 0; i < kWidth; ++i) values[i] = row_engine::result_of<P>(args, plain, final, factor, forward, 0, i);
   backward.raw[1][0] = row_engine::packed<Element>(values);
 
-  typename Q::Args of_result = {};
-  of_result.scale.factor = 1;
-  of_result.transpose = true;
+  const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   Stat<Q> sums = {};
   Q::with_args(of_result, [&](const auto& known) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_args.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
 
 namespace jaxgpuops::softmax {
@@ -37,10 +38,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
     span.load(static_cast<const Bits*>(array) + at, left, kAligned, row + 1 == p.rows, pad, packs);
   };
 
-  typename P::Args known = {};
-  known.op = op;
-  known.scale.factor = 1;
-  const Unscaled<typename P::Args> args(known);
+  const auto args = forward_args<P>(op);
   Pack of_x[kWideVectors], of_cotangent[kWideVectors];
   load(p.x, P::pad(args, 0), of_x);
   load(p.cotangent, Bits{}, of_cotangent);
@@ -58,7 +56,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
 
   auto& of_forward = *reinterpret_cast<row_engine::WideShared<P>*>(dynamic_shared_memory());
   Acc peak;
-  const auto stat = row_engine::wide_statistics<P>(known, forward, kForwardBits, spans(kForwardBits), of_forward, peak);
+  const auto stat = row_engine::wide_statistics<P>(args, forward, kForwardBits, spans(kForwardBits), of_forward, peak);
   const typename P::Row plain = {1};
   const auto final = P::finish(args, plain, stat);
   const Acc factor = row_engine::factor_of<P>(final, peak);
@@ -70,9 +68,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
     backward[j].raw[1][0] = row_engine::packed<Element>(values);
   }
 
-  typename Q::Args of_result = {};
-  of_result.scale.factor = 1;
-  of_result.transpose = true;
+  const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   auto& of_backward =
       *reinterpret_cast<row_engine::WideShared<Q>*>(dynamic_shared_memory() + forward_shared_bytes<P>(blockDim.x / 32));
