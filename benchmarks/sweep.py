@@ -71,7 +71,7 @@ class Prepared:
         results = jax.eval_shape(problem.ours, *operands)
         right = lambda operands, results: problem.right(operands, jax.tree.leaves(results))
         self.right = self._compiled(right, tuple(operands), results, hasty=True)
-        self.jax = None if check else self._compiled(problem.jax, *operands)
+        self.jax = None if check or problem.jax is None else self._compiled(problem.jax, *operands)
 
     @staticmethod
     def _compiled(function, *args, hasty=False):
@@ -140,10 +140,11 @@ def timed(prepared: Prepared, inputs: list[tuple], row: dict[str, Any]) -> None:
     problem = prepared.problem
     if "jaxgpuops" not in row["errors"]:
         row["us"]["jaxgpuops"], row["launches"] = _kernels(lambda *args: _run(prepared.ours, *args), inputs)
-    try:
-        row["us"]["jax"], _ = _kernels(lambda *args: _run(prepared.jax, *args), inputs)
-    except Exception as error:
-        row["errors"]["jax"] = _message(error)
+    if problem.jax is not None:
+        try:
+            row["us"]["jax"], _ = _kernels(lambda *args: _run(prepared.jax, *args), inputs)
+        except Exception as error:
+            row["errors"]["jax"] = _message(error)
     if problem.torch is None:
         return
     import torch

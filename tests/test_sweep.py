@@ -107,6 +107,13 @@ def test_problems_are_the_same_for_the_same_seed():
     assert draw(1) == draw(1) and len(set(draw(1)) | set(draw(2))) == 2 * len(set(draw(1)))
 
 
+@pytest.mark.parametrize("dtype, others", [("float16", {"torch"}), ("int8", set()), ("float32", {"jax", "torch"})])
+def test_sums_that_take_others_minutes_are_ours_alone(dtype, others):
+    crowded, sparse = (problems.counting.count((n, 1), 0, dtype, bins=28) for n in (20_000_000, 400_000))
+    assert {library for library in ("jax", "torch") if getattr(crowded, library)} == others
+    assert sparse.jax and sparse.torch
+
+
 def test_shapes_of_programs_are_calls():
     listed = problems.of_programs()
     assert {problem.family for problem in listed} == set(problems.FAMILIES)

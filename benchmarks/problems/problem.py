@@ -16,8 +16,8 @@ class Problem:
 
     call: what is called, as text.
     bytes: what has to be moved at least.
-    ours, jax, torch: for each library, a function of its arrays, which returns a tree of arrays. That of torch may be
-      missing.
+    ours, jax, torch: for each library, a function of its arrays, which returns a tree of arrays. Those of JAX and torch
+      may be missing.
     right: ``right(operands, results)`` is a boolean scalar, in JAX.
     others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent",
       "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis), "sorted" (values that do).
@@ -33,7 +33,7 @@ class Problem:
     dtype: str
     bytes: int
     ours: Callable
-    jax: Callable
+    jax: Callable | None
     right: Callable
     torch: Callable | None = None
     others: tuple[tuple[str, tuple[int, ...], str], ...] = ()
