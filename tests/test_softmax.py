@@ -16,7 +16,7 @@ from reference import assert_close, x64
 from softmax_reference import Logits
 
 import jaxgpuops
-from jaxgpuops.lax import logsumexp_primitives
+from jaxgpuops.lax import logsumexp_primitives, softmax_primitives
 
 NAMES = ("softmax", "log_softmax", "logsumexp")
 FLOATS = [np.dtype(d) for d in ("float32", "float64", "float16", ml_dtypes.bfloat16)]
@@ -521,6 +521,22 @@ def test_short_rows_are_left_to_xla_on_a_gpu(cuda_build):
             assert has_kernel(name, rows, 2, scale=2.0) and has_kernel(name, rows, 2, where=jnp.ones(2, bool))
         assert has_kernel(name, 3, 2, 5) == (name == "logsumexp")
     assert not has_kernel("logsumexp", 5, 8) and has_kernel("logsumexp", 5, 9)
+
+
+@pytest.mark.parametrize("dtype, digits", [("float16", 11), ("bfloat16", 8)])
+def test_columns_of_pairs_in_16_bits_are_rounded_correctly(dtype, digits):
+    """On a GPU they are left to XLA, and their logarithms are a polynomial. Here are all pairs of 0 and a number."""
+    d = np.arange(1 << 16, dtype=np.uint16).view(jnp.dtype(dtype))
+    with np.errstate(invalid="ignore"):
+        d = d[np.abs(d.astype(float)) < 80]  # beyond, exponentials underflow in float32
+    logits = {"factor": 1.0, "scaled": False, "biased": False, "masked": False, "query_axis": None}
+    log_softmax = functools.partial(softmax_primitives.log_softmax_p.fallback, axis=0, **logits)
+    [y] = jax.jit(log_softmax)(jnp.stack([jnp.zeros_like(d), d]))
+    d = d.astype(float)
+    exact = -np.logaddexp(0, np.stack([d, -d]))
+    spacing = np.exp2(np.maximum(np.floor(np.log2(-exact)) + 1 - digits, -24.0 if dtype == "float16" else -140))
+    assert np.all(np.abs(np.asarray(y, float) - exact) <= 0.53 * spacing)
+    assert y[0, 0] == y[1, 0] == jnp.log(0.5).astype(dtype)
 
 
 def test_short_columns_are_one_expression(cuda_build):

@@ -3,7 +3,10 @@ operations around it."""
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 PAIR = 2  # the length of the axis
@@ -68,3 +71,17 @@ def below_larger(z, axis):
     """
     d = z - jnp.max(z, axis, keepdims=True)
     return d, jnp.exp(jnp.sum(d, axis, keepdims=True))
+
+
+# log(1 + e) / e for 0 <= e <= 1, from the highest power on. The relative error is 1e-5; 16-bit floats round by 2e-4 or more.
+_LOG1P = (-0.0233356, 0.09986385, -0.20883141, 0.32475758, -0.49930251, 0.99999033)
+
+
+def log1p(e, dtype):
+    """Returns log(1 + e) for e from 0 to 1, accurate to the last digit of ``dtype``, also where e is small.
+
+    XLA's own logarithm takes a quarter of the time of an elementwise kernel whose numbers have 16 bits.
+    """
+    if dtype.itemsize > 2:
+        return jnp.log1p(e)
+    return e * functools.reduce(lambda sum, c: sum * e + c, np.array(_LOG1P, e.dtype))

@@ -434,7 +434,7 @@ def _log_softmax_fallback(x, *rest, axis, **logits):
         return ((d - jnp.log1p(rest)).astype(x.dtype),)
     if _pairs.are_pairs(x, axis) and mask is None:
         d = _pairs.other(z, axis) - z
-        y = -(jnp.maximum(d, 0) + jnp.log1p(jnp.exp(-abs(d))))
+        y = -(jnp.maximum(d, 0) + _pairs.log1p(jnp.exp(-abs(d)), x.dtype))
         return ((y + _pairs.nan_if_infinite(z, axis)).astype(x.dtype),)
     m, _ = _maximum(z, axis)
     return (_where(mask, _below(z, m) - _log_sum(z, m, axis), -np.inf).astype(x.dtype),)
