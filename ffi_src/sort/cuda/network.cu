@@ -66,13 +66,22 @@ __device__ __forceinline__ void place_equals(const TeamRow<Element, kBlock>& row
   const uint32_t zero = sort_key(Key{0}, order);
   const uint32_t nan = sort_key(static_cast<Key>(order.ascending.nan_above + 1), order);
   const auto visit = [&](auto put) {
-#pragma unroll 2
-    for (uint32_t start = begin; start < end; start += lanes) {
-      const bool is_there = start + lane < min(row.n, end);
-      Key bits = 0;
-      if (is_there) bits = Key{row.x[(start + lane) * row.step]} << 8 * (sizeof(Key) - sizeof(Element));
-      const uint32_t key = sort_key(bits, order);
-      put(bits, is_there && key == zero, is_there && key == nan);
+    constexpr int kTogether = 8;
+#pragma unroll 1
+    for (uint32_t first = begin; first < end; first += kTogether * lanes) {
+      const uint32_t last = min(row.n, end);
+      Key bits[kTogether];
+#pragma unroll
+      for (uint32_t u = 0; u < kTogether; ++u) {
+        const uint32_t place = first + u * lanes + lane;
+        bits[u] = place < last ? Key{row.x[place * row.step]} << 8 * (sizeof(Key) - sizeof(Element)) : Key{0};
+      }
+#pragma unroll
+      for (uint32_t u = 0; u < kTogether; ++u) {
+        const bool is_there = first + u * lanes + lane < last;
+        const uint32_t key = sort_key(bits[u], order);
+        put(bits[u], is_there && key == zero, is_there && key == nan);
+      }
     }
   };
   if constexpr (kBlock) {
