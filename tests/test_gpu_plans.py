@@ -143,7 +143,7 @@ KERNELS = {
     },
     "sort": {
         "short": "short_(tiles|columns)_kernel",
-        "network": "network_kernel",
+        "network": "(network|pairs)_kernel",
         "team": "sort_kernel",
         "part": "select_(cluster_|registers_|long_|partition_)?kernel",
         "block": "block_kernel",

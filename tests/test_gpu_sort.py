@@ -95,6 +95,7 @@ def test_order_is_that_of_the_fallback(shape, axis, algorithm, turns, dtype):
 # Rows that networks sort if only values are wanted, in parts of warps, warps and blocks.
 NETWORKS = [((3300, 100), 1), ((1601, 256), 1), ((801, 300), 1), ((400, 700), 1), ((300, 1025), 1), ((6, 4096), 1)]
 NETWORKS += [((100, 40, 90), 1), ((4, 901, 103), 1), ((1024, 401), 0), ((2, 2500, 9), 1)]
+NETWORKS += [((3301, 97), 1), ((529, 1204), 1), ((529, 1501), 1), ((2, 1500, 400), 1)]  # pairs of rows of 16 bits
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "uint8"])

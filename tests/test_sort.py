@@ -378,8 +378,11 @@ def test_only_a_sweep_carries_numbers():
         (6335, 256, 1, 32, "network", "team"), (6336, 256, 1, 32, "network", "network"),
         (4096, 1024, 6, 32, "network", "network"), (4096, 1024, 5, 32, "network", "team"),
         (4096, 1024, 4, 32, "network", "team"), (4096, 1024, 3, 32, "team", "team"),
-        (4096, 1024, 1, 64, "team", "team"), (4096, 1024, 1, 8, "team", "team"), (1, 1025, 1, 32, "network", "block"),
+        (4096, 1024, 1, 64, "team", "team"), (4096, 1024, 1, 8, "network", "team"), (1, 1025, 1, 32, "network", "block"),
         (1, 4096, 5, 32, "network", "block"), (9, 4097, 1, 32, "block", "block"), (9, 1025, 1, 16, "block", "block"),
+        (395, 1024, 1, 8, "team", "team"), (396, 1024, 1, 8, "network", "team"), (64, 200, 99, 8, "network", "team"),
+        (527, 2048, 1, 16, "block", "block"), (528, 2048, 1, 16, "network", "block"),
+        (528, 2049, 1, 16, "block", "block"), (9, 1025, 60, 16, "network", "block"), (999, 1025, 1, 8, "block", "block"),
     ],
 )  # fmt: skip
 def test_networks_sort_short_rows(outer, length, inner, bits, values, indices):
@@ -390,6 +393,20 @@ def test_networks_sort_short_rows(outer, length, inner, bits, values, indices):
     assert [plan["algorithm"] for plan in found] == [values, indices, indices]
     assert all(plan["turns"] == (inner > 1 and length > 1024) for plan in found)
     assert all(plan["workspace_bytes"] == 0 for plan in found if not plan["turns"])
+
+
+@pytest.mark.parametrize("length, inner", [(256, 1), (1000, 1), (1500, 1), (200, 512)])
+def test_a_network_sorts_two_rows_of_narrow_elements(length, inner):
+    half, whole = (plan_sort(8000, length, inner, bits, True, False, 90)["blocks"] for bits in (16, 32))
+    assert 2 * half == whole
+
+
+def test_threads_of_a_block_have_fewer_elements_in_short_and_few_rows():
+    threads = lambda *shape: plan_sort(*shape, 1, 32, False, True, 90)["threads"]
+    assert [threads(rows, 4096) for rows in (132, 133)] == [512, 256]
+    assert [threads(rows, 4097) for rows in (132, 133)] == [512, 512]
+    shared = [plan_sort(200, length, 1, 16, False, True, 90)["shared_bytes"] for length in (1536, 1537, 2048, 2049)]
+    assert shared[0] < shared[1] == shared[2] < shared[3]
 
 
 @pytest.mark.parametrize(

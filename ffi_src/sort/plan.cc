@@ -10,6 +10,7 @@ namespace jaxgpuops::sort {
 namespace {
 
 constexpr int64_t kMaxTeamLength = 1024;
+constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only values are wanted
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
@@ -17,14 +18,15 @@ constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
 // Plans a block for each row; returns false if none holds it.
-bool plan_block(const Problem& problem, int64_t shared_limit, Plan& plan) {
+bool plan_block(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   for (const int threads : {256, 512, 1024}) {
-    const int items = block_items(key_bytes, problem.rows.length);
+    const int items = block_items(key_bytes, problem.rows.length, problem.rows.count() <= gpu.multiprocessors);
     const int64_t bytes = block_shared_bytes(key_bytes, threads, items);
     if (problem.rows.length > threads * items || bytes > shared_limit) continue;
     plan.algorithm = Algorithm::kBlock;
     plan.threads = threads;
+    plan.items = items;
     plan.blocks = problem.rows.count();
     plan.shared_bytes = bytes;
     return true;
@@ -32,21 +34,26 @@ bool plan_block(const Problem& problem, int64_t shared_limit, Plan& plan) {
   return false;
 }
 
-void plan_network(const Rows& rows, bool indices, Plan& plan) {
-  const NetworkShape shape(rows, indices);
+void plan_network(const Rows& rows, bool indices, bool pairs, Plan& plan) {
+  const NetworkShape shape(rows, indices, pairs);
   plan.algorithm = Algorithm::kNetwork;
+  plan.pairs = pairs;
   plan.threads = static_cast<int>(shape.threads);
   plan.blocks = shape.blocks;
   plan.shared_bytes = shape.shared_bytes;
 }
 
+// Whether a network sorts two rows at once.
+bool sorts_pairs(const Problem& problem) { return problem.key_bits <= 16 && !problem.indices; }
+
 // Whether networks in warps take less time than kTeam, which spreads few rows over more threads.
 bool sorts_in_warps(const Problem& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
-  if (problem.key_bits == 8 || problem.key_bits == 64 || rows.length > kMostWarpLength) return false;
+  if (problem.key_bits == 64 || rows.length > kMostWarpLength) return false;
+  if (problem.key_bits == 8 && problem.indices) return false;
   // Lanes with short rows read parts of sectors; blocks of columns read whole ones.
   if (rows.length <= (problem.indices ? 192 : rows.inner > 1 ? 32 : 64)) return false;
-  const NetworkShape shape(rows, problem.indices);
+  const NetworkShape shape(rows, problem.indices, sorts_pairs(problem));
   // Threads without a column have nothing to do.
   if (rows.inner > 1 && 4 * rows.inner < (problem.indices ? 3 : 2) * shape.tiles * shape.teams) return false;
   return rows.count() * shape.team >= (problem.indices ? 12 : 3) * 32 * gpu.multiprocessors;
@@ -262,7 +269,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   Plan compare = plan;
   if (plan_compare_rows(problem, shared_limit, compare)) return compare;
   if (sorts_in_warps(problem, gpu)) {
-    plan_network(rows, problem.indices, plan);
+    plan_network(rows, problem.indices, sorts_pairs(problem), plan);
     return plan;
   }
   if (rows.length <= kMaxTeamLength) {
@@ -280,7 +287,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
   // Partitions: a block sorts bytes in one pass, which takes less time than selecting and then moving elements.
   Plan sorted = plan;
-  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, sorted))) {
+  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, gpu, sorted))) {
     count::Select one;
     one.rows = {rows.outer * rows.inner, rows.length, 1};
     one.count = 1;
@@ -303,12 +310,15 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     }
   }
   // Digits of narrow keys, and indices, take less time in a radix sort.
-  if (problem.key_bits == 32 && !problem.indices && problem.k == rows.length && rows.length <= kMostNetworkLength) {
-    plan_network({rows.outer * rows.inner, rows.length, 1}, false, plan);
+  const bool pairs =
+      problem.key_bits == 16 && rows.length <= kMostPairsLength && rows.count() >= 4 * gpu.multiprocessors;
+  if ((problem.key_bits == 32 || pairs) && !problem.indices && problem.k == rows.length &&
+      rows.length <= kMostNetworkLength) {
+    plan_network({rows.outer * rows.inner, rows.length, 1}, false, sorts_pairs(problem), plan);
     return plan;
   }
   Plan block = plan, sweep = plan;
-  const bool fits_block = plan_block(problem, shared_limit, block);
+  const bool fits_block = plan_block(problem, shared_limit, gpu, block);
   plan_sweep(problem, shared_limit, gpu, sweep);
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
   const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&

@@ -28,7 +28,7 @@ struct BlockArgs {
 
 // Blocks of a multiprocessor.
 constexpr int block_count(int key_bytes, int threads, int items) {
-  return key_bytes < 8 && items == 8 ? 6 : 1024 / threads;
+  return key_bytes < 8 && items <= 8 && threads == 256 ? 6 : 1024 / threads;
 }
 
 template <class Key, int kThreads, int kItems>
@@ -145,8 +145,13 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
 cudaError_t launch_block(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const auto sort = [&](auto key) {
     using Key = decltype(key);
-    constexpr int kItems = block_items(sizeof(Key), 1 << 14);
-    if (block_items(sizeof(Key), problem.rows.length) < kItems) return run<Key, 256, 8>(stream, problem, buffers);
+    constexpr int kItems = sizeof(Key) == 8 ? 8 : 16;
+    if constexpr (sizeof(Key) < 8) {
+      if (plan.items == 6) return run<Key, 256, 6>(stream, problem, buffers);
+      if (plan.items == 8)
+        return plan.threads == 256 ? run<Key, 256, 8>(stream, problem, buffers)
+                                   : run<Key, 512, 8>(stream, problem, buffers);
+    }
     switch (plan.threads) {
       case 256: return run<Key, 256, kItems>(stream, problem, buffers);
       case 512: return run<Key, 512, kItems>(stream, problem, buffers);

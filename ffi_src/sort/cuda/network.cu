@@ -1,9 +1,10 @@
-// Sorts rows of 33 to 4096 elements of 16 or 32 bits in registers, by the networks of topk/cuda/sort_team.cuh. A thread
-// has 32 elements of a row. Its team is a part of a warp, for rows along any axis, or a block for contiguous rows of
-// more than 1024 elements.
+// Sorts rows of 33 to 4096 elements of up to 32 bits in registers, by the networks of topk/cuda/sort_team.cuh. A thread
+// has 32 words of a row. Its team is a part of a warp, for rows along any axis, or a block for contiguous rows of more
+// than 1024 elements.
 //
 // Without indices, keys alone are sorted: equal keys are equal elements, except for NaNs and for -0 beside 0. If a row
-// has such elements, it is read once more, and they are written to their places in the order of the row.
+// has such elements, it is read once more, and they are written to their places in the order of the row. A network
+// sorts two rows of 8 or 16 bits at once: it compares both halves of a word in one instruction.
 //
 // With indices, a word has the top bits of the range of keys and, below them, the index. Neighbours whose words have
 // the same bits of the key may be in the wrong order; they change places in a few rounds by their whole keys. If these
@@ -12,6 +13,7 @@
 // Bytes moved: every element is read once, and every result is written once. Blocks of columns read whole sectors.
 #include "common/cuda/intrinsics.cuh"
 #include "sort/cuda/kernels.h"
+#include "sort/cuda/raised.cuh"
 #include "topk/cuda/sort_team.cuh"
 
 namespace jaxgpuops::sort {
@@ -19,6 +21,7 @@ namespace {
 
 constexpr int kEach = kNetworkEach;
 constexpr int kMendRounds = 6;
+constexpr int kVector = 4;
 
 struct NetworkArgs {
   const void* x;
@@ -27,6 +30,7 @@ struct NetworkArgs {
   int64_t outer, inner;
   uint32_t length, team, tiles;  // tiles: blocks of an outer index
   uint32_t pitch, order_at;      // see NetworkShape
+  bool vectors;                  // for pairs of rows: they consist of whole, aligned vectors of kVector elements
   SortOrder order;               // the largest key comes first
 };
 
@@ -50,9 +54,11 @@ struct Equals {
   uint32_t zeros, nans;
 };
 
-// Writes the zeros and NaNs of a row to their places, in the order of their indices.
-template <class Key, bool kBlock>
-__device__ __forceinline__ void place_equals(const TeamRow<Key, kBlock>& row, Equals to, const SortOrder& order) {
+// Writes the zeros and NaNs of a row to their places, in the order of their indices, by write(place, bits). Elements
+// may be the upper parts of keys.
+template <class Key, class Element, bool kBlock, class Write>
+__device__ __forceinline__ void place_equals(const TeamRow<Element, kBlock>& row, Equals to, const SortOrder& order,
+                                             Write write) {
   // Of a block, each warp has a part of the row.
   const uint32_t lanes = kBlock ? 32 : row.team.size, lane = threadIdx.x & (lanes - 1), own = threadIdx.x & 31 & ~lane;
   const uint32_t begin = (row.team.t - lane) * kEach, end = min(row.length, begin + lanes * kEach);
@@ -60,12 +66,22 @@ __device__ __forceinline__ void place_equals(const TeamRow<Key, kBlock>& row, Eq
   const uint32_t zero = sort_key(Key{0}, order);
   const uint32_t nan = sort_key(static_cast<Key>(order.ascending.nan_above + 1), order);
   const auto visit = [&](auto put) {
-#pragma unroll 2
-    for (uint32_t start = begin; start < end; start += lanes) {
-      const bool is_there = start + lane < min(row.n, end);
-      const Key bits = is_there ? row.x[(start + lane) * row.step] : Key{0};
-      const uint32_t key = sort_key(bits, order);
-      put(bits, is_there && key == zero, is_there && key == nan);
+    constexpr int kTogether = 8;
+#pragma unroll 1
+    for (uint32_t first = begin; first < end; first += kTogether * lanes) {
+      const uint32_t last = min(row.n, end);
+      Key bits[kTogether];
+#pragma unroll
+      for (uint32_t u = 0; u < kTogether; ++u) {
+        const uint32_t place = first + u * lanes + lane;
+        bits[u] = place < last ? Key{row.x[place * row.step]} << 8 * (sizeof(Key) - sizeof(Element)) : Key{0};
+      }
+#pragma unroll
+      for (uint32_t u = 0; u < kTogether; ++u) {
+        const bool is_there = first + u * lanes + lane < last;
+        const uint32_t key = sort_key(bits[u], order);
+        put(bits[u], is_there && key == zero, is_there && key == nan);
+      }
     }
   };
   if constexpr (kBlock) {
@@ -80,8 +96,8 @@ __device__ __forceinline__ void place_equals(const TeamRow<Key, kBlock>& row, Eq
   visit([&](Key bits, bool is_zero, bool is_nan) {
     const uint32_t with_zero = __ballot_sync(kEveryLane, is_zero) & mates;
     const uint32_t with_nan = __ballot_sync(kEveryLane, is_nan) & mates;
-    if (is_zero) row.words[padded(to.zeros + __popc(with_zero & before))] = bits;
-    if (is_nan) row.words[padded(to.nans + __popc(with_nan & before))] = bits;
+    if (is_zero) write(padded(to.zeros + __popc(with_zero & before)), bits);
+    if (is_nan) write(padded(to.nans + __popc(with_nan & before)), bits);
     to.zeros += __popc(with_zero), to.nans += __popc(with_nan);
   });
 }
@@ -259,18 +275,201 @@ __global__ void __launch_bounds__(kNetworkThreads, kNetworkBlocks)
       sorted[j] = decode(static_cast<Key>(words[j] ^ static_cast<Key>(a.order.invert)), a.order.ascending.order);
     if (has_equals) {
       team.sync();
-      place_equals(row, to, a.order);
+      place_equals<Key>(row, to, a.order, [&](uint32_t place, Key bits) { row.words[place] = bits; });
     }
     write(static_cast<Key*>(a.values));
   }
 }
 
+// kVector elements.
+template <class Element>
+using Vector = std::conditional_t<sizeof(Element) == 1, uint32_t, uint2>;
+
+// Joins vectors of two rows to words that have an element of each, and parts them again.
+__device__ __forceinline__ void join(const uint2 (&two)[2], uint32_t* words) {
+  words[0] = __byte_perm(two[0].x, two[1].x, 0x5410), words[1] = __byte_perm(two[0].x, two[1].x, 0x7632);
+  words[2] = __byte_perm(two[0].y, two[1].y, 0x5410), words[3] = __byte_perm(two[0].y, two[1].y, 0x7632);
+}
+__device__ __forceinline__ void part(const uint32_t* words, uint2 (&two)[2]) {
+  two[0] = {__byte_perm(words[0], words[1], 0x5410), __byte_perm(words[2], words[3], 0x5410)};
+  two[1] = {__byte_perm(words[0], words[1], 0x7632), __byte_perm(words[2], words[3], 0x7632)};
+}
+// Elements of 8 bits are the upper halves of those of 16.
+__device__ __forceinline__ void join(const uint32_t (&two)[2], uint32_t* words) {
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) words[i] = __byte_perm(two[0], two[1], 0x4000 + i * 0x1010) & 0xff00ff00;
+}
+__device__ __forceinline__ void part(const uint32_t* words, uint32_t (&two)[2]) {
+  const uint32_t low = __byte_perm(words[0], words[1], 0x7351), high = __byte_perm(words[2], words[3], 0x7351);
+  two[0] = __byte_perm(low, high, 0x5410), two[1] = __byte_perm(low, high, 0x7632);
+}
+
+// Sorts elements of 8 and 16 bits without indices: a network sorts two rows at once, each in one half of its words.
+// Elements of 8 bits are the upper parts of halves. Two columns are neighbours.
+template <class Element, bool kColumns, bool kBlock>
+__global__ void __launch_bounds__(kNetworkThreads, kNetworkBlocks) pairs_kernel(const __grid_constant__ NetworkArgs a) {
+  using Key = uint16_t;
+  constexpr int kRaised = 8 * (sizeof(Key) - sizeof(Element));
+  constexpr uint32_t kBoth = 0x00010001, kSigns = kBoth << 15;
+  auto* const shared = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  const uint32_t own = kBlock ? 0 : threadIdx.x / a.team, teams = kBlock ? 1 : kNetworkThreads / a.team, n = a.length;
+  const topk::SortTeam<kEach, kBlock, false, topk::Halves> team{a.team, threadIdx.x & (a.team - 1),
+                                                                reinterpret_cast<uint4*>(shared)};
+  // The elements of two rows, and how many each has: 0 if there is no such row.
+  struct Pair {
+    const Element* x;
+    int64_t apart, step;
+    uint32_t there[2];
+  };
+  const auto pair_of = [&](uint32_t number) -> Pair {
+    const auto* const x = static_cast<const Element*>(a.x);
+    if constexpr (kColumns) {
+      const uint32_t outer = blockIdx.x / a.tiles;
+      const int64_t column = 2 * (int64_t{blockIdx.x - outer * a.tiles} * teams + number);
+      return {x + outer * n * a.inner + column, 1, a.inner, {column < a.inner ? n : 0, column + 1 < a.inner ? n : 0}};
+    }
+    const int64_t row = 2 * (int64_t{blockIdx.x} * teams + number);
+    return {x + row * n, n, 1, {row < a.outer ? n : 0, row + 1 < a.outer ? n : 0}};
+  };
+  // Columns are copied by threads that have neighbouring ones, each every a.team-th element of two.
+  const uint32_t c = kColumns ? threadIdx.x & (teams - 1) : own, r = kColumns ? threadIdx.x / teams : team.t;
+  const Pair copied = pair_of(c);
+  uint32_t* const copied_words = shared + c * a.pitch;
+  uint32_t* const row_words = shared + own * a.pitch;
+  const auto sync = [] { kColumns || kBlock ? __syncthreads() : __syncwarp(); };
+
+  uint32_t words[kEach];
+  const bool vectors = !kColumns && a.vectors;
+  if (vectors) {
+#pragma unroll
+    for (int j = 0; j < kEach; j += kVector) {
+      const uint32_t place = (r + j / kVector * team.size) * kVector;
+      Vector<Element> two[2] = {};
+      if (place < copied.there[0]) two[0] = *reinterpret_cast<const Vector<Element>*>(copied.x + place);
+      if (place < copied.there[1]) two[1] = *reinterpret_cast<const Vector<Element>*>(copied.x + n + place);
+      join(two, words + j);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t place = r + j * team.size;
+      const Element* const at = copied.x + place * copied.step;
+      words[j] = place < copied.there[0] ? at[0] << kRaised : 0;
+      if (place < copied.there[1]) words[j] |= static_cast<uint32_t>(at[copied.apart]) << (16 + kRaised);
+    }
+  }
+  if constexpr (kColumns) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) copied_words[padded(r + j * team.size)] = words[j];
+    sync();
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) words[j] = row_words[padded(team.t + j * team.size)];
+    __syncwarp();
+  }
+  // -0 and NaNs have other bits than their keys give back.
+  const ArgOrder& rules = a.order.ascending;
+  const auto both = [](uint64_t half) { return static_cast<uint32_t>(half & 0xffff) * kBoth; };
+  const uint32_t sign = both(rules.sign), magnitude = both(rules.order.magnitude);
+  const uint32_t turn = both(rules.order.flip ^ a.order.invert), to_nan = both(0x7fff - rules.nan_above);
+  uint32_t differ = 0;
+  if (sign) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t other = words[j] ^ sign;  // a half is 0 if the element is -0
+      differ |= (((words[j] & ~sign) + to_nan) | ((other - kBoth) & ~other)) & kSigns;
+    }
+  }
+  const bool has_equals = team.any(differ != 0);
+  // Changes the bits of negative numbers.
+  const auto mirror = [&](uint32_t word) { return word ^ ((word >> 15 & kBoth) * 0xffff & magnitude); };
+  if (has_equals) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j)
+      words[j] = sort_key(static_cast<Key>(words[j]), a.order) |
+                 static_cast<uint32_t>(sort_key(static_cast<Key>(words[j] >> 16), a.order)) << 16;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) words[j] = mirror(words[j]) ^ turn;
+  }
+  // How many of the thread's words are of the rows: the others come last.
+  const uint32_t steps = vectors ? kVector * team.size : team.size;
+  const uint32_t begin = vectors ? kVector * team.t : team.t;
+  const int own_words = begin < n ? static_cast<int>((n - begin + steps - 1) / steps) * (vectors ? kVector : 1) : 0;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j)
+    if (j >= own_words) words[j] = 0;
+  team.sort(words);
+  Equals to[2] = {};
+  if (has_equals) {
+    const uint32_t zero = sort_key(Key{0}, a.order);
+    const uint32_t nan = sort_key(static_cast<Key>(rules.nan_above + 1), a.order);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const uint32_t key = words[j] >> 16 * half & 0xffff;
+        to[half].zeros += key > zero, to[half].nans += key > nan;
+      }
+      to[half] = {team.sum(to[half].zeros, 0), team.sum(to[half].nans, 1)};
+      team.sync();
+    }
+  }
+  uint32_t* const sorted = row_words + team.t * (kEach + 1);
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) sorted[j] = mirror(words[j] ^ turn);
+  if (has_equals) {
+    const Pair pair = pair_of(own);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      team.sync();
+      const TeamRow<Element, kBlock> row{
+          {team.size, team.t, team.buffer}, pair.x + half * pair.apart, pair.step, n, pair.there[half], row_words};
+      auto* const halves = reinterpret_cast<Key*>(row_words);
+      place_equals<Key>(row, to[half], a.order, [&](uint32_t place, Key bits) { halves[2 * place + half] = bits; });
+    }
+  }
+  sync();
+  Element* const results = static_cast<Element*>(a.values) + (copied.x - static_cast<const Element*>(a.x));
+  if (vectors) {
+#pragma unroll
+    for (int j = 0; j < kEach; j += kVector) {
+      const uint32_t place = (r + j / kVector * team.size) * kVector;
+      if (place >= copied.there[0]) break;
+      Vector<Element> two[2];
+      part(copied_words + padded(place), two);
+      *reinterpret_cast<Vector<Element>*>(results + place) = two[0];
+      if (copied.there[1]) *reinterpret_cast<Vector<Element>*>(results + n + place) = two[1];
+    }
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const uint32_t place = r + j * team.size;
+    if (place >= copied.there[0]) break;
+    const uint32_t word = copied_words[padded(place)];
+    Element* const at = results + place * copied.step;
+    at[0] = static_cast<Element>(word >> kRaised);
+    if (copied.there[1]) at[copied.apart] = static_cast<Element>(word >> (16 + kRaised));
+  }
+}
+
+template <class Element>
+cudaError_t run_pairs(cudaStream_t stream, const Launch& config, bool columns, bool block, const NetworkArgs& a) {
+  if (columns) return launch(stream, config, pairs_kernel<Element, true, false>, a);
+  if constexpr (sizeof(Element) == 2)
+    if (block) return launch(stream, config, pairs_kernel<Element, false, true>, a);
+  return launch(stream, config, pairs_kernel<Element, false, false>, a);
+}
+
 template <class Key>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const auto [outer, length, inner] = problem.rows;
-  const NetworkShape shape(problem.rows, problem.indices);
-  SortOrder order = problem.order;
+  const NetworkShape shape(problem.rows, problem.indices, plan.pairs);
+  SortOrder order = problem.key_bits == 8 ? raised(problem.order, 8) : problem.order;
   order.invert = ~order.invert;
+  const uint64_t vector_bytes = kVector * problem.key_bits / 8;
+  const bool vectors = length % kVector == 0 && reinterpret_cast<uintptr_t>(buffers.x) % vector_bytes == 0 &&
+                       reinterpret_cast<uintptr_t>(buffers.values) % vector_bytes == 0;
   const NetworkArgs a{buffers.x,
                       buffers.values,
                       buffers.indices,
@@ -281,22 +480,27 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
                       static_cast<uint32_t>(shape.tiles),
                       static_cast<uint32_t>(shape.pitch),
                       static_cast<uint32_t>(shape.order_at),
+                      vectors,
                       order};
   const Launch config{dim3(static_cast<unsigned>(plan.blocks)), dim3(plan.threads),
                       static_cast<size_t>(plan.shared_bytes)};
+  if (plan.pairs)
+    return problem.key_bits == 8 ? run_pairs<uint8_t>(stream, config, inner > 1, false, a)
+                                 : run_pairs<uint16_t>(stream, config, inner > 1, shape.team > 32, a);
   if constexpr (sizeof(Key) == 4)
     if (shape.team > 32) return launch(stream, config, network_kernel<Key, false, false, true>, a);
-  if (problem.indices)
-    return launch(stream, config,
-                  inner > 1 ? network_kernel<Key, true, true, false> : network_kernel<Key, true, false, false>, a);
+  if constexpr (sizeof(Key) == 4)
+    if (!problem.indices)
+      return launch(stream, config,
+                    inner > 1 ? network_kernel<Key, false, true, false> : network_kernel<Key, false, false, false>, a);
   return launch(stream, config,
-                inner > 1 ? network_kernel<Key, false, true, false> : network_kernel<Key, false, false, false>, a);
+                inner > 1 ? network_kernel<Key, true, true, false> : network_kernel<Key, true, false, false>, a);
 }
 
 }  // namespace
 
 cudaError_t launch_network(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  return problem.key_bits == 16 ? run<uint16_t>(stream, plan, problem, buffers)
+  return problem.key_bits <= 16 ? run<uint16_t>(stream, plan, problem, buffers)
                                 : run<uint32_t>(stream, plan, problem, buffers);
 }
 

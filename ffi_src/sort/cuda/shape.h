@@ -35,17 +35,17 @@ constexpr int kNetworkBlocks = 3;                        // of a multiprocessor
 constexpr int64_t kMostWarpLength = 32 * kNetworkEach, kMostNetworkLength = 4096;  // of rows of a warp; of any
 
 struct NetworkShape {
-  NetworkShape(const Rows& rows, bool indices) {
+  NetworkShape(const Rows& rows, bool indices, bool pairs) {
     while (team * kNetworkEach < rows.length) team *= 2;
     threads = team > 32 ? team : kNetworkThreads;
     teams = threads / team;
-    tiles = (rows.inner + teams - 1) / teams;
+    tiles = ceil_div(rows.inner, pairs ? 2 * teams : teams);
     // Threads with neighbouring columns, and then those of the next rows, meet in no bank.
     pitch = team * (kNetworkEach + 1);
     if (rows.inner > 1) pitch += (32 + std::max<int64_t>(1, 32 / teams) - team) % 32;
     order_at = teams * pitch;
     shared_bytes = 4 * (order_at + (indices ? threads * (kNetworkEach / 2 + 1) : 0));
-    blocks = rows.inner > 1 ? rows.outer * tiles : (rows.outer + teams - 1) / teams;
+    blocks = rows.inner > 1 ? rows.outer * tiles : ceil_div(ceil_div(rows.outer, pairs ? 2 : 1), teams);
   }
 
   int64_t team = 1;         // threads that share a row: a part of a warp, or a block
@@ -57,8 +57,12 @@ struct NetworkShape {
 
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
 
-// Elements of a thread: fewer in short rows, so that most warps of the smallest block have some.
-constexpr int block_items(int key_bytes, int64_t length) { return key_bytes == 8 || length <= 2048 ? 8 : 16; }
+// Elements of a thread: fewer in short rows, so that most warps of the smallest block have some, and in few rows, whose
+// blocks have more threads then.
+constexpr int block_items(int key_bytes, int64_t length, bool few) {
+  if (key_bytes < 8 && length <= 6 * 256) return 6;
+  return key_bytes == 8 || length <= (few ? 4096 : 2048) ? 8 : 16;
+}
 
 // Shared memory of block_kernel: the counts of each warp, the keys, and indices of 16 bits.
 constexpr int64_t block_shared_bytes(int key_bytes, int threads, int items) {
@@ -222,7 +226,7 @@ constexpr int64_t merge_each(const Rows& rows, bool segments) {
   return segments && rows.elements() > 1 << 19 ? 1024 : kMergeThreads;
 }
 constexpr int64_t merge_parts(const Rows& rows, bool segments) {
-  return segments ? std::clamp<int64_t>(rows.elements() >> 21, 1, 32) : 1;
+  return segments ? std::clamp<int64_t>(rows.elements() >> 20, 1, 32) : 1;
 }
 
 // ---- Columns that become rows ---------------------------------------------------------------------------------------

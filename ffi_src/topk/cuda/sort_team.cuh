@@ -61,9 +61,20 @@ __device__ __forceinline__ bool any_of_first(uint32_t threads, bool b) {
   return any;
 }
 
+// What words are compared as: numbers of 32 bits, or pairs of 16 bits, so that the two halves of words are sorted each
+// by itself.
+struct Wholes {
+  __device__ static __forceinline__ uint32_t most(uint32_t a, uint32_t b) { return max(a, b); }
+  __device__ static __forceinline__ uint32_t least(uint32_t a, uint32_t b) { return min(a, b); }
+};
+struct Halves {
+  __device__ static __forceinline__ uint32_t most(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+  __device__ static __forceinline__ uint32_t least(uint32_t a, uint32_t b) { return __vminu2(a, b); }
+};
+
 // A team, which is a part of a warp or a block. All threads of the warp (or of the block) call its functions together.
 // If kFirst, a team of kBlock is the first threads of a block only.
-template <int kEach, bool kBlock, bool kFirst = false>
+template <int kEach, bool kBlock, bool kFirst = false, class Words = Wholes>
 struct SortTeam {
   uint32_t size, t;  // threads of the team, and the number of this one
   uint4* buffer;     // used by a block: kEach words for each thread
@@ -140,8 +151,8 @@ struct SortTeam {
   }
 
   __device__ static __forceinline__ void order(uint32_t& a, uint32_t& b) {
-    const uint32_t most = max(a, b);
-    b = min(a, b);
+    const uint32_t most = Words::most(a, b);
+    b = Words::least(a, b);
     a = most;
   }
   template <class Network, size_t... kI>
@@ -158,7 +169,7 @@ struct SortTeam {
   // that thread's elements in reverse order.
   template <bool kBackwards>
   __device__ __forceinline__ void exchange(uint32_t (&v)[kEach], uint32_t lanes, bool first) const {
-    const auto choose = [first](uint32_t a, uint32_t b) { return first ? max(a, b) : min(a, b); };
+    const auto choose = [first](uint32_t a, uint32_t b) { return first ? Words::most(a, b) : Words::least(a, b); };
     if (!kBlock || lanes < 32) {
 #pragma unroll
       for (int i = 0; i < kEach / 2; ++i) {  // pairs, so that few registers hold elements of the other thread
