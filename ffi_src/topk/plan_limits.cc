@@ -44,7 +44,7 @@ bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
 bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   const int64_t count = rows.count();
   if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows
-    const int64_t longest = key_bytes > 1 && count > 16 * kFewRows ? 32 : 16;
+    const int64_t longest = count > (key_bytes == 1 ? 4 : 16) * kFewRows ? 32 : 16;
     return k <= 4 && count > kFewRows && rows.length <= longest;
   }
   const bool many = count >= 512 * k;
