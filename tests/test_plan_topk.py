@@ -367,6 +367,19 @@ FASTEST = [
 ]
 
 
+def test_many_narrow_rows_have_fewer_threads():
+    for bits, rows, threads in (
+        (16, 500, 128),
+        (16, 600, 64),
+        (8, 600, 64),
+        (32, 500, 64),
+        (32, 600, 64),
+        (64, 600, 128),
+    ):
+        plan = plan_topk(rows, 4096, 1, 64, bits, True, 90)
+        assert (plan["algorithm"], plan["threads"], plan["blocks"]) == ("rows", threads, rows)
+
+
 def test_teams_compare_rows_whole():
     """Rows of up to 128 elements have a team of lanes each, in blocks of 128 threads: the time of a small call depends on
     nothing else."""

@@ -212,8 +212,8 @@ int64_t longest_held(Rows rows, int key_bytes) {
 // does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 && !rows_shape(rows.length, k, key_bytes).network &&
-         k <= 32 && rows.length >= kLeastHeld * k &&
+  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 &&
+         !rows_shape(rows.count(), rows.length, k, key_bytes).network && k <= 32 && rows.length >= kLeastHeld * k &&
          (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
 }
 
