@@ -61,6 +61,7 @@ REGIMES = {
     "rows, 16 lanes": ((3000, 501), 1, 32),
     "rows, 32 lanes": ((3000, 1000), 1, 64),
     "rows, a block a row": ((3000, 4096), 1, 64),
+    "rows, a block for each of few rows": ((200, 4096), 1, 64),
     "rows, larger blocks": ((600, 16_001), 1, 50),
     "rows, whole vectors": ((600, 16_000), 1, 50),
     "rows, 32 lanes, whole vectors": ((600, 1024), 1, 40),
@@ -200,6 +201,18 @@ def test_rows_of_64_bits(dtype, length):
         for k, largest, in_order in [(2, True, True), (33, False, True), (64, True, False)]:
             result = jaxgpuops.topk(x, k, largest=largest, sorted=in_order)
             assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), (k, largest)
+
+
+@pytest.mark.parametrize("outer, length, k", [(60, 16_384, 53), (60, 4096, 64), (700, 4096, 20), (60, 4112, 128)])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_rows_of_bytes(dtype, outer, length, k):
+    """Rows that a block holds, of so few values that many elements tie."""
+    distributions = reference.adversarial(np.random.default_rng(0), length, jnp.dtype(dtype))
+    x = np.stack([*distributions.values()] * (outer // 20))[:outer]
+    assert plan(functools.partial(jaxgpuops.topk, k=k), jnp.asarray(x))["algorithm"] == "rows"
+    for largest, in_order in [(True, True), (False, True), (True, False)]:
+        result = jaxgpuops.topk(x, k, largest=largest, sorted=in_order)
+        assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), largest
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16", "float32"])

@@ -339,6 +339,9 @@ FASTEST = [
     ((8000, 16, 1), 4, "float32", "compare"),
     ((20_000, 16, 1), 6, "bfloat16", "compare"),
     ((20_000, 16, 1), 4, "bfloat16", "few"),
+    ((20_000, 20, 1), 4, "int8", "few"),
+    ((20_000, 20, 1), 4, "bfloat16", "rows"),
+    ((20_000, 33, 1), 4, "int8", "rows"),
     ((20, 24, 1), 2, "float32", "compare"),
     ((3000, 24, 1), 2, "float32", "rows"),
     ((20, 64, 1), 6, "float32", "rows"),
@@ -362,6 +365,19 @@ FASTEST = [
     ((1000, 1024, 1), 100, "float32", "sort"),
     ((1000, 8192, 1), 130, "float32", "sort"),
 ]
+
+
+def test_many_narrow_rows_have_fewer_threads():
+    for bits, rows, threads in (
+        (16, 500, 128),
+        (16, 600, 64),
+        (8, 600, 64),
+        (32, 500, 64),
+        (32, 600, 64),
+        (64, 600, 128),
+    ):
+        plan = plan_topk(rows, 4096, 1, 64, bits, True, 90)
+        assert (plan["algorithm"], plan["threads"], plan["blocks"]) == ("rows", threads, rows)
 
 
 def test_teams_compare_rows_whole():

@@ -25,7 +25,7 @@ bool fits(const Plan& plan) { return plan.shared_bytes + static_cast<int64_t>(kR
 
 Plan plan_rows(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   Plan plan;
-  const RowsShape shape = rows_shape(rows.length, k, key_bytes);
+  const RowsShape shape = rows_shape(rows.count(), rows.length, k, key_bytes);
   plan.algorithm = Algorithm::kRows;
   plan.lanes = std::min(shape.team, 32);
   plan.threads = shape.team > 32 ? shape.team : kRowsBlock;

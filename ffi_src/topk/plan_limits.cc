@@ -44,7 +44,7 @@ bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
 bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   const int64_t count = rows.count();
   if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows
-    const int64_t longest = key_bytes > 1 && count > 16 * kFewRows ? 32 : 16;
+    const int64_t longest = count > (key_bytes == 1 ? 4 : 16) * kFewRows ? 32 : 16;
     return k <= 4 && count > kFewRows && rows.length <= longest;
   }
   const bool many = count >= 512 * k;
@@ -212,8 +212,8 @@ int64_t longest_held(Rows rows, int key_bytes) {
 // does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
 // elements.
 bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 && !rows_shape(rows.length, k, key_bytes).network &&
-         k <= 32 && rows.length >= kLeastHeld * k &&
+  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 &&
+         !rows_shape(rows.count(), rows.length, k, key_bytes).network && k <= 32 && rows.length >= kLeastHeld * k &&
          (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
 }
 

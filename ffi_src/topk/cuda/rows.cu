@@ -82,8 +82,8 @@ struct Output {
 
 // Writes the k best of the m candidates on a board, in the order asked for.
 template <class T, class Output>
-__device__ __forceinline__ void write_candidates(const T& team, const typename T::Element* row, uint32_t in_team,
-                                                 uint32_t m, typename T::Element floor, bool ties, Output write) {
+__device__ __forceinline__ void write_candidates(T& team, const typename T::Element* row, uint32_t in_team, uint32_t m,
+                                                 typename T::Element floor, bool ties, Output write) {
   using Order = typename T::Order;
   using Key = typename T::Element;
   using Word = typename T::Word;
@@ -186,15 +186,16 @@ __device__ __forceinline__ void write_candidates(const T& team, const typename T
   };
   if constexpr (sizeof(Key) < 4) {
     rank_all(std::bool_constant<!Order::kDistinct>());
-  } else if (sizeof(Key) == 8 || T::kBlock || !a.sorted || ties) {
+  } else if (sizeof(Key) == 8 || !a.sorted || ties || (T::kBlock && gridDim.x <= kFewBlocks)) {
     rank_all(std::true_type());
   } else {
     // The ranks of distinct words are 0 to m - 1. If some words are equal, the sum of the ranks is less; then the row
-    // is ranked again by word and index. (For results in the order of indices this is done at once, since they need the
-    // indices anyway, and in a block, since its threads would have to wait for each other once more.)
-    const uint32_t ranks = sum_of_lanes<T::kLanes>(rank_all(std::false_type()));
-    team.sync();
-    if (__any_sync(kEveryLane, m && ranks != m * (m - 1) / 2)) rank_all(std::true_type());
+    // is ranked again by word and index. (That is done at once for results in the order of indices, since they need the
+    // indices anyway, and for a few blocks, whose threads would have to wait for each other once more.)
+    const uint32_t ranks = team.fold(rank_all(std::false_type()));
+    if constexpr (!T::kBlock) team.sync();
+    const bool tied = m && ranks != m * (m - 1) / 2;
+    if (T::kBlock ? tied : __any_sync(kEveryLane, tied)) rank_all(std::true_type());
   }
   team.sync();  // so that neighbouring lanes write neighbouring results
   for (uint32_t i = in_team; m && i < a.k; i += T::kSize) {
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
   } else {
-    if (T::kBlock && in_team == 0) board.totals[0] = board.tops[0] = board.count = 0;
+    if (T::kBlock && in_team == 0) board.count = 0;
     Key floor = 0;
     uint32_t hits[T::kMasks];
     if constexpr (T::kBlock) {
@@ -316,15 +317,17 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     if constexpr (T::kBlock) found = board.count;
     const bool again = live && (found > team.most() || found < a.k);
     const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
+    bool ties = false;
     if (any_again) {
-      uint64_t refined;
+      Refined refined;
       if constexpr (T::kRefinesVectors) {
         refined = refine_vectors<T>(a, board, row, team.t, live, again, floor);
       } else {
         refined = refine_by_loop<T>(a, board, row, team.t, live, floor);
       }
 #pragma unroll
-      for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined >> (32 * i));
+      for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined.hits >> (32 * i));
+      ties = refined.tied;
       team.sync();
       if (T::kBlock && in_team == 0) board.count = 0;
       team.sync();
@@ -332,7 +335,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
       team.sync();
       if constexpr (T::kBlock) found = board.count;
     }
-    write_candidates(team, row, in_team, found, floor, !T::kBlock && any_again, write);
+    write_candidates(team, row, in_team, found, floor, ties, write);
   }
 }
 
@@ -387,9 +390,7 @@ cudaError_t run_threshold(cudaStream_t stream, const RowsShape& shape, const Arg
     case 32:
       return shape.elements == kFew ? run<Key, 32, kFew, kFloat, false>(stream, a)
                                     : run<Key, 32, kMany, kFloat, false>(stream, a);
-    case 64:
-      if constexpr (sizeof(Key) == 4) return run<Key, 64, kMany, kFloat, false>(stream, a);
-      return cudaErrorInvalidValue;
+    case 64: return run<Key, 64, kMany, kFloat, false>(stream, a);
     case 128: return run<Key, 128, kMany, kFloat, false>(stream, a);
     default: return run<Key, 256, kMany, kFloat, false>(stream, a);
   }
@@ -410,7 +411,7 @@ cudaError_t run_wide(cudaStream_t stream, const RowsShape& shape, const Args& a)
 }  // namespace
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  const RowsShape shape = rows_shape(problem.rows.length, problem.k, problem.key_bits / 8);
+  const RowsShape shape = rows_shape(problem.rows.count(), problem.rows.length, problem.k, problem.key_bits / 8);
   Args a = {call_of(problem, buffers)};
   a.rows = problem.rows.count();
   a.one = 1;

@@ -6,9 +6,10 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxRowsK = 64;
-constexpr int64_t kMostRowsK = 128;  // the largest k, with more delegates, and a block for each row
-constexpr int kRowsBlock = 64;       // threads of a block whose teams are parts of its warps
-constexpr int kManyElements = 64;    // elements of a thread
+constexpr int64_t kMostRowsK = 128;   // the largest k, with more delegates, and a block for each row
+constexpr int kRowsBlock = 64;        // threads of a block whose teams are parts of its warps
+constexpr uint32_t kFewBlocks = 256;  // so many blocks, of a row each, run at the same time
+constexpr int kManyElements = 64;     // elements of a thread
 constexpr int kMaxTeam = 256;
 constexpr int64_t max_rows_length(int key_bytes) { return kMaxTeam * (key_bytes == 8 ? 32 : kManyElements); }
 
@@ -23,7 +24,7 @@ struct RowsShape {
 // Chooses few threads for a row, so that one step of a warp serves several rows; but a thread must have registers for
 // its elements, and a row needs two delegates for each of k. Teams smaller than a warp are faster if threads have few
 // elements.
-constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
+constexpr RowsShape rows_shape(int64_t rows, int64_t length, int64_t k, int key_bytes) {
   RowsShape shape;
   if (k > kMaxRowsK) {
     shape.team = 64;
@@ -41,7 +42,8 @@ constexpr RowsShape rows_shape(int64_t length, int64_t k, int key_bytes) {
     while (shape.elements * shape.team < length || 2 * shape.team < k) shape.team *= 2;
   } else {
     if (key_bytes < 8) shape.elements = kManyElements;
-    shape.team = key_bytes == 4 ? 32 : 128;
+    // For a few narrow rows, twice as many threads as needed take less time; for many, more.
+    shape.team = key_bytes == 4 ? 32 : key_bytes < 4 && rows > 2 * int64_t{kFewBlocks} ? 64 : 128;
     while (shape.elements * shape.team < length) shape.team *= 2;
   }
   return shape;

@@ -31,9 +31,9 @@ struct alignas(16) Board {
   uint32_t indices[kCapacity + 4];
   // Composites: the index in the upper half, the word below; in place of one of 64 bits, its place in `words`.
   unsigned long long chosen[kMaxK];
-  unsigned long long tops[3];  // see Team::fold()
   Word delegates[kTeam > 32 && kTeam > kDelegates ? kTeam : kDelegates];
-  uint32_t totals[3], count;
+  Word tops[2][(kTeam + 31) / 32];  // see Team::fold()
+  uint32_t sums[2][(kTeam + 31) / 32], count;
 };
 
 // kMostK: the largest k of a block.
@@ -54,7 +54,7 @@ struct Team {
   using Word = typename Order::Word;
   using SharedBoard = Board<Word, kTeam, kMostK>;
   static constexpr int kDelegates = SharedBoard::kDelegates;
-  static constexpr bool kRefinesVectors = kVectors && !kBlock && sizeof(Key) < 8;
+  static constexpr bool kRefinesVectors = kVectors && sizeof(Key) < (kTeam <= 64 ? 8 : 2);  // by refine_vectors()
 
   const Args& a;
   SharedBoard& board;
@@ -204,25 +204,26 @@ struct Team {
   }
 
   // Returns the sum of v over the team, and replaces `top` by the largest. All threads of the block (or of the warp)
-  // call it, in step.
-  __device__ __forceinline__ uint32_t fold(uint32_t v, Key& top) {
+  // call it, in step. The warps of a block tell each other at two places by turns, so that one barrier is enough.
+  __device__ __forceinline__ uint32_t fold(uint32_t v, Word* top = nullptr) {
     if constexpr (kLanes < 32) {
       v = sum_of_lanes<kLanes>(v);
-      top = largest_of_lanes<kLanes>(top);
+      if (top) *top = largest_of_lanes<kLanes>(*top);
     } else {
       v = sum_of_warp(v);
-      top =
-          static_cast<Key>(largest_of_warp(static_cast<std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>>(top)));
+      if (top) *top = largest_of_warp(*top);
     }
     if constexpr (kBlock) {
-      if (threadIdx.x == 0) board.totals[(step + 1) % 3] = 0, board.tops[(step + 1) % 3] = 0;
+      constexpr uint32_t kWarps = kTeam / 32;
+      uint32_t (&sums)[kWarps] = board.sums[step % 2];
+      Word(&tops)[kWarps] = board.tops[step++ % 2];
       if (threadIdx.x % 32 == 0) {
-        atomicAdd(&board.totals[step % 3], v);
-        atomicMax(&board.tops[step % 3], static_cast<unsigned long long>(top));
+        sums[threadIdx.x / 32] = v;
+        if (top) tops[threadIdx.x / 32] = *top;
       }
       sync();
-      v = board.totals[step % 3];
-      top = static_cast<Key>(board.tops[step++ % 3]);
+      v = sum_of_lanes<kWarps>(sums[threadIdx.x % kWarps]);
+      if (top) *top = largest_of_lanes<kWarps>(tops[threadIdx.x % kWarps]);
     }
     return v;
   }
@@ -239,20 +240,21 @@ struct Team {
   // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
   // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
   // index as well. `wanted` says whether this team takes part; all lanes of the warp must call it.
-  __device__ __forceinline__ void refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
+  __device__ __forceinline__ bool refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);
     const auto count = [&](const uint32_t (&mask)[kMasks]) {
       uint32_t c = 0;
 #pragma unroll
       for (int i = 0; i < kMasks; ++i) c += __popc(mask[i]);
-      return sum_of_lanes<kLanes>(c);
+      return fold(c);
     };
-    const auto any = [](bool b) -> bool { return __any_sync(kEveryLane, b); };
+    const auto any = [](bool b) -> bool { return kBlock ? b : __any_sync(kEveryLane, b); };
     // The largest delegate. It is usually the largest element; if not, all larger ones are NaN.
-    uint32_t best[1];
+    Word best[1];
     delegates(best);
-    const Key top = static_cast<Key>(largest_of_lanes<kLanes>(best[0]));
+    fold(0, &best[0]);
+    const Key top = static_cast<Key>(best[0]);
     // Invariant: k elements reach `low`, and fewer than k reach high + 1. The elements that reach `low` are in `hits`,
     // those above it in `above`.
     Key low = 0, high = static_cast<Key>(~Key{0}), middle = floor;
@@ -324,6 +326,7 @@ struct Team {
 #pragma unroll
       for (int i = 0; i < kMasks; ++i) hits[i] = first[i] | above[i];
     }
+    return ties;
   }
 
   // Puts the indices of the hits on the board. Returns their number; to a block, in board.count.
@@ -339,8 +342,8 @@ struct Team {
       if (total && lane == 0) base = atomicAdd(&board.count, total);
       at += __shfl_sync(kEveryLane, base, 0);
     }
-    if (at + mine > SharedBoard::kCapacity)
-      return total;  // too many hits: the threshold is raised first, with all threads
+    // If there are too many hits, the threshold is raised first, with all threads.
+    if (at - (inclusive - mine) + total > SharedBoard::kCapacity) return total;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
       while (hits[i]) {
@@ -353,23 +356,30 @@ struct Team {
   }
 };
 
-// The rare path of many rows: those of up to 32 bits that lanes of a warp load as vectors. Steps in registers take less
-// time there than a loop that reads the row again, since all warps share their instructions. It is not inlined and
-// loads the row once more, so that the common path need not keep it in registers. It also returns the hits of those
-// teams of the warp that need no more selection.
+// What raising the threshold yields: a bit for each element that is taken; for a block, whether some of those that
+// equal the threshold are not.
+struct Refined {
+  uint64_t hits;
+  bool tied;
+};
+
+// The rare path of rows of up to 32 bits that up to 64 threads load as vectors, and of all such rows of bytes. Steps in
+// registers take less time there than a loop that reads the row again: many rows share their instructions, and bytes
+// need few steps. It is not inlined and loads the row once more, so that the common path need not keep it in registers.
+// It also returns the hits of those teams of the warp that need no more selection.
 template <class T>
-__device__ __noinline__ uint64_t refine_vectors(const Args& a, typename T::SharedBoard& board,
-                                                const typename T::Element* row, uint32_t t, bool live, bool wanted,
-                                                typename T::Element floor) {
+__device__ __noinline__ Refined refine_vectors(const Args& a, typename T::SharedBoard& board,
+                                               const typename T::Element* row, uint32_t t, bool live, bool wanted,
+                                               typename T::Element floor) {
   T team{a, board, t};
   team.load(row, live);
   uint32_t rough[T::kMasks], exact[T::kMasks];
   team.reach(floor, live, rough);
-  team.refine(wanted, floor, exact);
+  const bool tied = team.refine(wanted, floor, exact);
   uint64_t hits = 0;
 #pragma unroll
   for (int i = 0; i < T::kMasks; ++i) hits |= static_cast<uint64_t>(wanted ? exact[i] : rough[i]) << (32 * i);
-  return hits;
+  return {hits, tied || !T::kBlock};
 }
 
 // The rare path of other rows: finds a threshold that at least k elements of a row reach, and few enough to be ranked.
@@ -381,10 +391,11 @@ __device__ __noinline__ uint64_t refine_vectors(const Args& a, typename T::Share
 // which there may be many. Then a line through the last two counts tells where the wanted number is; by turns, the key
 // is in the middle of those that are left, or the highest of them. All threads of the block (or of the warp) call it.
 template <class T>
-__device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::SharedBoard& board,
-                                                const typename T::Element* row, uint32_t t, bool live,
-                                                typename T::Element floor) {
+__device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::SharedBoard& board,
+                                               const typename T::Element* row, uint32_t t, bool live,
+                                               typename T::Element floor) {
   using Key = typename T::Element;
+  using Word = typename T::Word;
   constexpr uint32_t kVector = T::kVector;
   // A step of the loop.
   constexpr uint32_t kElements = kVector == 1 || sizeof(Key) == 8 ? 8 : 16, kTogether = kElements / kVector;
@@ -400,7 +411,7 @@ __device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::Share
 #pragma unroll 1
   for (uint32_t pass = 0; any(open); ++pass) {
     uint64_t reach = 0, above = 0;
-    Key top = 0;  // in the first pass, the largest key of all; else that of the elements that do not reach `key`
+    Word top = 0;  // in the first pass, the largest key of all; else that of the elements that do not reach `key`
 #pragma unroll 1
     for (uint32_t u = 0; u < T::kLoads && team.place(u) < loads; u += kTogether) {
       alignas(16) Key raw[kElements];
@@ -420,12 +431,12 @@ __device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::Share
         const bool there = team.place(u + j / kVector) < loads;
         reaching |= static_cast<uint32_t>(there && one >= key) << j;
         exceeding |= static_cast<uint32_t>(there && one > key) << j;
-        if (!pass || one < key) top = max(top, one);
+        if (!pass || one < key) top = max(top, static_cast<Word>(one));
       }
       reach |= static_cast<uint64_t>(reaching) << (u * kVector);
       above |= static_cast<uint64_t>(exceeding) << (u * kVector);
     }
-    const uint32_t both = team.fold(__popcll(reach) + (static_cast<uint32_t>(__popcll(above)) << 16), top);
+    const uint32_t both = team.fold(__popcll(reach) + (static_cast<uint32_t>(__popcll(above)) << 16), &top);
     if (!open) continue;
     const uint32_t count = both & 0xffff, beyond = both >> 16;
     if (count >= a.k) {
@@ -436,9 +447,9 @@ __device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::Share
       reached = tied ? count : beyond;
       if (tied) more = beyond;
       low = static_cast<Key>(key + 1);
-      if (!pass) high = top;
+      if (!pass) high = static_cast<Key>(top);
     } else {
-      high = pass ? top : min(top, static_cast<Key>(key - 1)), more = count;
+      high = min(static_cast<Key>(top), static_cast<Key>(key - 1)), more = count;
     }
     const Key span = static_cast<Key>(high - low);
     if (pass % 4 == 0) {
@@ -462,8 +473,7 @@ __device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::Share
   uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(reached - more, 1u)) + 2);
 #pragma unroll 1
   for (open = tied; any(open);) {
-    Key unused = 0;
-    const uint32_t found = more + team.fold(__popcll(up_to(last)), unused);
+    const uint32_t found = more + team.fold(__popcll(up_to(last)));
     if (!open) continue;
     if (found >= a.k) {
       to = last;
@@ -473,7 +483,7 @@ __device__ __noinline__ uint64_t refine_by_loop(const Args& a, typename T::Share
     open = from < to && (found < a.k || found > most);
     last = from + (to - from) / 2;
   }
-  return tied ? hits | up_to(to) : hits;
+  return {tied ? hits | up_to(to) : hits, tied || !T::kBlock};
 }
 
 }  // namespace

@@ -193,12 +193,13 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   }
 }
 
-// Writes the k largest of up to kFew candidates, in order. The 16 places after the last candidate are 0.
+// Writes the k largest of up to kFew candidates, in the order asked for. The 16 places after the last candidate are 0.
 template <class Key>
-__device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* buffer, uint32_t count,
+__device__ __forceinline__ void write_few(const Wave& a, Composite<Key>* buffer, uint32_t count,
                                           const Packing<Key>& packing, int64_t row) {
   const uint32_t tid = threadIdx.x;
   const Composite<Key> one = buffer[tid / 4];  // four threads rank a candidate
+  const uint32_t index = packing.index(one);
   uint32_t above = 0;
 #pragma unroll 1
   for (uint32_t i = tid % 4; i < count; i += 16) {
@@ -206,14 +207,26 @@ __device__ __forceinline__ void write_few(const Wave& a, const Composite<Key>* b
     for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
   }
   above = sum_of_lanes<4>(above);
-  if (tid % 4 == 0 && tid / 4 < count && above < a.k) {
-    static_cast<Key*>(a.values)[row * a.k + above] = decode(packing.key(one), a.order);
-    a.indices[row * a.k + above] = static_cast<int32_t>(packing.index(one));
+  const bool chosen = tid % 4 == 0 && tid / 4 < count && above < a.k;
+  uint32_t at = above;
+  if (!a.sorted) {
+    static_assert(kFew * sizeof(uint32_t) <= (kWaveRoom - kFew - 16) * sizeof(one));
+    uint32_t* const indices = reinterpret_cast<uint32_t*>(buffer + kFew + 16);
+    if (chosen) indices[above] = index;
+    __syncthreads();
+    at = 0;
+#pragma unroll 4
+    for (uint32_t i = tid % 4; i < a.k; i += 4) at += indices[i] < index;
+    at = sum_of_lanes<4>(at);
+  }
+  if (chosen) {
+    static_cast<Key*>(a.values)[row * a.k + at] = decode(packing.key(one), a.order);
+    a.indices[row * a.k + at] = static_cast<int32_t>(index);
   }
 }
 
 // Whether there are usually few enough candidates for the fast path: k and those that tend to come with them.
-__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8 && a.sorted; }
+__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8; }
 
 template <class C>
 __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
