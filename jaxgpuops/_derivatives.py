@@ -39,8 +39,8 @@ def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> 
     ad.primitive_jvps[kernel.primitive] = jvp
 
 
-def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
-    """Returns the tangents of ``formula(*primals)``, computed in plain JAX. A tangent that is None is zero."""
+def evaluated(formula: Callable, primals: Sequence, tangents: Sequence):
+    """Returns ``formula(*primals)`` and its tangents, computed in plain JAX. A tangent that is None is zero."""
     active = [i for i, t in enumerate(tangents) if t is not None]
 
     def of_active(*values):
@@ -49,7 +49,12 @@ def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
             operands[i] = value
         return formula(*operands)
 
-    return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])[1]
+    return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
+
+
+def differentiated(formula: Callable, primals: Sequence, tangents: Sequence):
+    """Returns the tangents of ``formula(*primals)``, computed in plain JAX. A tangent that is None is zero."""
+    return evaluated(formula, primals, tangents)[1]
 
 
 def def_jvp_by_fallback(kernel: Kernel) -> None:
@@ -64,6 +69,21 @@ def def_jvp_by_fallback(kernel: Kernel) -> None:
         return differentiated(functools.partial(as_automatic, fallback, specs), primals, tangents)
 
     def_jvp(kernel, rule)
+
+
+def def_jvp_by_formula(kernel: Kernel, formula: Callable[..., Sequence[jax.Array]]) -> None:
+    """Differentiates ``formula(*primals, **params)`` in place of the kernel, and takes the results from there, too: so
+    what the derivative needs is not computed twice."""
+
+    def jvp(primals, tangents, **params):
+        tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
+        if all(t is None for t in tangents):
+            outs = kernel(*primals, **params)
+            return outs, [zero_tangent(out) for out in outs]
+        outs, douts = evaluated(functools.partial(formula, **params), primals, tangents)
+        return list(outs), list(douts)
+
+    ad.primitive_jvps[kernel.primitive] = jvp
 
 
 def def_linear(kernel: Kernel, transpose: Callable[..., jax.Array]) -> None:

@@ -159,7 +159,7 @@ class Kernel:
         results are then split along it only as the param ``along`` says, if the kernel has it; without ``reindexes``,
         and in calls whose param ``permutes`` is True, they are split as the operands are.
       splits_as_one: for a kernel whose fallback is made of other kernels: whether XLA is asked once how to split all of
-        it over devices, and not once for each of these kernels.
+        it over devices, and not once for each of these kernels, where the fallback runs.
       known: ``known(operands, axis, **params)`` gives the results if the way in which operands are made tells them, else
         None; all of these are MLIR values.
     """
@@ -297,9 +297,7 @@ class Kernel:
         x, whole = avals[0], whole_shape(avals, axis)
         length = x.shape[axis]
         planned = platform == "cuda" and self.plan is not None
-        if self.splits_as_one:
-            why = _MADE_OF_OTHERS
-        elif self.accepts is None:
+        if self.accepts is None:
             why = "it has no kernel of its own"
         elif _native.disabled(self.name):
             why = "JAXGPUOPS_DISABLE is set"
@@ -320,6 +318,8 @@ class Kernel:
             plan = self.plan(_rows(whole, axis), avals, _native.compute_capability(), axis, **params)
             if plan.get("algorithm") == "none":
                 why, plan = _OTHERS, {}
+        if why and self.splits_as_one:
+            why = _MADE_OF_OTHERS
         kernel = None if why else self.target
         return Lowering(self.name, whole, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
 
@@ -347,7 +347,7 @@ class Kernel:
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
         # Of a call that is made of others, these are recorded instead, unless XLA splits it as one.
-        if partitioned or not self.splits_as_one:
+        if choice.kernel or partitioned or not self.splits_as_one:
             record(choice)
         if own and _partition.missing:
             _warn_missing_partitioner()

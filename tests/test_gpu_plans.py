@@ -180,7 +180,7 @@ KERNELS = {
     | {"match": "segment_match_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel", "scatter": "segment_scatter_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
-    | {"thread": "select_thread_kernel", "warp": "select_(warp|compare|sorted)_kernel"}
+    | {"thread": "select_thread_kernel", "warp": "select_(warp|compare|sorted|bisect)_kernel"}
     | {
         "registers": "select_registers_kernel",
         "block": "select_kernel",

@@ -115,7 +115,6 @@ def test_plans_of_selections(capability):
         (3, 4096, 1, 10, 32),
         (4097, 8, 1, 3, 32),
         (1000, 8, 300, 3, 32),
-        (10**6, 100, 1, 3, 16),
         (9, 512, 1, 4, 32),
         (9, 600, 1, 4, 16),
     ):
@@ -137,17 +136,37 @@ def test_plans_of_selections(capability):
         for whole, part in itertools.pairwise(parts):
             if whole["algorithm"] != "none":
                 assert part["algorithm"] != "none" and part["workspace_bytes"] <= whole["workspace_bytes"]
-    # Of few rows, a warp sorts each.
-    for rows, length, is_sorted in ((2048, 65, True), (2048, 128, True), (1000, 256, True), (1001, 256, False)):
-        for count, bits in itertools.product((1, 3), (8, 32)):
+    # A warp compares the elements of short rows, sorts others if they are few, and bisects most others.
+    for (rows, length, bits), bisects in {
+        (300, 50, 32): False,
+        (300, 51, 32): True,
+        (1024, 17, 16): False,
+        (1025, 17, 16): True,
+        (300, 64, 64): False,
+        (300, 65, 64): True,
+        (2048, 128, 32): False,
+        (2049, 128, 32): True,
+        (10**6, 65, 16): True,
+        (1000, 256, 16): False,
+        (1001, 256, 16): True,
+        (1000, 256, 32): True,
+        (30_000, 256, 64): True,
+        (1000, 1024, 8): True,
+        (1001, 257, 32): False,
+    }.items():
+        for count in (1, 3):
             found = plan(rows, length, 1, count, bits)
-            assert found["algorithm"] == "warp" and (found["shared_bytes"] == 0) == is_sorted
+            assert (found["algorithm"], found["bisects"]) == ("warp", bisects), (rows, length, bits)
+            steps = not bisects and length > 256
+            assert found["shared_bytes"] == (16 * -(-length // 128) * 128 if steps else 0)
+    assert not plan(9, 600, 1, 4, 32)["bisects"]
     for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
         found = plan(30_000, length, inner, 3, bits)
         assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
         assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
-        assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
-    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 64), (15_000, 16))):
+        if length == 1024:
+            assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
+    for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 64), (15_000, 8))):
         if length * bits // 8 + 32 + 9 * 2048 + 3072 > SHARED_LIMIT[capability] << 10:
             continue
         found = plan(3, length, inner, 9, bits)
@@ -158,21 +177,32 @@ def test_plans_of_selections(capability):
         assert found["turns"] == (inner > 1) and found["workspace_bytes"] // 256 == (inner > 1) * -(
             -length * inner * bits // 2048
         )
-        part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
-        assert (part["algorithm"], part["threads"], part["turns"]) == ("part", max(512, found["threads"]), inner > 1)
+        part = cpu.plan_sort(3, length, inner, 64, True, False, capability, 7)
+        if bits == 64:
+            assert (part["algorithm"], part["threads"], part["turns"]) == (
+                "part",
+                max(512, found["threads"]),
+                inner > 1,
+            )
         bytes_of = lambda n, inner=inner: cpu.plan_sort(3, n, inner, 8, True, False, capability, 7)["algorithm"]
         assert (bytes_of(1499), bytes_of(1500)) == ("part", "block")  # of bytes a sort takes less time
-    for inner, bits, length in itertools.product((1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 6144, 8192)):
+    for inner, bits, length in itertools.product(
+        (1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 6144, 8192, 8193, 16_384)
+    ):
         few, many = plan(3, length, inner, 3, bits), plan(3000, length, inner, 9, bits)
         part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
-        assert (many["algorithm"], many["turns"], many["shared_bytes"]) == ("registers", inner > 1, 0)
-        assert (few["algorithm"], few["threads"]) == (("registers", 256) if length <= 6144 else ("block", 512))
+        assert (many["algorithm"], many["turns"], many["shared_bytes"]) == ("registers", inner * bits > 128, 0)
+        in_place = inner * bits <= 128 or 3 * length * inner <= (1 << 22) // bits
+        assert (few["algorithm"], few["turns"]) == ("registers", not in_place)
+        assert few["threads"] == (256 if length < 4096 else 512)
         assert many["threads"] == max(64, 1 << (length - 1).bit_length() - 5) and part["algorithm"] == "part"
         if bits == 32 and length % 4 == 0 and length <= 6144:
             assert (part["threads"], part["shared_bytes"]) == (256, 4 * length)
-        else:
+        elif length <= 8192:
             assert part["threads"] == 512 and part["shared_bytes"] > length * bits // 8
-    assert plan(3, 8193, 1, 9, 32)["algorithm"] == "block"
+    assert plan(3000, 7000, 1, 3, 32)["algorithm"] == "block" and plan(3000, 7000, 1, 3, 16)["algorithm"] == "registers"
+    assert [plan(rows, 5000, 1, 3, 32)["threads"] for rows in (100, 2000)] == [512, 256]
+    assert plan(3, 16_385, 1, 9, 16)["algorithm"] == "block"
     for outer, inner, length, count, bits in itertools.product(
         (1, 100), (1, 5), (250_000, 1 << 20, (1 << 31) - 1), (1, 3, 9), (8, 16, 64)
     ):

@@ -292,6 +292,37 @@ def test_select_refuses(x, ranks, values, indices, axis, message):
         call("select", [values, indices], x, ranks, axis=axis)
 
 
+SHARES, BETWEEN = S((1, 1), F32), S((4, 1), F32)
+WRONG_QUANTILES = {
+    "dtype": (S((4, 7), S32), RANKS, SHARES, BETWEEN, "x has element type S32, which is not supported here"),
+    "bits": (
+        S((4, 7), jnp.float8_e5m2),
+        RANKS,
+        SHARES,
+        BETWEEN,
+        "x has element type F8E5M2, which is not supported here",
+    ),
+    "ranks": (
+        ROWS_SEARCHED,
+        S((1, 4), S32),
+        SHARES,
+        BETWEEN,
+        "ranks has 4 along axis 1, expected one or two for each of 1",
+    ),
+    "shares dtype": (ROWS_SEARCHED, RANKS, RANKS, BETWEEN, "shares has element type S32, expected F32"),
+    "shares of float64": (S((4, 7), jnp.float64), RANKS, SHARES, BETWEEN, "shares has element type F32, expected F64"),
+    "shares shape": (ROWS_SEARCHED, RANKS, S((3, 1), F32), BETWEEN, r"shares has shape \(3, 1\), which does not"),
+    "out dtype": (ROWS_SEARCHED, RANKS, SHARES, S((4, 1), S32), "out has element type S32, expected F32"),
+    "out shape": (ROWS_SEARCHED, RANKS, SHARES, CHOSEN, r"out has shape \(4, 3\), expected \(4, 1\)"),
+}
+
+
+@pytest.mark.parametrize("x, ranks, shares, out, message", WRONG_QUANTILES.values(), ids=WRONG_QUANTILES)
+def test_quantile_refuses(x, ranks, shares, out, message):
+    with jax.enable_x64(True), refuses("quantile", message):
+        call("quantile", [out], x, ranks, shares, axis=1, midpoint=False)
+
+
 WRONG_COUNTS = {
     "axis": (PLACES, S((4, 5), S32), 2, "axis 2 is not an axis of x, which has rank 2"),
     "floats": (X, S((4, 5), S32), 1, "x has element type F32, expected integers"),

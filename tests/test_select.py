@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import jaxgpuops
 from jaxgpuops import _arguments
-from jaxgpuops.lax._select import select_p
+from jaxgpuops.lax._select import quantile_p, select_p
 from jaxgpuops.lax.order import sort_keys
+from jaxgpuops.ops import select as ops
 
 FLOATS = ("float16", "bfloat16", "float32")
 DTYPES = (*FLOATS, "float64", "int8", "uint16", "int32", "int64", "bool")
@@ -127,6 +128,53 @@ def test_quantiles_of_nans_infinities_and_nothing():
     assert np.isnan(jaxgpuops.quantile(x[1], jnp.array([2.0, -1.0, np.nan]))).all()
     assert jaxgpuops.quantile(np.zeros((0, 3)), 0.5).shape == (0,)
     assert jaxgpuops.quantile(np.ones((4, 3)), np.zeros(0)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float64"])
+def test_quantiles_of_the_kernel_are_those_of_the_fallback(dtype):
+    """Rows and columns of every kernel, with NaNs, infinities, zeros of both signs and subnormal numbers."""
+    calls = [([0.31], "linear"), ([0.5], "midpoint"), ([0.3], "higher"), ([1.0], "lower"), ([0.1, 0.5, 0.9], "linear")]
+    shapes = ((58, 5), (40, 30), (7, 64, 3), (40, 172), (9, 700), (5, 3000), (2, 9000), (1, 30_001), (3, 70_001))
+    for n, shape in enumerate(shapes):
+        x = np.random.default_rng(n).standard_normal(shape)
+        rare = np.random.default_rng(n + 1).random(shape)
+        x[rare < 0.4] = data(n, shape, "float64")[rare < 0.4] if n % 2 else 0.25
+        if n % 2 == 0:
+            x[rare > 1 - 0.3 / shape[1]] = np.nan
+        x = jnp.asarray(x).astype(dtype)
+        names = {call.op for call in jaxgpuops.explain(lambda x: jaxgpuops.median(x, axis=1), x)}
+        assert shape[1] < 512 or names == {"quantile"}
+
+        def both(x, q, method):
+            found = jaxgpuops.quantile(x, q, axis=1, method=method)
+            low, high, share = ops._places(np, np.asarray(q), x.shape[1], method)
+            ranks = [*low, *high] if method in ops.BETWEEN else low
+            ranks = np.array([*ranks, x.shape[1] - 1], np.int32).reshape(1, -1, *(1,) * (x.ndim - 2))
+            shares = share.astype(_arguments.wide(x.dtype)).reshape(1, -1, *(1,) * (x.ndim - 2))
+            [y] = quantile_p.fallback(x, ranks, shares, axis=1, midpoint=method == "midpoint")
+            return found, jnp.moveaxis(y, 1, 0)
+
+        for found, expected in jax.jit(lambda x: [both(x, *call) for call in calls])(x):
+            found, expected = np.asarray(found), np.asarray(expected)
+            numbers = ~np.isnan(expected)
+            np.testing.assert_array_equal(np.isnan(found), ~numbers)
+            np.testing.assert_array_equal(bits(found)[numbers], bits(expected)[numbers])
+
+
+def test_quantiles_of_several_calls():
+    """Of a batch of probabilities, of some that are none, and of none."""
+    x = np.random.default_rng(6).standard_normal((4, 600)).astype(np.float32)
+    q = np.array([[0.1, 0.5], [0.25, 1.0], [-1.0, 0.3]], np.float32)
+    found = jax.jit(jax.vmap(lambda q: jaxgpuops.quantile(x, q), out_axes=1))(q)
+    assert found.shape == (2, 3, 4) and np.isnan(found[0, 2]).all()
+    expected = np.quantile(x.astype(np.float64), np.abs(q.T), axis=1)
+    np.testing.assert_allclose(found[:, :2], expected[:, :2], rtol=1e-5, atol=1e-6)
+    both = jax.jit(jax.vmap(lambda x, q: jaxgpuops.quantile(x, q)))(np.stack([x] * 3), q)
+    np.testing.assert_array_equal(both, np.swapaxes(found, 0, 1))
+    assert jaxgpuops.quantile(x, np.zeros(0)).shape == (0, 4)
+    value, gradient = jax.value_and_grad(lambda x: jaxgpuops.median(x).sum())(x)
+    np.testing.assert_allclose(value, np.median(x, 1).sum(), rtol=1e-5)
+    assert ((gradient == 0.5).sum(1) == 2).all() and (gradient.sum(1) == 1).all()
 
 
 def test_weighted_quantile_is_numpys():

@@ -193,19 +193,11 @@ bool reads_columns(const Rows& rows, int bits) {
   return rows.elements() <= most;
 }
 
-// Whether a warp sorts a row in its registers: it has the result sooner than by steps, but if rows are many, the steps
-// or a sort of all rows take less time.
-bool sorted_by_warp(const Select& problem) {
-  const int64_t length = problem.rows.length;
-  if (problem.bits > 32 || problem.count > 3 || length <= kMostThreadSelect) return false;
-  return problem.rows.count() <= (length <= kMostSortedSelect / 2 ? 2048 : length <= kMostSortedSelect ? 1000 : 0);
-}
-
 // Chooses the kernel for rows of up to kMostWarpSelect elements, or kNone where sorting them takes less time. If a
 // kernel takes the whole batch, one must take every part of it, too: that part only has its part of the workspace.
 Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
-  constexpr int64_t kMostTiny = 4096;  // rows of up to 16 elements, each of which a warp takes
+  constexpr int64_t kMostTiny = 4096;  // rows of up to 8 elements, each of which a warp takes
   const bool reads = rows.inner == 1 || reads_columns(rows, problem.bits);
   if (rows.length <= 8) return rows.count() <= kMostTiny && reads ? Selecting::kWarp : Selecting::kNone;
   // The largest tables of threads do not fit in the shared memory of every GPU.
@@ -214,13 +206,34 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   if (problem.bits <= 32 && rows.length <= kMostThreadSelect) {
     // A warp finishes a row sooner than a thread does, so warps take the rows if these are few. Not if there are many
     // ranks, which a warp finds one after another, nor if there are many columns, which a warp cannot read in place.
-    const bool by_warp = rows.length <= 16
-                             ? rows.count() <= kMostTiny
-                             : rows.length > (problem.count > 3 ? 32 : 16) && few && rows.count() < 64 * rows.length;
+    const bool many_ranks = problem.count > 3;
+    const bool by_warp = rows.length <= 16 ? rows.count() <= 1024
+                         : many_ranks      ? rows.length > 32 && few && rows.count() < 64 * rows.length
+                                           : rows.count() <= 128 * rows.length;
     return by_warp && reads ? Selecting::kWarp : Selecting::kThread;
   }
   if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
-  return rows.length > 128 || few ? Selecting::kWarp : Selecting::kNone;
+  return rows.length > kMostThreadSelect || few ? Selecting::kWarp : Selecting::kNone;
+}
+
+// Chooses how a warp selects: it compares all elements of short rows, sorts rows of few bits or elements, bisects other
+// rows, or goes by steps: of many long rows, or if ranks are many.
+void plan_warp_select(const Select& problem, SelectPlan& plan) {
+  const int64_t length = problem.rows.length, rows = problem.rows.count();
+  const bool few_ranks = problem.count <= 3;
+  if (length <= kMostThreadSelect) {
+    plan.bisects = few_ranks && problem.bits <= 32 && (length > 50 || (length > 16 && rows > 1024));
+    return;
+  }
+  if (few_ranks && problem.bits <= 32) {
+    if (length <= 128 && rows <= 2048) return;
+    if (length <= 256 && rows <= 1000 && problem.bits <= 16) return;
+  }
+  plan.bisects = few_ranks && (length <= 256 || rows <= 1000);
+  if (plan.bisects) return;
+  constexpr int64_t kStep = 128;  // elements that a warp takes at a time
+  plan.pitch = round_up(length, kStep);
+  plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
 }
 
 // Plans a cluster of blocks for each row, or returns false if other kernels are faster: where a row has no room, and
@@ -261,25 +274,33 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
   return true;
 }
 
-// Plans the registers of a block for each row, or returns false where shared memory is faster: of long rows, where
-// parts have more elements, unless rows are many.
+// Plans the registers of a block for each row, or returns false where shared memory is faster.
 bool plan_select_registers(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
   const Rows& rows = problem.rows;
-  const bool parts = problem.kth >= 0, is_long = rows.length > kMostRegisterSelect * 3 / 4;
-  if (rows.length > kMostRegisterSelect) return false;
+  const bool parts = problem.kth >= 0;
+  // A block of fewer threads has parts with more elements in longer rows.
+  constexpr int64_t kMostOfFew = kMostRegisterSelect / 2, kLong = kMostOfFew * 3 / 4;
+  if ((problem.bits != 32 && problem.bits != 16) || rows.length > (parts ? kMostOfFew : kMostRegisterSelect))
+    return false;
+  const bool is_long = rows.length > kLong && rows.length <= kMostOfFew;
   if (parts) {
     // Whole vectors of the results are written.
     if (problem.bits != 32 || rows.length % 4 != 0 || (is_long && 2 * rows.count() < gpu.multiprocessors)) return false;
-  } else {
-    const bool many = rows.count() > 4 * gpu.multiprocessors;
-    if (problem.bits != 32 && problem.bits != 16) return false;
-    if (is_long && !(many && (problem.bits == 16 || problem.count > 3))) return false;
+  } else if (is_long && problem.bits == 32 && problem.count <= 3 && rows.count() > 4 * gpu.multiprocessors) {
+    return false;
   }
   plan.algorithm = Selecting::kRegisters;
-  plan.threads = rows.length <= 64 * kRegisterSelect ? 64 : rows.length <= 128 * kRegisterSelect ? 128 : 256;
+  plan.threads = 64;
+  while (rows.length > plan.threads * kRegisterSelect) plan.threads *= 2;
   // If rows are few, the GPU has room for more threads for each.
-  if (rows.count() <= 2 * gpu.multiprocessors)
-    plan.threads = std::max(plan.threads, rows.count() <= gpu.multiprocessors ? 256 : 128);
+  const bool few = rows.count() <= gpu.multiprocessors;
+  if (rows.count() <= 2 * gpu.multiprocessors) {
+    const bool most = !parts && rows.length >= 4096 + !few;
+    plan.threads = std::max(plan.threads, most ? 512 : few ? 256 : 128);
+  }
+  // Blocks read columns in place if the sectors of a line have few others, or if these columns are few.
+  if (!parts && (rows.inner * problem.bits <= 128 || rows.elements() <= (1 << 22) / problem.bits))
+    plan.turns = false, plan.workspace_bytes = plan.turned_bytes = 0;
   plan.shared_bytes = parts ? rows.length * problem.bits / 8 : 0;  // of a partition, the results
   return true;
 }
@@ -306,10 +327,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.workspace_bytes = plan.turned_bytes;
   if (plan.algorithm == Selecting::kWarp) {
     plan.threads = kShortSelectThreads;
-    plan.sorted = sorted_by_warp(problem);
-    if (plan.sorted) return plan;
-    plan.pitch = ceil_div(rows.length, kWarpSelectStep) * kWarpSelectStep;
-    plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
+    plan_warp_select(problem, plan);
     return plan;
   }
   if (plan_select_registers(problem, gpu, plan)) return plan;
@@ -335,6 +353,10 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     return plan;
   }
   if (plan_select_cluster(problem, true, gpu, plan)) return plan;
+  if (problem.quantiles) {  // to tell the last block would take as long as a launch
+    plan.algorithm = Selecting::kNone;
+    return plan;
+  }
   plan.algorithm = Selecting::kLong;
   plan.threads = kLongThreads;
   const int64_t counts = problem.count * int64_t{4} << kLongBinBits;

@@ -64,13 +64,12 @@ constexpr int kSelectBinBits = 9;          // there are 2^9 parts of an interval
 constexpr int kSelectFew = 64;             // the most elements that are compared with each other
 constexpr int kMostRanks = 9;              // 8 quantiles and the last element of the row
 constexpr int kMostClusterThreads = 1024;  // threads of a block of kCluster, or half as many
-// For short rows: threads of a block; elements that a warp takes at a time; the longest rows that one thread selects
-// from, those that a warp sorts in its registers, and those that a warp selects from.
-constexpr int kShortSelectThreads = 128, kWarpSelectStep = 128;
-constexpr int64_t kMostThreadSelect = 64, kMostSortedSelect = 256, kMostWarpSelect = 1024;
+// For short rows: threads of a block; the longest rows that one thread selects from, and those that a warp selects from.
+constexpr int kShortSelectThreads = 128;
+constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
 // Elements of a row in the registers of a thread, and the longest rows that the registers of a block hold.
 constexpr int kRegisterSelect = 32;
-constexpr int64_t kMostRegisterSelect = 256 * kRegisterSelect;
+constexpr int64_t kMostRegisterSelect = 512 * kRegisterSelect;
 // For rows that no block holds: the threads of a block, the most elements that are listed in the end, the bits of a
 // part's number in a table, the sets of tables in the workspace, the most steps from which a warp keeps elements, and
 // the bytes of the head of a row's workspace.

@@ -25,9 +25,10 @@ struct SelectPlan {
   int64_t table_at = 0;  // where the counts of the ranks are: in shared memory after the keys, or in a row's workspace
   int64_t shared_bytes = 0;
   int64_t workspace_bytes = 0;  // workspace of one outer index
-  int64_t pitch = 0;            // for kThread and kWarp: keys of a row in shared memory
-  bool sorted = false;          // for kWarp: whether a warp sorts the row
-  int64_t blocks = 1;           // blocks of a cluster; each has `table_at` bytes of the row at most
+  // Keys of a row in shared memory, for kThread, and for kWarp where a warp goes by steps.
+  int64_t pitch = 0;
+  bool bisects = false;  // for kWarp: whether a warp bisects intervals of keys
+  int64_t blocks = 1;    // blocks of a cluster; each has `table_at` bytes of the row at most
   // The members below are for kLong.
   int64_t slices = 1;       // blocks that share a row
   int64_t slice_packs = 0;  // vectors of 16 bytes in a slice

@@ -10,13 +10,15 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._derivatives import def_jvp, differentiated
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_formula, differentiated
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
 from jaxgpuops.lax._count import take_rows
 from jaxgpuops.lax._sort import permutation, rows_to_exchange, sort_operands, sort_p
 from jaxgpuops.lax.along_axis import take_along_axis
 
+# The dtypes of quantiles that the kernels write themselves.
+QUANTILE_DTYPES = frozenset(np.dtype(name) for name in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
 MOST_RANKS = 9  # the most ranks of a selection, as in count/plan.h: 8 quantiles, and the last element
 
 
@@ -120,17 +122,83 @@ def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Ar
     return ranked_p(*align(x, ranks), axis=axis, split=split)
 
 
-def _select_split(select, splits, x, ranks, *, axis):
+def between(low: jax.Array, high: jax.Array, share: jax.Array, midpoint: bool) -> jax.Array:
+    """Returns the number that is ``share`` of the way from one element to another; of a midpoint, their mean."""
+    one, half = share.dtype.type(1), share.dtype.type(0.5)
+    if midpoint:
+        return low * half + high * half
+    low = jnp.where(share == one, high, low)  # no infinity times 0, where share has been rounded to 1
+    step = high - low
+    near = jnp.where(share < half, low + step * share, high - step * (one - share))
+    # The step is not finite if an end is infinite, or if it overflows.
+    return jnp.where(jnp.isfinite(step), near, low * (one - share) + high * share)
+
+
+def _quantiles_of(at, is_nan, ranks, shares, axis, midpoint):
+    """Returns quantiles, given the elements of the ranks beside them, and whether the row has a NaN."""
+    count, wide = shares.shape[axis], shares.dtype
+    part = lambda y, i: lax.slice_in_dim(y, i * count, (i + 1) * count, axis=axis)
+    y = part(at, 0).astype(wide)
+    if at.shape[axis] > count:
+        is_one = part(ranks, 0) == part(ranks, 1)
+        y = jnp.where(is_one, y, between(y, part(at, 1).astype(wide), shares, midpoint))
+    return jnp.where(is_nan | jnp.isnan(shares), np.array(np.nan, wide), y)
+
+
+def _quantile_fallback(x, ranks, shares, *, axis, midpoint):
+    own = lax.slice_in_dim(ranks, 0, ranks.shape[axis] - 1, axis=axis)
+    return [_quantiles_of(*ranked(x, own, axis), own, shares, axis, midpoint).astype(x.dtype)]
+
+
+def _plan_quantile(rows, avals, compute_capability, axis, midpoint):
+    plan = _plan_select(rows, avals[:2], compute_capability, axis)
+    return {"algorithm": "none"} if plan["algorithm"] == "long" else plan
+
+
+quantile_p = Kernel(
+    "quantile",
+    results=lambda x, ranks, shares, *, axis, midpoint: [(shares.shape[axis], x.dtype)],
+    fallback=_quantile_fallback,
+    accepts=QUANTILE_DTYPES.__contains__,
+    attributes=("midpoint",),
+    broadcasts=lambda count, **_: (1, 2),
+    shortest=512,
+    plan=_plan_quantile,
+    reindexes=True,
+    splits_as_one=True,
+)
+def_jvp_by_formula(quantile_p, _quantile_fallback)
+
+
+def quantiles(x: jax.Array, ranks: jax.Array, shares: jax.Array, axis: int, midpoint: bool, split) -> jax.Array:
+    """Returns the numbers between the elements of the first and the second half of the ranks, or the elements of all
+    ranks, if there is one for each share. NaN where the row has a NaN, or the share is NaN."""
+    length, count = x.shape[axis], ranks.shape[axis]
+    # XLA moves several quantiles of a row apart while it computes them; if the kernel did, that would take a launch.
+    alone = shares.shape[axis] == 1 or all(n == 1 for n in x.shape[:axis])
+    takes = x.dtype in QUANTILE_DTYPES and 0 < count < MOST_RANKS and alone
+    if takes and split is None and isinstance(length, int):
+        operands = align(x, _and_last(length, ranks, axis), shares)
+        return quantile_p(*operands, axis=axis, midpoint=midpoint)[0]
+    at, is_nan = ranked(x, ranks, axis, split)
+    return _quantiles_of(at, is_nan, ranks, shares, axis, midpoint)
+
+
+def _select_split(select, splits, x, *others, axis, **params):
     """Devices exchange their parts of the axis for rows, select in these, and gather the results."""
     split = splits[axis]
-    dim = rows_to_exchange(split, x, ranks, axis)
+    dim = rows_to_exchange(split, x, others[-1], axis)
     there = lax.slice_in_dim(split.exchange(x, dim, axis), 0, split.length, axis=axis)
-    return tuple(split.gather(y, dim) for y in select(there, ranks, axis=axis))
+    return tuple(split.gather(y, dim) for y in select(there, *others, axis=axis, **params))
 
 
-for _kernel, _select in ((select_p, select_p.primitive.bind), (ranked_p, _ranked_fallback)):
+for _kernel, _select in (
+    (select_p, select_p.primitive.bind),
+    (ranked_p, _ranked_fallback),
+    (quantile_p, quantile_p.primitive.bind),
+):
     RULES[_kernel.name] = Rule(
         functools.partial(_select_split, _select),
         operands=(0,),
-        pays=lambda split, avals, *, axis: rows_to_exchange(split, *avals[:2], axis) is not None,
+        pays=lambda split, avals, *, axis, **_: rows_to_exchange(split, *avals[:2], axis) is not None,
     )

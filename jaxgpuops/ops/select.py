@@ -21,11 +21,12 @@ from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._search import searchsorted
-from jaxgpuops.lax._select import follow, ranked, select
+from jaxgpuops.lax._select import follow, quantiles, select
 from jaxgpuops.lax._sort import check_operands, permutation, sort_operands, sort_p
 from jaxgpuops.lax.along_axis import gathered, take_along_axis
 
 Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]
+BETWEEN = ("linear", "midpoint")  # methods that take two elements
 METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
@@ -186,46 +187,22 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims, names):
     if isinstance(length, int) and length == 0:
         y = jnp.full((*rows.shape[:axis], count, *rows.shape[axis + 1 :]), np.nan, wide)
     else:
+        valid = (q >= q.dtype.type(0)) & (q <= q.dtype.type(1))
         if weights is None:
-            at, is_nan = _taken(rows, places[:2], axis, method in ("linear", "midpoint"), split)
-            y = at[0].astype(wide)
-            if len(at) == 2:
-                y = _between(y, at[1].astype(wide), along(places[2]).astype(wide), places, along, method)
+            ranks = jnp.concatenate([jnp.asarray(p).reshape(-1) for p in places[: 1 + (method in BETWEEN)]])
+            shares = jnp.where(valid, places[2], np.array(np.nan, q.dtype)).astype(wide)
+            y = quantiles(rows, along(ranks), along(shares), axis, method == "midpoint", split)
         else:
             weights = _rows_of_weights(op, weights, x, axes, merged)
             y, last, total = _weighted(rows, q, weights, axis, wide, split)
             y = jnp.where(total > np.zeros((), wide), y.astype(wide), np.array(np.nan, wide))
-            is_nan = jnp.isnan(last)
-        y = jnp.where(is_nan, np.array(np.nan, wide), y) if is_float else y
-        valid = (q >= q.dtype.type(0)) & (q <= q.dtype.type(1))
-        y = jnp.where(along(valid), y, np.array(np.nan, wide))
+            is_nan = jnp.isnan(last) if is_float else np.False_
+            y = jnp.where(is_nan | ~along(valid), np.array(np.nan, wide), y)
     y = y.astype(dtype)
     if q.ndim:
         y = jnp.moveaxis(y, axis, 0)
         return lax.expand_dims(y, [d + 1 for d in axes]) if keepdims else y
     return merged.reduced(lax.squeeze(y, (axis,)), keepdims)
-
-
-def _taken(rows, places, axis, both, split):
-    """The elements at one or both of the places in the order of rows, which all share them; and whether a row has NaNs."""
-    count = places[0].size
-    ranks = jnp.concatenate([jnp.asarray(p).reshape(-1) for p in (places if both else places[:1])])
-    at, is_nan = ranked(rows, ranks.reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis)), axis, split)
-    return [lax.slice_in_dim(at, i * count, (i + 1) * count, axis=axis) for i in range(1 + both)], is_nan
-
-
-def _between(low, high, share, places, along, method):
-    """Returns the number that is ``share`` of the way from one element to another."""
-    one, half = share.dtype.type(1), share.dtype.type(0.5)
-    if method == "midpoint":
-        between = low * half + high * half
-    else:
-        low = jnp.where(share == one, high, low)  # no infinity times 0, where share has been rounded to 1
-        step = high - low
-        near = jnp.where(share < half, low + step * share, high - step * (one - share))
-        # The step is not finite if an end is infinite, or if it overflows.
-        between = jnp.where(jnp.isfinite(step), near, low * (one - share) + high * share)
-    return jnp.where(along(places[0] == places[1]), low, between)
 
 
 def _rows_of_weights(op, weights, x, axes, merged):

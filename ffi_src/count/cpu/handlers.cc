@@ -165,6 +165,15 @@ ffi::Error select_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   });
 }
 
+ffi::Error quantile_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer shares,
+                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool midpoint) {
+  return handle("jaxgpuops.quantile", [&] {
+    quantile(quantile_of(x, ranks, shares, *out, axis, midpoint), x.untyped_data(),
+             static_cast<const int32_t*>(ranks.untyped_data()), shares.untyped_data(), out->untyped_data(),
+             workers_of(pool));
+  });
+}
+
 template <Op op>
 ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
                             ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted) {
@@ -196,6 +205,7 @@ XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kChoose, choose_handler, choose_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kPick, pick_handler, pick_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSelect, select_handler, select_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kQuantile, quantile_handler, quantile_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding<OnCpu>());
@@ -213,6 +223,7 @@ std::vector<Target> cpu_targets() {
           {"jaxgpuops.segment_max", kMax},
           {"jaxgpuops.segment_min", kMin},
           {"jaxgpuops.select", kSelect},
+          {"jaxgpuops.quantile", kQuantile},
           {"jaxgpuops.segment_softmax", kSoftmax},
           {"jaxgpuops.segment_logsumexp", kLogSumExp},
           {"jaxgpuops.pick", kPick}};

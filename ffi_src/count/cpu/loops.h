@@ -15,6 +15,10 @@ void segment_softmax(const Segments& problem, const void* data, const int32_t* i
 void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
             const Workers& workers);
 
+// Finds quantiles of x between the elements of the given ranks.
+void quantile(const Select& problem, const void* x, const int32_t* ranks, const void* shares, void* out,
+              const Workers& workers);
+
 // Finds what the mask chooses, or where elements differ from the one before.
 void choose(const Choose& problem, const ChooseBuffers& buffers, const Workers& workers);
 

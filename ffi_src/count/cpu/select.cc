@@ -1,13 +1,18 @@
 // select on the CPU: the elements of a row are counted by the highest digit of their keys; the digit of a rank follows,
 // and `std::nth_element` finds the rank's element among those with that digit.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "common/cpu/narrow_float.h"
 #include "common/rounding.h"
 #include "count/call.h"
 #include "count/cpu/loops.h"
+#include "count/quantile.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -68,35 +73,72 @@ struct Row {
   }
 };
 
-}  // namespace
-
-void select(const Select& problem, const void* x_, const int32_t* ranks, void* values_, int32_t* indices,
-            const Workers& workers) {
+// Calls `visit(outer, column, at)` for each row, with the numbers of the elements of its ranks.
+template <class T, class Visit>
+void for_rows(const Select& problem, const T* x, const int32_t* ranks, const Workers& workers, const Visit& visit) {
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return;
   const int64_t inner = rows.inner, tile = std::min(inner, kTile), tiles = ceil_div(inner, tile);
   const int64_t units = rows.outer * tiles, each = std::max<int64_t>(1, kTaskElements / (rows.length * tile));
+  parallel_for(workers, ceil_div(units, each), [&](int64_t task) {
+    std::vector<Row<T>> own(tile, Row<T>(rows.length));
+    std::vector<int32_t> at(problem.count);
+    for (int64_t unit = task * each; unit < std::min(units, (task + 1) * each); ++unit) {
+      const int64_t o = unit / tiles, first = unit % tiles * tile, columns = std::min(tile, inner - first);
+      const T* from = x + o * rows.length * inner + first;
+      for (int64_t j = 0; j < rows.length; ++j)
+        for (int64_t c = 0; c < columns; ++c) own[c].keys[j] = sort_key(from[j * inner + c], problem.order);
+      for (int64_t c = 0; c < columns; ++c) {
+        const auto rank_of = [&](int64_t r) { return problem.rank_of(ranks[problem.ranks(o, r, first + c)]); };
+        own[c].choose(problem.count, rank_of);
+        for (int64_t r = 0; r < problem.count; ++r) at[r] = own[c].find(rank_of(r));
+        visit(o, first + c, at.data());
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void select(const Select& problem, const void* x_, const int32_t* ranks, void* values_, int32_t* indices,
+            const Workers& workers) {
+  const auto [outer, length, inner] = problem.rows;
   with_width(problem.bits / 8, [&](auto width) {
     using T = decltype(width);
     const auto* x = static_cast<const T*>(x_);
     auto* values = static_cast<T*>(values_);
-    parallel_for(workers, ceil_div(units, each), [&](int64_t task) {
-      std::vector<Row<T>> own(tile, Row<T>(rows.length));
-      for (int64_t unit = task * each; unit < std::min(units, (task + 1) * each); ++unit) {
-        const int64_t o = unit / tiles, first = unit % tiles * tile, columns = std::min(tile, inner - first);
-        const T* from = x + o * rows.length * inner + first;
-        for (int64_t j = 0; j < rows.length; ++j)
-          for (int64_t c = 0; c < columns; ++c) own[c].keys[j] = sort_key(from[j * inner + c], problem.order);
-        for (int64_t c = 0; c < columns; ++c) {
-          const auto rank_of = [&](int64_t r) { return problem.rank_of(ranks[problem.ranks(o, r, first + c)]); };
-          own[c].choose(problem.count, rank_of);
-          for (int64_t r = 0; r < problem.count; ++r) {
-            const int32_t at = own[c].find(rank_of(r));
-            const int64_t to = (o * problem.count + r) * inner + first + c;
-            values[to] = from[at * inner + c];
-            indices[to] = at;
-          }
-        }
+    for_rows(problem, x, ranks, workers, [&](int64_t o, int64_t column, const int32_t* at) {
+      for (int64_t r = 0; r < problem.count; ++r) {
+        const int64_t to = (o * problem.count + r) * inner + column;
+        values[to] = x[(o * length + at[r]) * inner + column];
+        indices[to] = at[r];
+      }
+    });
+  });
+}
+
+void quantile(const Select& problem, const void* x_, const int32_t* ranks, const void* shares_, void* out_,
+              const Workers& workers) {
+  const auto [outer, length, inner] = problem.rows;
+  with_format(problem.dtype, [&](auto format) {
+    using Format = decltype(format);
+    using Bits = typename Format::Bits;
+    using Number = decltype(Format::decode(Bits{}));
+    using T =
+        std::conditional_t<sizeof(Bits) == 8, uint64_t, std::conditional_t<sizeof(Bits) == 4, uint32_t, uint16_t>>;
+    const auto* x = static_cast<const Bits*>(x_);
+    const auto* shares = static_cast<const Number*>(shares_);
+    auto* out = static_cast<Bits*>(out_);
+    for_rows(problem, static_cast<const T*>(x_), ranks, workers, [&](int64_t o, int64_t column, const int32_t* at) {
+      const auto number = [&](int64_t r) { return Format::decode(x[(o * length + at[r]) * inner + column]); };
+      const auto rank = [&](int64_t r) { return problem.rank_of(ranks[problem.ranks(o, r, column)]); };
+      const Number last = number(problem.count - 1);
+      for (int64_t j = 0; j < problem.quantiles; ++j) {
+        const Number share = shares[problem.shares(o, j, column)], low = number(j);
+        const int64_t upper = problem.upper(j);
+        Number y = rank(j) == rank(upper) ? low : number_between(low, number(upper), share, problem.midpoint);
+        if (std::isnan(last) || std::isnan(share)) y = std::numeric_limits<Number>::quiet_NaN();
+        out[(o * problem.quantiles + j) * inner + column] = Format::encode(y);
       }
     });
   });

@@ -6,6 +6,7 @@
 
 #include "common/cuda/launch.cuh"
 #include "count/cuda/select_held.cuh"
+#include "count/cuda/select_quantile.cuh"
 #include "sort/cuda/kernels.h"
 
 namespace jaxgpuops::count {
@@ -96,7 +97,7 @@ __device__ __forceinline__ void list_left(const Found<T>& found, uint32_t ends, 
 template <class T>
 __global__ void __maxnreg__(48)
     select_kernel(const __grid_constant__ Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks,
-                  T* __restrict__ values, int32_t* __restrict__ indices, uint32_t table_at) {
+                  const SelectResults results, uint32_t table_at) {
   using Word = typename Found<T>::Word;
   constexpr int kPack = Pack<T>::kElements;
   constexpr Word kAll = static_cast<T>(~T{0});
@@ -106,6 +107,7 @@ __global__ void __maxnreg__(48)
   // For each rank: the least and the largest key that the next interval must hold.
   __shared__ Word least[kMostRanks], most[kMostRanks];
   __shared__ uint32_t listed[kMostRanks], chosen, last_of_largest;
+  __shared__ Quantiles<Word> quantiles;
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
@@ -129,8 +131,10 @@ __global__ void __maxnreg__(48)
     for (int b = threadIdx.x - first; b < wanted * kBins / 4; b += threads - first)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
+  const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
+  if (threadIdx.x < problem.quantiles)
+    quantiles.own[threadIdx.x].load(problem, results.shares, own_ranks, outer, column, threadIdx.x);
   if (warp == 0) {
-    const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
     uint32_t rank;
     const bool has = own_rank(problem, length, own_ranks, rank);
     // In shorter rows, a small sample is enough: its interval may hold most of the row, and yet each part of it has few
@@ -195,9 +199,14 @@ __global__ void __maxnreg__(48)
       chosen = at;
       return;
     }
+    const T key = keys[at], element = tells_element(problem, key) ? element_of_key(problem, key) : x[at];
+    if (problem.quantiles) {
+      quantiles.taken[r] = element;
+      return;
+    }
     const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
-    values[to] = x[at];
-    indices[to] = at;
+    static_cast<T*>(results.values)[to] = element;
+    results.indices[to] = at;
   };
   if (warp == 0) {
     if (lane < wanted) {
@@ -242,6 +251,10 @@ __global__ void __maxnreg__(48)
   };
   for (int r = 0; r < wanted; ++r) {
     if ((ends >> r & 1) || found.size[r] <= kSelectFew) continue;
+    if (is_told_by_key(problem, static_cast<T>(found.first[r]))) {
+      if (threadIdx.x == 0) quantiles.taken[r] = element_of_key(problem, static_cast<T>(found.first[r]));
+      continue;
+    }
     const auto is_equal = [&, key = found.first[r]](uint32_t at) { return keys[at] == key; };
     const auto table = static_cast<int>(found.table[r]);
     uint32_t* const counts = tables + table * kBins;
@@ -260,6 +273,13 @@ __global__ void __maxnreg__(48)
       left -= __popc(lanes);
     }
   }
+  if (problem.quantiles) {
+    __syncthreads();
+    const uint32_t j = threadIdx.x;
+    if (j < problem.quantiles)
+      static_cast<T*>(results.values)[(outer * problem.quantiles + j) * inner + column] =
+          static_cast<T>(quantiles(problem, j));
+  }
   if (problem.kth < 0) return;
 
   __syncthreads();
@@ -268,14 +288,15 @@ __global__ void __maxnreg__(48)
   uint32_t own;
   const uint32_t before = count_before(sample, [&](uint32_t at) { return is_before(keys[at], at); }, own);
   const int64_t to = int64_t{row} * length;
+  auto* const values = static_cast<T*>(results.values);
   write_around<kAhead>(keys, is_before, kth, x, 0, begin, end, before, values ? values + to : values,
-                       indices ? indices + to : indices);
+                       results.indices ? results.indices + to : results.indices);
 }
 
 }  // namespace
 
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                          const int32_t* ranks, void* values, int32_t* indices, void* workspace) {
+                          const int32_t* ranks, const SelectResults& results, void* workspace) {
   if (plan.algorithm == Selecting::kEmpty) return cudaSuccess;
   auto* rest = static_cast<char*>(workspace);
   if (plan.turns) {
@@ -286,21 +307,18 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
     rest += outer * plan.turned_bytes;
   }
   if (plan.algorithm == Selecting::kThread || plan.algorithm == Selecting::kWarp)
-    return launch_select_short(stream, plan, problem, x, ranks, values, indices);
-  if (plan.algorithm == Selecting::kRegisters)
-    return launch_select_registers(stream, plan, problem, x, ranks, values, indices);
-  if (plan.algorithm == Selecting::kCluster)
-    return launch_select_cluster(stream, plan, problem, x, ranks, values, indices);
-  if (plan.algorithm == Selecting::kLong)
-    return launch_select_long(stream, plan, problem, x, ranks, values, indices, rest);
+    return launch_select_short(stream, plan, problem, x, ranks, results);
+  if (plan.algorithm == Selecting::kRegisters) return launch_select_registers(stream, plan, problem, x, ranks, results);
+  if (plan.algorithm == Selecting::kCluster) return launch_select_cluster(stream, plan, problem, x, ranks, results);
+  if (plan.algorithm == Selecting::kLong) return launch_select_long(stream, plan, problem, x, ranks, results, rest);
   Launch config;
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   return dispatch_key(problem.bits, [&](auto width) {
     using T = decltype(width);
-    return launch(stream, config, select_kernel<T>, problem, static_cast<const T*>(x), ranks, static_cast<T*>(values),
-                  indices, static_cast<uint32_t>(plan.table_at));
+    return launch(stream, config, select_kernel<T>, problem, static_cast<const T*>(x), ranks, results,
+                  static_cast<uint32_t>(plan.table_at));
   });
 }
 

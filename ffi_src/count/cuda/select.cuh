@@ -413,6 +413,19 @@ __device__ __forceinline__ void append_carry(unsigned long long distance, unsign
   asm("{.reg.u64 sum; add.cc.u64 sum, %1, %2; addc.u32 %0, %0, %0;}" : "+r"(set) : "l"(distance), "l"(addend));
 }
 
+// Returns key + addend (modulo 2^32 or 2^64), and adds the carry of this sum to `count`, by two instructions.
+__device__ __forceinline__ uint32_t add_counting(uint32_t key, uint32_t addend, uint32_t& count) {
+  uint32_t sum;
+  asm("add.cc.u32 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&r"(sum), "+r"(count) : "r"(key), "r"(addend));
+  return sum;
+}
+__device__ __forceinline__ unsigned long long add_counting(unsigned long long key, unsigned long long addend,
+                                                           uint32_t& count) {
+  unsigned long long sum;
+  asm("add.cc.u64 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&l"(sum), "+r"(count) : "l"(key), "l"(addend));
+  return sum;
+}
+
 // ---- Ranks among counts ---------------------------------------------------------------------------------------------
 
 constexpr int kChunk = 512, kLaneCounts = kChunk / 32;  // counts that a warp, and a lane, looks at together

@@ -12,6 +12,7 @@
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
 #include "count/cuda/select_held.cuh"
+#include "count/cuda/select_quantile.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -53,8 +54,8 @@ __device__ __forceinline__ uint32_t sum_of_blocks(const uint32_t* from, unsigned
 template <class T>
 __global__ void __launch_bounds__(kMostClusterThreads)
     select_cluster_kernel(const __grid_constant__ Select problem, const T* __restrict__ x,
-                          const int32_t* __restrict__ ranks, T* __restrict__ values, int32_t* __restrict__ indices,
-                          uint32_t table_at, uint32_t blocks, int part_packs) {
+                          const int32_t* __restrict__ ranks, const SelectResults results, uint32_t table_at,
+                          uint32_t blocks, int part_packs) {
 #if __CUDA_ARCH__ >= 900
   using Word = typename Found<T>::Word;
   constexpr int kPack = Pack<T>::kElements;
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   __shared__ uint32_t listed[kMostRanks], equal[kMostRanks];
   __shared__ uint32_t last_of_largest, chosen, all_before;
   __shared__ Word chosen_key;
+  __shared__ Quantiles<Word> quantiles;  // of the first block
   const int threads = blockDim.x, warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
@@ -95,10 +97,12 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     for (int b = threadIdx.x - first_thread; b < wanted * kBins / 4; b += threads - first_thread)
       reinterpret_cast<uint4*>(tables)[b] = uint4{0, 0, 0, 0};
   };
+  const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
+  if (block == 0 && threadIdx.x < problem.quantiles)
+    quantiles.own[threadIdx.x].load(problem, results.shares, own_ranks, outer, column, threadIdx.x);
   if (warp == 0) {
     if (lane < kMostRanks) listed[lane] = 0;
     if (lane == 0) largest = 0, last_of_largest = 0;
-    const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
     uint32_t rank;
     const bool has = own_rank(problem, length, own_ranks, rank);
     const bool is_small = length <= kSmallSampled;
@@ -187,6 +191,26 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     of_block = largest_of_lanes(of_block);
     if (threadIdx.x == 0) found.largest = of_block;
   }
+  __syncthreads();
+  // Ranks of quantiles whose elements are told by their keys.
+  const auto key_of = [&](int r) { return static_cast<T>(ends >> r & 1 ? found.largest : found.first[r]); };
+  const bool is_told =
+      lane < wanted && ((ends >> lane & 1) || found.last[lane] == 0) && is_told_by_key(problem, key_of(lane));
+  const uint32_t told = __ballot_sync(kEveryLane, is_told);
+  if (block == 0 && warp == 0 && is_told) quantiles.taken[lane] = element_of_key(problem, key_of(lane));
+  const auto write_quantiles = [&] {
+    const uint32_t j = threadIdx.x;
+    if (block == 0 && j < problem.quantiles)
+      static_cast<T*>(results.values)[(outer * problem.quantiles + j) * inner + column] =
+          static_cast<T>(quantiles(problem, j));
+  };
+  if (told == (1u << wanted) - 1) {
+    arrive_at_cluster_barrier();
+    __syncthreads();
+    write_quantiles();
+    wait_at_cluster_barrier();
+    return;
+  }
   if (warp == 0) choose_lists(found, wanted);
   __syncthreads();
   const auto write = [&](int r, uint32_t at, Word key) {
@@ -195,17 +219,23 @@ __global__ void __launch_bounds__(kMostClusterThreads)
       for (uint32_t b = 0; b < blocks; ++b) store_in_cluster(&chosen, b, at), store_in_cluster(&chosen_key, b, key);
       return;
     }
+    const auto narrow = static_cast<T>(key);
+    const T element = tells_element(problem, narrow) ? element_of_key(problem, narrow) : x[at];
+    if (problem.quantiles) {
+      store_in_cluster(quantiles.taken + r, 0, Word{element});
+      return;
+    }
     const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
-    values[to] = x[at];
-    indices[to] = static_cast<int32_t>(at);
+    static_cast<T*>(results.values)[to] = element;
+    results.indices[to] = static_cast<int32_t>(at);
   };
   // The list of a table is in this block.
   const auto home = [&](uint32_t table) { return table % blocks; };
-  const auto is_many = [&](int r) { return !(ends >> r & 1) && found.size[r] > kFew<T>; };
+  const auto is_many = [&](int r) { return !((ends | told) >> r & 1) && found.size[r] > kFew<T>; };
   const uint32_t many = __ballot_sync(kEveryLane, lane < wanted && is_many(lane));
   const uint32_t lists =
-      __ballot_sync(kEveryLane, lane < wanted && !((ends | many) >> lane & 1) && found.table[lane] == lane);
-  const bool has_largest = ends && packs > 0 && highest == found.largest;
+      __ballot_sync(kEveryLane, lane < wanted && !((ends | many | told) >> lane & 1) && found.table[lane] == lane);
+  const bool has_largest = (ends & ~told) && packs > 0 && highest == found.largest;
   uint32_t last = 0;
   for_keys(false, [&](auto& key, auto& has, int begin) {
     const auto at = [&](int place) {
@@ -258,7 +288,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
 #pragma unroll 1
   for (int turn = warp; turn < wanted * kTurns; turn += warps) {
     const int r = turn / kTurns;
-    if ((ends | many) >> r & 1) continue;
+    if ((ends | many | told) >> r & 1) continue;
     const uint32_t table = found.table[r], size = found.size[r], i = (turn - r * kTurns) * 32 + lane;
     if (home(table) != block || i - lane >= size) continue;
     const uint32_t* const list = tables + table * kBins;
@@ -270,10 +300,10 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     for (uint32_t j = 0; j < size; ++j) before += list_keys[j] < key || (list_keys[j] == key && list[j] < at);
     if (i < size && before == found.left[r]) write(r, at, key);
   }
-  if (ends && block == 0 && warp == 0) {
+  if ((ends & ~told) && block == 0 && warp == 0) {
     const uint32_t last =
         largest_of_warp(static_cast<unsigned>(lane) < blocks ? load_in_cluster(&last_of_largest, lane) : 0);
-    if (lane < wanted && (ends >> lane & 1)) write(lane, last, found.largest);
+    if (lane < wanted && ((ends & ~told) >> lane & 1)) write(lane, last, found.largest);
   }
   for_bits(many, [&](int r) {
     const Word key = found.first[r];
@@ -292,6 +322,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     }
   });
   wait_for_cluster();  // no other block reads this block's memory any more, if it is not to be partitioned
+  write_quantiles();
   if (problem.kth < 0) return;
 
   const IsBefore<T> is_before{static_cast<T>(chosen_key), chosen};
@@ -302,8 +333,9 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   before += sum_of_blocks(&all_before, block);
   arrive_at_cluster_barrier();
   const int64_t to = int64_t{row} * length;
+  auto* const values = static_cast<T*>(results.values);
   write_around<kAhead>(keys, is_before, static_cast<uint32_t>(problem.kth), x, first, begin, end, before,
-                       values ? values + to : values, indices ? indices + to : indices);
+                       values ? values + to : values, results.indices ? results.indices + to : results.indices);
   wait_at_cluster_barrier();
 #endif
 }
@@ -311,7 +343,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
 }  // namespace
 
 cudaError_t launch_select_cluster(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                                  const int32_t* ranks, void* values, int32_t* indices) {
+                                  const int32_t* ranks, const SelectResults& results) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>(problem.rows.count() * plan.blocks));
   config.block = dim3(plan.threads);
@@ -323,7 +355,7 @@ cudaError_t launch_select_cluster(cudaStream_t stream, const SelectPlan& plan, c
     const auto kernel = select_cluster_kernel<T>;
     const cudaError_t error = allow_cluster(reinterpret_cast<const void*>(kernel), config.cluster);
     if (error != cudaSuccess) return error;
-    return launch(stream, config, kernel, problem, static_cast<const T*>(x), ranks, static_cast<T*>(values), indices,
+    return launch(stream, config, kernel, problem, static_cast<const T*>(x), ranks, results,
                   static_cast<uint32_t>(plan.table_at), static_cast<uint32_t>(plan.blocks),
                   static_cast<int>(plan.table_at / 16));
   });

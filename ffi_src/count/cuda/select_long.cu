@@ -454,13 +454,13 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
 }  // namespace
 
 cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                               const int32_t* ranks, void* values, int32_t* indices, void* workspace) {
+                               const int32_t* ranks, const SelectResults& results, void* workspace) {
   return dispatch_key(problem.bits, [&](auto width) {
     using T = decltype(width);
     static_assert(sizeof(Head<T>) <= kLongHeadBytes);
     const int64_t rows = problem.rows.count();
-    Args<T> a{problem, static_cast<const T*>(x),      ranks, static_cast<T*>(values),
-              indices, static_cast<char*>(workspace), plan,  0};
+    Args<T> a{problem,         static_cast<const T*>(x),      ranks, static_cast<T*>(results.values),
+              results.indices, static_cast<char*>(workspace), plan,  0};
     const auto kernel = select_long_kernel<T>;
     Launch config;
     config.block = dim3(kThreads);

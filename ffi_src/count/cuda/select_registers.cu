@@ -14,12 +14,16 @@
 
 #include "common/cuda/launch.cuh"
 #include "count/cuda/select_held.cuh"
+#include "count/cuda/select_quantile.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
 constexpr int kVectors = kRegisterSelect / 4;  // a thread has this many times four neighbouring elements
-constexpr float kMagic = 8388608;              // 2^23: the low bits of floats from here on are those of an integer
+// The parts of a row of a block of that many threads: the lists of more parts are shorter.
+template <int kThreads>
+constexpr int kPartBits = kThreads > 256 ? 11 : kBinBits;
+constexpr float kMagic = 8388608;  // 2^23: the low bits of floats from here on are those of an integer
 constexpr uint32_t kMagicBits = 0x4b000000;
 constexpr uint32_t kMostCrowd = 5;  // elements of the sample in a part, besides others of the same key
 
@@ -81,10 +85,11 @@ struct Cut {
   }
 };
 
+template <int kParts>
 struct Shared {
-  uint32_t counts[kBins];
+  uint32_t counts[kParts];
   uint64_t list[kMostRanks][kSelectFew];  // keys and indices
-  uint8_t marks[kBins];                   // 128 and the number of a list, of a part that has one
+  uint8_t marks[kParts];                  // 128 and the number of a list, of a part that has one
   Cut cut;
   // For each rank: the part that has its element, how many elements are in that part, and the number of its element
   // among them; and the entries of its list.
@@ -92,24 +97,26 @@ struct Shared {
   uint32_t ends;  // a bit for each rank that is the last of the row: the last one of the largest elements
   uint32_t many;  // a bit for each rank whose part has more elements than a list
   uint32_t largest, last_of_largest, least, most, chosen;
-  uint32_t sums[8];  // of the counts of each warp's parts
+  uint32_t sums[16];  // of the counts of each warp's parts
+  Quantiles<uint32_t> quantiles;
 };
 
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     select_registers_kernel(const __grid_constant__ Select problem, const void* __restrict__ x_of_all,
-                            const int32_t* __restrict__ ranks, void* __restrict__ values,
-                            int32_t* __restrict__ indices) {
+                            const int32_t* __restrict__ ranks, const SelectResults results, uint32_t stride) {
   constexpr int kWarps = kThreads / 32, kElements = 4 * kVectors, kGroups = kVectors * kWarps;
-  __shared__ __align__(16) Shared shared;
+  constexpr int kParts = 1 << kPartBits<kThreads>;
+  __shared__ __align__(16) Shared<kParts> shared;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto length = static_cast<uint32_t>(problem.rows.length);
   const auto wanted = static_cast<int>(problem.count);
   const uint32_t row = blockIdx.x, inner = static_cast<uint32_t>(problem.rows.inner);  // blocks are less than 2^31
   const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
   const bool partitions = problem.kth >= 0, is_short = problem.bits == 16;
-  const auto* const x = static_cast<const uint32_t*>(x_of_all) + (is_short ? 0 : int64_t{row} * length);
-  const auto* const shorts = static_cast<const uint16_t*>(x_of_all) + (is_short ? int64_t{row} * length : 0);
+  const int64_t start = stride == 1 ? int64_t{row} * length : int64_t{outer} * length * inner + column;
+  const auto* const x = static_cast<const uint32_t*>(x_of_all) + (is_short ? 0 : start);
+  const auto* const shorts = static_cast<const uint16_t*>(x_of_all) + (is_short ? start : 0);
   const WordOrder order(problem);
   const bool is_float = order.is_float, descending = problem.order.invert != 0;
   // No element sorts behind this word, which stands for those behind the row's end.
@@ -131,18 +138,19 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     const uint32_t number = (add_zero(word) & of_floats) | (word & ~of_floats);
     return number ^ (sign_mask(number) & (of_floats >> 1)) ^ flip;
   };
-  const auto word_at = [&](uint32_t at) { return is_short ? order.word_of_short(shorts[at]) : x[at]; };
+  const auto element_at = [&](uint32_t at) { return is_short ? shorts[at * stride] : x[at * stride]; };
+  const auto word_at = [&](uint32_t at) { return is_short ? order.word_of_short(element_at(at)) : element_at(at); };
   const auto index_of = [&](int i) { return own_start + i / 4 * kThreads * 4 + i % 4; };
 
   uint32_t sampled = 0;
   if (warp == 0) {
     const uint32_t at = sampled_place(5, length, lane);
-    sampled = is_short ? shorts[at] : x[at];
+    sampled = element_at(at);
   }
   uint32_t own[kElements];
   const int from_own = static_cast<int>(length - own_start);  // elements from the thread's first one on
   if (is_short) {
-    const bool whole = length % 4 == 0 && reinterpret_cast<uintptr_t>(shorts) % 8 == 0;
+    const bool whole = stride == 1 && length % 4 == 0 && reinterpret_cast<uintptr_t>(shorts) % 8 == 0;
     const auto* const from = reinterpret_cast<const uint2*>(shorts) + threadIdx.x;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -154,14 +162,14 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (!whole) {
 #pragma unroll
       for (int i = 0; i < kElements; ++i)
-        if (index_of(i) < length) own[i] = shorts[index_of(i)];
+        if (index_of(i) < length) own[i] = shorts[index_of(i) * stride];
     }
     order.extend(own);
 #pragma unroll
     for (int i = 0; i < kElements; ++i)
       if (index_of(i) >= length) own[i] = pad;
   } else {
-    const bool whole = length % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    const bool whole = stride == 1 && length % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
     const auto* const from = reinterpret_cast<const uint4*>(x) + threadIdx.x;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -172,31 +180,33 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (!whole) {
 #pragma unroll
       for (int i = 0; i < kElements; ++i)
-        if (index_of(i) < length) own[i] = x[index_of(i)];
+        if (index_of(i) < length) own[i] = x[index_of(i) * stride];
     }
   }
   const auto clear_counts = [&] {
 #pragma unroll
-    for (int b = threadIdx.x; b < kBins / 4; b += kThreads)
+    for (int b = threadIdx.x; b < kParts / 4; b += kThreads)
       reinterpret_cast<uint4*>(shared.counts)[b] = uint4{0, 0, 0, 0};
   };
   clear_counts();
 #pragma unroll
-  for (int b = threadIdx.x; b < kBins / 4; b += kThreads) reinterpret_cast<uint32_t*>(shared.marks)[b] = 0;
+  for (int b = threadIdx.x; b < kParts / 4; b += kThreads) reinterpret_cast<uint32_t*>(shared.marks)[b] = 0;
+  const int32_t* const own_ranks = partitions ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
+  if (threadIdx.x < problem.quantiles)
+    shared.quantiles.own[threadIdx.x].load(problem, results.shares, own_ranks, outer, column, threadIdx.x);
   if (warp == 0) {
     uint32_t rank;
-    const bool has =
-        own_rank(problem, length, partitions ? nullptr : ranks + ranks_at(problem.ranks, outer, column), rank);
+    const bool has = own_rank(problem, length, own_ranks, rank);
     if (is_short) sampled = order.word_of_short(sampled);
     const uint32_t with_part = __ballot_sync(kEveryLane, has), key = key_of(sampled);
     const uint32_t low = ~largest_of_warp(~key), high = largest_of_warp(key);
     Cut cut;
-    cut.by_key = Parts<uint32_t>::between<uint32_t>(kBinBits, low, high);
+    cut.by_key = Parts<uint32_t>::between<uint32_t>(kPartBits<kThreads>, low, high);
     const auto number_of = [&](uint32_t of) { return __uint_as_float(decode(of, KeyOrder{0x7fffffff, flip})); };
     const float first = number_of(low), last = number_of(high);
     const float least = fminf(first, last), most = fmaxf(first, last), more = (most - least) / 4;
     cut.scale = __frcp_rn(least - most - 2 * more), cut.offset = (most + more) * -cut.scale;
-    cut.step = descending ? kBins - 1 : 1 - kBins, cut.start = kMagic + (descending ? 0 : kBins - 1);
+    cut.step = descending ? kParts - 1 : 1 - kParts, cut.start = kMagic + (descending ? 0 : kParts - 1);
     // How many other elements of the sample, of other keys, are in the same part. (No comparison with NaN is true.)
     const auto lanes_of = [](uint32_t its) { return static_cast<uint32_t>(__popc(__match_any_sync(kEveryLane, its))); };
     const uint32_t crowd = largest_of_warp(lanes_of(cut.part_bits(sampled)) - lanes_of(key));
@@ -270,10 +280,10 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   __syncthreads();
 
   // Each thread has some neighbouring parts, and looks for ranks in them.
-  constexpr int kParts = kBins / kThreads;
-  uint32_t count[kParts], own_sum = 0;
+  constexpr int kOwnParts = kParts / kThreads;
+  uint32_t count[kOwnParts], own_sum = 0;
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) own_sum += count[i] = shared.counts[threadIdx.x * kParts + i];
+  for (int i = 0; i < kOwnParts; ++i) own_sum += count[i] = shared.counts[threadIdx.x * kOwnParts + i];
   const uint32_t up_to = sum_up_to_lane(own_sum);
   if (lane == 31) shared.sums[warp] = up_to;
   __syncthreads();
@@ -285,11 +295,11 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   for (int r = 0; r < wanted; ++r) {
     uint32_t left = shared.rank[r] - before;
     if (left >= own_sum || (ends >> r & 1)) continue;
-    int part = threadIdx.x * kParts;
+    int part = threadIdx.x * kOwnParts;
     uint32_t size = count[0];
 #pragma unroll
-    for (int i = 1; i < kParts; ++i)
-      if (left >= size) left -= size, size = count[i], part = threadIdx.x * kParts + i;
+    for (int i = 1; i < kOwnParts; ++i)
+      if (left >= size) left -= size, size = count[i], part = threadIdx.x * kOwnParts + i;
     shared.part[r] = part, shared.size[r] = size, shared.left[r] = left;
     if (size <= kSelectFew)
       shared.marks[part] = 128 + r;  // of ranks in the same part, the last one gives its list
@@ -351,17 +361,32 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   }
   __syncthreads();
 
-  const auto write = [&](int r, uint32_t at) {
+  // Returns the element that has a key, if that tells it: see tells_element().
+  const auto element_of = [&](uint32_t key) {
+    const uint32_t word = decode(key, KeyOrder{of_floats >> 1, flip});
+    return is_short && order.is_half ? uint32_t{Float16::store(__uint_as_float(word))}
+           : is_short && is_float    ? word >> 16
+                                     : word;
+  };
+  const auto put = [&](int64_t to, uint32_t element) {
+    if (is_short)
+      static_cast<uint16_t*>(results.values)[to] = static_cast<uint16_t>(element);
+    else
+      static_cast<uint32_t*>(results.values)[to] = element;
+  };
+  const auto write = [&](int r, uint32_t at, uint32_t key) {
     if (partitions) {
       shared.chosen = at;
       return;
     }
-    const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
-    if (is_short)
-      static_cast<uint16_t*>(values)[to] = shorts[at];
-    else
-      static_cast<uint32_t*>(values)[to] = x[at];
-    indices[to] = static_cast<int32_t>(at);
+    const bool is_told = !is_float || (key != key_of(0) && (problem.quantiles || key != ~0u));
+    const uint32_t element = is_told ? element_of(key) : element_at(at);
+    if (problem.quantiles) {
+      shared.quantiles.taken[r] = element;
+      return;
+    }
+    put((int64_t{outer} * wanted + r) * inner + column, element);
+    results.indices[(int64_t{outer} * wanted + r) * inner + column] = static_cast<int32_t>(at);
   };
   // Calls `visit` for each entry of a list, with the number of smaller entries, and its index. A warp calls this.
   const auto for_list = [&](int r, auto visit) {
@@ -372,21 +397,21 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       uint32_t before = 0;
 #pragma unroll 4
       for (uint32_t j = 0; j < size; ++j) before += list[j] < entry;
-      visit(before, static_cast<uint32_t>(entry));
+      visit(before, static_cast<uint32_t>(entry), static_cast<uint32_t>(entry >> 32));
     }
   };
   const uint32_t part_of_lane = lane < wanted && !(ends >> lane & 1) ? shared.part[lane] : ~0u;
 #pragma unroll 1
   for (int r = warp; r < wanted; r += kWarps) {
     if (ends >> r & 1) {
-      if (lane == 0) write(r, shared.last_of_largest);
+      if (lane == 0) write(r, shared.last_of_largest, shared.largest);
       continue;
     }
     const uint32_t part = shared.part[r], with = __ballot_sync(kEveryLane, part_of_lane == part);
     if ((many >> r & 1) || shared.marks[part] != 128 + r) continue;
-    for_list(r, [&](uint32_t before, uint32_t at) {
+    for_list(r, [&](uint32_t before, uint32_t at, uint32_t key) {
       for_bits(with, [&](int q) {
-        if (shared.left[q] == before) write(q, at);
+        if (shared.left[q] == before) write(q, at, key);
       });
     });
   }
@@ -439,15 +464,22 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       list_all(set, [&](uint32_t, uint32_t) { return r; });
       __syncthreads();
       if (warp == 0)
-        for_list(r, [&](uint32_t before, uint32_t at) {
-          if (before == shared.left[r]) write(r, at);
+        for_list(r, [&](uint32_t before, uint32_t at, uint32_t key) {
+          if (before == shared.left[r]) write(r, at, key);
         });
       same = 0;
       break;
     }
     if (same == 0) continue;
 
-    // Only equal elements are left. They are counted in groups of 128 neighbours, four in each lane of a warp.
+    // Only equal elements are left.
+    if (problem.quantiles && first != key_of(0)) {
+      to_do &= ~same;
+      const uint32_t r = threadIdx.x;
+      if (r < kMostRanks && (same >> r & 1)) shared.quantiles.taken[r] = element_of(first);
+      continue;
+    }
+    // They are counted in groups of 128 neighbours, four in each lane of a warp.
     to_do &= ~same;
     __syncthreads();
     uint32_t equal = 0;  // a bit for each element of the thread
@@ -477,8 +509,13 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       const uint32_t before = sum_up_to_lane(__popc(of_lane)) - __popc(of_lane);
       if (left - before >= static_cast<uint32_t>(__popc(of_lane))) return;
       for (uint32_t skip = left - before; skip; --skip) of_lane &= of_lane - 1;
-      write(q, index_of(group / kWarps * 4 + __ffs(static_cast<int>(of_lane)) - 1));
+      write(q, index_of(group / kWarps * 4 + __ffs(static_cast<int>(of_lane)) - 1), first);
     });
+  }
+  if (problem.quantiles) {
+    __syncthreads();
+    const uint32_t j = threadIdx.x;
+    if (j < problem.quantiles) put((outer * problem.quantiles + j) * inner + column, shared.quantiles(problem, j));
   }
   if (!partitions) return;
 
@@ -518,7 +555,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   auto* const out = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
 #pragma unroll 1
   for (int result = 0; result < 2; ++result) {
-    auto* to = static_cast<uint32_t*>(result == 0 ? values : indices);
+    auto* to = static_cast<uint32_t*>(result == 0 ? results.values : results.indices);
     if (to == nullptr) continue;
     to += int64_t{row} * length;
     forget();
@@ -550,15 +587,17 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 }  // namespace
 
 cudaError_t launch_select_registers(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                                    const int32_t* ranks, void* values, int32_t* indices) {
+                                    const int32_t* ranks, const SelectResults& results) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
   const auto kernel = plan.threads == 64    ? select_registers_kernel<64>
                       : plan.threads == 128 ? select_registers_kernel<128>
-                                            : select_registers_kernel<256>;
-  return launch(stream, config, kernel, problem, x, ranks, values, indices);
+                      : plan.threads == 256 ? select_registers_kernel<256>
+                                            : select_registers_kernel<512>;
+  return launch(stream, config, kernel, problem, x, ranks, results,
+                static_cast<uint32_t>(plan.turns ? 1 : problem.rows.inner));
 }
 
 }  // namespace jaxgpuops::count

@@ -4,79 +4,18 @@
 // memory, and each thread sorts one row in its registers by a network. Keys of up to 16 bits carry their indices. For
 // others the thread looks for the key that has the rank among those of the row.
 //
-// warp: longer rows. A warp keeps the keys of a row in shared memory, and goes by the steps of select.cuh, but with one
-// interval for all ranks first, from a sample of 32 elements. Ranks whose part of it has more elements than the warp
-// has lanes take further steps, each for itself. The elements of short rows are compared with each other instead, which
-// finds all ranks.
+// warp: longer rows, or few rows. A warp compares all elements of a short row with each other, which finds all ranks,
+// or sorts the row in its registers. Else it keeps the keys in shared memory and goes by the steps of select.cuh, but
+// with one interval for all ranks first, from a sample of 32 elements. Ranks whose part of it has more elements than
+// the warp has lanes take further steps, each for itself. (Bisection: select_bisect.cu.)
 #include <cuda_runtime.h>
 
 #include "common/cuda/async_copy.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/select.cuh"
+#include "count/cuda/select_short.cuh"
 
 namespace jaxgpuops::count {
 namespace {
-
-constexpr int kThreads = kShortSelectThreads, kWarps = kThreads / 32;
-
-// Sorts words upwards. (Batcher's merge exchange.) Minima and maxima run on the pipe that most other instructions need.
-// So two of three comparators take the maximum from the sum, by multiply-adds with `one` and `minus_one`, which run on
-// another pipe.
-struct Network {
-  uint32_t one, minus_one;
-
-  template <int kRoom, int kRun = 1, int kStep = kRun>
-  __device__ __forceinline__ void sort(uint32_t (&v)[kRoom]) const {
-    constexpr int kFrom = kStep == kRun ? 0 : kStep;
-#pragma unroll
-    for (int i = kFrom; i + kStep < kRoom; ++i) {
-      if ((i - kFrom) % (2 * kStep) >= kStep || i / (2 * kRun) != (i + kStep) / (2 * kRun)) continue;
-      uint32_t &a = v[i], &b = v[i + kStep];
-      const uint32_t least = min(a, b);
-      if (i % 3 == 0) {
-        b = max(a, b);
-      } else {
-        asm("mad.lo.u32 %0, %1, %2, %0;" : "+r"(b) : "r"(a), "r"(one));
-        asm("mad.lo.u32 %0, %1, %2, %0;" : "+r"(b) : "r"(least), "r"(minus_one));
-      }
-      a = least;
-    }
-    if constexpr (kStep > 1) {
-      sort<kRoom, kRun, kStep / 2>(v);
-    } else if constexpr (2 * kRun < kRoom) {
-      sort<kRoom, 2 * kRun>(v);
-    }
-  }
-};
-
-struct Args {
-  Select problem;
-  const void* x;
-  const int32_t* ranks;
-  void* values;
-  int32_t* indices;
-  Network network;
-  uint32_t pitch, words_at;  // keys of a row in shared memory; and, for threads, the word where they begin
-  uint32_t stride;           // for warps: from one element of a row to the next
-};
-
-// Where the elements of a row, its ranks and its results begin.
-struct Place {
-  int64_t x, ranks, to;
-
-  __device__ __forceinline__ Place(const Select& problem, uint32_t row) {
-    const auto inner = static_cast<uint32_t>(problem.rows.inner);
-    const uint32_t outer = row / inner, column = row - outer * inner;
-    x = outer * problem.rows.length * inner + column;
-    ranks = ranks_at(problem.ranks, outer, column);
-    to = outer * problem.count * inner + column;
-  }
-};
-
-// Returns the rank number j of a row.
-__device__ __forceinline__ uint32_t rank_at(const Args& a, const Place& place, int j) {
-  return static_cast<uint32_t>(a.problem.rank_of(a.ranks[place.ranks + j * a.problem.ranks.axis_stride]));
-}
 
 // ---- A thread for each row ------------------------------------------------------------------------------------------
 
@@ -113,25 +52,6 @@ __device__ __forceinline__ void load_words(const Args& a, const Place& place, ui
   }
 }
 
-template <class T>
-__device__ __forceinline__ void copy_element(void* to, int64_t at, const void* from, int64_t from_at) {
-  static_cast<T*>(to)[at] = static_cast<const T*>(from)[from_at];
-}
-
-// Writes the chosen element of a warp, which is `at` in the row that begins at `x`, and its index.
-template <class Word>
-__device__ __forceinline__ void put_element(const Args& a, int64_t to, int64_t x, uint32_t at) {
-  const int64_t from = x + at * a.stride;
-  if constexpr (sizeof(Word) == 8) {
-    copy_element<uint64_t>(a.values, to, a.x, from);
-  } else {
-    if (a.problem.bits == 8) copy_element<uint8_t>(a.values, to, a.x, from);
-    if (a.problem.bits == 16) copy_element<uint16_t>(a.values, to, a.x, from);
-    if (a.problem.bits == 32) copy_element<uint32_t>(a.values, to, a.x, from);
-  }
-  a.indices[to] = static_cast<int32_t>(at);
-}
-
 template <int kRoom>
 __global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_constant__ Args a) {
   const auto all_rows = static_cast<uint32_t>(a.problem.rows.count()),
@@ -160,40 +80,59 @@ __global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_co
   for (int i = 0; i < kRoom; ++i)
     if (i < length) sorted[i] = v[i];
   if (!has) return;
+  // Returns the number of the element of rank number j.
+  const auto find = [&](int j) {
+    const uint32_t rank = rank_at(a, place, j), found = sorted[rank];
+    uint32_t at = found & 0xffff;
+    if (bits < 32) return at;
+    if (rank > 0 && sorted[rank - 1] == found) {
+      uint32_t before = 0;  // how many equal elements come before it
+#pragma unroll 4
+      for (uint32_t i = 0; i < rank; ++i) before += sorted[i] == found;
+#pragma unroll 4
+      for (uint32_t i = 0; i < length; ++i) {
+        const bool is_equal = words[i] == found;
+        at = is_equal && before == 0 ? i : at;
+        before -= is_equal;
+      }
+    } else {
+#pragma unroll 4
+      for (uint32_t i = length; i-- > 0;) at = words[i] == found ? i : at;
+    }
+    return at;
+  };
+  const auto element = [&](uint32_t at) {
+    const unsigned char* const tile = dynamic_shared_memory();
+    if (bits == 8) return uint32_t{reinterpret_cast<const uint8_t*>(tile)[first + at * step]};
+    if (bits == 16) return uint32_t{reinterpret_cast<const uint16_t*>(tile)[first + at * step]};
+    return static_cast<const uint32_t*>(a.x)[place.x + at * a.problem.rows.inner];
+  };
+  if (a.problem.quantiles) {
+    const uint32_t last = element(find(static_cast<int>(a.problem.count) - 1));
+#pragma unroll 1
+    for (int j = 0; j < a.problem.quantiles; ++j) {
+      Quantile<uint32_t> quantile;
+      quantile.load(a.problem, a.results.shares, a.ranks + place.ranks, place.outer, place.column, j);
+      const uint32_t low = element(find(j));
+      const uint32_t high = quantile.is_between ? element(find(static_cast<int>(a.problem.upper(j)))) : low;
+      write_element(a, place.to + j * a.problem.rows.inner, quantile.of(a.problem, low, high, last));
+    }
+    return;
+  }
 #pragma unroll 1
   for (int j = 0; j < a.problem.count; ++j) {
-    const uint32_t rank = rank_at(a, place, j), found = sorted[rank];
+    const uint32_t at = find(j);
     const int64_t to = place.to + j * a.problem.rows.inner;
-    uint32_t at = found & 0xffff;
-    if (bits == 32) {
-      if (rank > 0 && sorted[rank - 1] == found) {
-        uint32_t before = 0;  // how many equal elements come before it
-#pragma unroll 4
-        for (uint32_t i = 0; i < rank; ++i) before += sorted[i] == found;
-#pragma unroll 4
-        for (uint32_t i = 0; i < length; ++i) {
-          const bool is_equal = words[i] == found;
-          at = is_equal && before == 0 ? i : at;
-          before -= is_equal;
-        }
-      } else {
-#pragma unroll 4
-        for (uint32_t i = length; i-- > 0;) at = words[i] == found ? i : at;
-      }
-      copy_element<uint32_t>(a.values, to, a.x, place.x + at * a.problem.rows.inner);
-    } else if (bits == 16) {
-      copy_element<uint16_t>(a.values, to, dynamic_shared_memory(), first + at * step);
-    } else {
-      copy_element<uint8_t>(a.values, to, dynamic_shared_memory(), first + at * step);
-    }
-    a.indices[to] = static_cast<int32_t>(at);
+    write_element(a, to, element(at));
+    a.results.indices[to] = static_cast<int32_t>(at);
   }
 }
 
 // ---- A warp for each row --------------------------------------------------------------------------------------------
 
+constexpr int64_t kMostSortedSelect = 256;
 constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
-constexpr int kStep = kWarpSelectStep;  // elements that a warp takes at a time
+constexpr int kStep = 128;  // elements that a warp takes at a time
 static_assert(kBins == kChunk);
 
 // `Word`: of 32 or 64 bits. Smaller keys are words, too.
@@ -366,6 +305,8 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   const uint32_t row = blockIdx.x * kWarps + warp;
   if (row >= a.problem.rows.count()) return;
   const Place place(a.problem, row);
+  __shared__ Quantiles<Word> quantiles[kWarps];
+  begin_row(a, place, quantiles[warp]);
   WarpRow<Word> r;
   r.length = static_cast<uint32_t>(a.problem.rows.length);
   r.keys = reinterpret_cast<Word*>(dynamic_shared_memory()) + warp * a.pitch;
@@ -416,15 +357,14 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
                ? r.choose_equal(part)
                : shuffle_from(in_part, __ffs(static_cast<int>(__ballot_sync(kEveryLane, before == part.left))) - 1);
     }
-    if (lane == 0) {
-      put_element<Word>(a, place.to + j * a.problem.rows.inner, x, at);
-    }
+    if (lane == 0) put_element(a, place, quantiles[warp], j, element_at<Word>(a, x, at), at);
   }
+  end_row(a, place, quantiles[warp]);
 }
 
 // For rows of up to kMostCompared elements: a warp for each row. A lane compares its elements with all of the row, so
 // it has the ranks of its elements.
-constexpr int kMostCompared = 64, kFewCompared = 40;
+constexpr int kMostCompared = 64, kCompareRoom = 256;  // WarpRow::load() stores whole steps
 
 template <class Word>
 __global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_constant__ Args a) {
@@ -433,9 +373,12 @@ __global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_c
   const uint32_t row = blockIdx.x * kWarps + warp;
   if (row >= a.problem.rows.count()) return;
   const Place place(a.problem, row);
+  __shared__ Quantiles<Word> quantiles[kWarps];
+  begin_row(a, place, quantiles[warp]);
   WarpRow<Word> r;
   r.length = static_cast<uint32_t>(a.problem.rows.length);
-  r.keys = reinterpret_cast<Word*>(dynamic_shared_memory()) + warp * a.pitch;
+  __shared__ Word keys[kWarps][kCompareRoom];
+  r.keys = keys[warp];
   const uint32_t own_rank = lane < wanted ? rank_at(a, place, lane) : 0;
   const int64_t x = a.stride == 1 ? int64_t{row} * r.length : place.x;
   uint32_t sampled;
@@ -453,14 +396,14 @@ __global__ void __launch_bounds__(kThreads) select_compare_kernel(const __grid_c
 #pragma unroll 1
   for (int j = 0; j < wanted; ++j) {
     const uint32_t rank = shuffle_from(own_rank, j);
-    const int64_t to = place.to + j * a.problem.rows.inner;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const uint32_t at = i * 32 + lane;
       if (before[i] != rank || at >= r.length) continue;
-      put_element<Word>(a, to, x, at);
+      put_element(a, place, quantiles[warp], j, element_at<Word>(a, x, at), at);
     }
   }
+  end_row(a, place, quantiles[warp]);
 }
 
 // For rows of 65 to 32 kOwn elements of up to 32 bits: a warp sorts each in its registers. Keys of up to 16 bits carry
@@ -471,6 +414,8 @@ __global__ void __launch_bounds__(kThreads) select_sorted_kernel(const __grid_co
   const uint32_t row = blockIdx.x * kWarps + warp, lane = threadIdx.x & 31;
   if (row >= a.problem.rows.count()) return;
   const Place place(a.problem, row);
+  __shared__ Quantiles<uint32_t> quantiles[kWarps];
+  begin_row(a, place, quantiles[warp]);
   const auto length = static_cast<uint32_t>(a.problem.rows.length);
   const uint32_t own_rank = static_cast<int>(lane) < wanted ? rank_at(a, place, static_cast<int>(lane)) : 0;
   const int64_t x = a.stride == 1 ? int64_t{row} * length : place.x;
@@ -516,33 +461,26 @@ __global__ void __launch_bounds__(kThreads) select_sorted_kernel(const __grid_co
         left -= __popc(equal);
       }
     }
-    if (at != ~0u) put_element<uint32_t>(a, place.to + j * a.problem.rows.inner, x, at);
+    if (at != ~0u) put_element(a, place, quantiles[warp], j, element_at<uint32_t>(a, x, at), at);
   }
+  end_row(a, place, quantiles[warp]);
 }
 
 }  // namespace
 
 cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                                const int32_t* ranks, void* values, int32_t* indices) {
+                                const int32_t* ranks, const SelectResults& results) {
   const int64_t length = problem.rows.length, of_block = plan.algorithm == Selecting::kThread ? kThreads : kWarps;
-  const Args args{problem,
-                  x,
-                  ranks,
-                  values,
-                  indices,
-                  {1, ~0u},
-                  static_cast<uint32_t>(plan.pitch),
-                  static_cast<uint32_t>(plan.table_at / 4),
-                  static_cast<uint32_t>(plan.turns ? 1 : problem.rows.inner)};
+  const Args args = args_of(plan, problem, x, ranks, results);
+  if (plan.bisects) return launch_select_bisect(stream, plan, problem, x, ranks, results);
   Launch config;
   config.grid = dim3(static_cast<unsigned>((problem.rows.count() + of_block - 1) / of_block));
   config.block = dim3(kThreads);
   config.shared_bytes = plan.shared_bytes;
-  if (plan.algorithm == Selecting::kWarp &&
-      length <= (problem.count > 3 || problem.bits == 64 ? kMostCompared : kFewCompared))
+  if (plan.algorithm == Selecting::kWarp && length <= kMostCompared && plan.pitch == 0)
     return problem.bits == 64 ? launch(stream, config, select_compare_kernel<unsigned long long>, args)
                               : launch(stream, config, select_compare_kernel<uint32_t>, args);
-  if (plan.sorted)
+  if (plan.algorithm == Selecting::kWarp && plan.pitch == 0)
     return length <= kMostSortedSelect / 2 ? launch(stream, config, select_sorted_kernel<kMostSortedSelect / 64>, args)
                                            : launch(stream, config, select_sorted_kernel<kMostSortedSelect / 32>, args);
   if (plan.algorithm == Selecting::kWarp)

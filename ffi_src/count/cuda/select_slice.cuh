@@ -135,19 +135,6 @@ __device__ __forceinline__ bool as_numbers(Numbers kind, const SortOrder& order,
   return true;
 }
 
-// Returns key + addend (modulo 2^32 or 2^64), and adds the carry of this sum to `count`, by two instructions.
-__device__ __forceinline__ uint32_t add_counting(uint32_t key, uint32_t addend, uint32_t& count) {
-  uint32_t sum;
-  asm("add.cc.u32 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&r"(sum), "+r"(count) : "r"(key), "r"(addend));
-  return sum;
-}
-__device__ __forceinline__ unsigned long long add_counting(unsigned long long key, unsigned long long addend,
-                                                           uint32_t& count) {
-  unsigned long long sum;
-  asm("add.cc.u64 %0, %2, %3; addc.u32 %1, %1, 0;" : "=&l"(sum), "+r"(count) : "l"(key), "l"(addend));
-  return sum;
-}
-
 // Counts the keys of a step in some tables (a bit of `used` for each): `all` keys, or only those from `low` to
 // `low + span`. `count`: how many of the thread's vectors are of the slice.
 template <class T>

@@ -34,7 +34,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     select.bits = problem.key_bits;
     select.order = problem.order;
     select.kth = problem.kth;
-    return count::launch_select(stream, plan.select, select, buffers.x, nullptr, buffers.values, buffers.indices,
+    return count::launch_select(stream, plan.select, select, buffers.x, nullptr, {buffers.values, buffers.indices},
                                 buffers.workspace);
   }
   if (plan.algorithm == Algorithm::kNetwork) return launch_network(stream, plan, problem, buffers);
