@@ -205,7 +205,7 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
     plan.exact = wide ? wide_exact_of(rows.length) : exact_of(problem.dtype, rows.length);
     const int64_t words = wide ? wide_stride(plan.exact.bins) : plan.exact.bins + 1;
     const int64_t bytes = (wide ? kWideHeadBytes : ExactShape::kHeadBytes) + aligned(8 * words * cells);
-    if (bytes > (wide ? std::max<int64_t>(64 << 20, 64 * rows.length * rows.inner)
+    if (bytes > (wide ? std::max<int64_t>(64 << 20, 32 * rows.length * rows.inner)
                       : std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)))
       return false;
     plan.workspace_bytes = bytes;

@@ -15,8 +15,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-// Rows that a thread loads at a time. With more vectors of 8 bytes or more, registers would not do.
-constexpr int steps_of(int bytes) { return bytes < 8 ? 6 : 3; }
+constexpr int kSteps = 3;  // rows that a thread loads at a time; with four vectors, registers would not do
 
 using Args = Slices;
 
@@ -31,7 +30,6 @@ __global__ void __launch_bounds__(kExtremeThreads) segment_wide_tables_kernel(co
   using Acc = typename Monoid::Acc;
   using Word = TableWord<Monoid>;
   using Words = Vector<Word, kColumns>;
-  constexpr int kSteps = steps_of(sizeof(Vector<Bits, kColumns>));
   auto* const table = reinterpret_cast<Word*>(dynamic_shared_memory());
   auto* const low = reinterpret_cast<uint32_t*>(table);  // for has_halves
   const int64_t slice = blockIdx.x % a.slices, o = blockIdx.x / a.slices;
