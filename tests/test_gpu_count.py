@@ -1,5 +1,6 @@
 """Counts and segments on a GPU: see gpu.py."""
 
+import fractions
 import functools
 import itertools
 
@@ -181,6 +182,38 @@ def test_data_that_features_share(length, features, segments, is_sorted):
 def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
     """Tests sums that cancel, of numbers of all sizes, and infinities and NaNs. The rows of one segment that a warp adds up
     need several accumulators; of many rows, blocks have some of these in shared memory."""
+    check_exact_sums(dtype, hot, size, columns, has_table)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("hot", [0, 0.9])
+def test_atomics_add_float64_exactly(hot, columns):
+    with jax.enable_x64(True):
+        check_exact_sums("float64", hot, 100_000, columns, 0)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("low, high", [(0, 1), (-1074, -1030), (-60, 60), (-1000, 1000), (1023, 1024)])
+def test_sums_of_float64_are_rounded_once(low, high, columns):
+    """Numbers of few sizes need the usual accumulators, others need more; sums may be denormal, or overflow."""
+    rng = np.random.default_rng(0)
+    length, segments = 60_000, 5000
+    ids = np.where(rng.random(length) < 0.3, 7, rng.integers(0, segments, length)).astype(np.int32)
+    data = rng.uniform(-1, 1, (length, columns)) * np.exp2(rng.integers(low, high, (length, columns)))
+    with jax.enable_x64(True):
+        out = np.asarray(jaxgpuops.segment_sum(data, ids, segments))
+    order = np.argsort(ids, kind="stable")
+    starts = np.searchsorted(ids[order], np.arange(1, segments))
+    for own, rows in zip(out, np.split(data[order], starts), strict=True):
+        for found, numbers in zip(own, rows.T, strict=True):
+            total = sum(map(fractions.Fraction, numbers), fractions.Fraction(0))
+            try:
+                assert found == float(total)
+            except OverflowError:
+                assert found == (np.inf if total > 0 else -np.inf)
+
+
+def check_exact_sums(dtype, hot, size, columns, has_table):
     rng = np.random.default_rng(0)
     info = jnp.finfo(dtype)
     sizes = rng.integers(int(np.log2(float(info.smallest_subnormal))), info.maxexp - 12, size)
@@ -202,15 +235,16 @@ def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
     ]
     signs = np.where(np.arange(columns) % 3 == 1, -1, 1)
     data = np.concatenate([pairs, one, specials])[:, None] * signs
-    data = jnp.asarray(data, jnp.float32).astype(dtype)
+    wide = np.float64 if dtype == "float64" else np.float32
+    data = jnp.asarray(data, wide).astype(dtype)
     ids = jnp.asarray(np.concatenate([ids, np.arange(3000), 3000 + np.array([0, 1, 1, 2, 3, 4, 4, 5])]), jnp.int32)
     total = lambda data, ids: jaxgpuops.segment_sum(data, ids, 3007)
     plan = jaxgpuops.explain(total, data, ids)[0].plan
     assert plan["algorithm"] == "atomics" and (plan["shared_bytes"] > 0) >= has_table
-    out = np.asarray(jax.jit(total)(data, ids).astype(jnp.float32))
+    out = np.asarray(jax.jit(total)(data, ids).astype(wide))
     tiny = float(info.smallest_subnormal)
     wanted = np.concatenate([one, [np.inf, np.nan, np.nan, -np.inf, np.inf, tiny, 0]])[:, None] * signs
-    np.testing.assert_array_equal(out, wanted.astype(np.float32))
+    np.testing.assert_array_equal(out, wanted.astype(wide))
 
 
 @pytest.mark.parametrize(

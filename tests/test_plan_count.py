@@ -466,6 +466,10 @@ def test_plans_of_segments(capability):
             per_thread = 1 if length * columns <= 1024 else 4
             assert length * columns <= 32 * per_thread * found["warps"] <= 4096
     assert plan_softmax(1000, 99, 256, 73)["columns"] == 8
+    # More than 2048 rows have a cluster, if all blocks run at once.
+    for outer, length, cluster in [(1, 4096, True), (1, 2049, True), (1, 2048, False), (100, 4096, False)]:
+        found = plan_softmax(outer, length, 2, 137)
+        assert (found["cluster"] > 1) == (cluster and capability >= 90) and found["workspace_bytes"] == 0
     # One launch of clusters of blocks. (rows, columns, segments, blocks of a cluster, columns of a block)
     for length, inner, segments, cluster, columns in [
         (65_536, 7, 1386, 16, 1), (16_384, 1, 3, 16, 1), (6000, 20, 1000, 8, 2), (8192, 1, 2000, 8, 1), (4097, 3, 90, 8, 1),
@@ -589,7 +593,15 @@ def test_plans_of_segments(capability):
     for op, dtype in [("segment_max", "float64"), ("segment_min", "int8"), ("segment_sum", "int32")]:
         assert plan(op, 1, 10**6, 64, 10**6, dtype, False)["algorithm"] == "atomics"
         assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"
-    for inner, segments, dtype in [(1, 1537, "float64"), (1, 10**6, "float32"), (9, 129, "float32")]:
+    # Sums of float64 have room for numbers of any size, unless that is far more than the data.
+    for inner, length, segments, algorithm in [
+        (1, 10**6, 1537, "atomics"), (1, 10**6, 160_000, "atomics"), (1, 10**6, 162_000, "ordered"),
+        (1, 1 << 22, 200_000, "atomics"), (1, 1 << 22, 500_000, "ordered"), (3, 10**6, 50_000, "atomics"), (4, 10**6, 30_000, "ordered"),
+        (1, (1 << 26) + 1, 3000, "ordered"),
+    ]:  # fmt: skip
+        one, many = (plan("segment_sum", outer, length, inner, segments, "float64", False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == algorithm
+    for inner, segments, dtype in [(1, 10**6, "float32"), (9, 129, "float32")]:
         assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
     assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
     # One launch orders few rows, if blocks hold the counts of all segments.

@@ -186,6 +186,13 @@ struct ExactShape {
   double step = 0;          // 2^width
 };
 
+// The same for float64: places of the numbers of a call say which accumulators there are, at most `bins` of each sum.
+constexpr int64_t kWideHeadBytes = 8192, kWideRangeBlocks = 528;
+constexpr int kMostDoublePlace = 2045, kWidePlaceBits = 20;  // p / width is p * reciprocal >> kWidePlaceBits
+constexpr int64_t kMostWideSumRows = 1 << 26;
+// The words of a sum: its accumulators, and one for infinities and NaN, up to a whole sector of 32 bytes.
+constexpr int wide_stride(int bins) { return (bins + 4) / 4 * 4; }
+
 enum class Segmenting {
   kEmpty,    // there are no segments
   kLanes,    // few segments: a table for each lane, in shared memory

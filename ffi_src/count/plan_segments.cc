@@ -42,7 +42,7 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   const int64_t most_parts = alone ? 1 : most / own;
   plan.parts =
       static_cast<int>(std::clamp<int64_t>(std::min(most_parts, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
-  const int64_t least = teams * plan.parts * std::max<int64_t>(64, problem.segments * plan.columns / 4);
+  const int64_t least = teams * plan.parts * std::max<int64_t>(32, problem.segments * plan.columns / 4);
   const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
   plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
   plan.rows = ceil_div(rows.length, plan.tiles);
@@ -69,6 +69,15 @@ ExactShape exact_of(DType dtype, int64_t length) {
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
   shape.step = std::ldexp(1.0, shape.width);
+  return shape;
+}
+
+// The same for float64. A number's integer has 53 bits, which three accumulators share.
+ExactShape wide_exact_of(int64_t length) {
+  ExactShape shape;
+  shape.width = 63 - bits_for(length);
+  shape.bins = (kMostDoublePlace + 52) / shape.width + 1;
+  shape.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << kWidePlaceBits, shape.width));
   return shape;
 }
 
@@ -185,19 +194,25 @@ bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) 
 // Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
 // sums of floats whose accumulators would take far more memory than the data.
 bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMostWideSumColumns = 3;  // of float64; rows of more are read in order as fast
   const Rows& rows = problem.rows;
   const int64_t cells = problem.segments * rows.inner;
   if (rows.inner > kMostAtomicColumns) return false;
   if (problem.op == Op::kSum && is_float(problem.dtype)) {
-    if (rows.inner > kMostTableColumns || problem.dtype == DType::kFloat64) return false;
-    plan.exact = exact_of(problem.dtype, rows.length);
-    const int64_t bytes = ExactShape::kHeadBytes + aligned(8 * (plan.exact.bins + 1) * cells);
-    if (bytes > std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)) return false;
+    const bool wide = problem.dtype == DType::kFloat64;
+    if (rows.inner > (wide ? kMostWideSumColumns : kMostTableColumns)) return false;
+    if (wide && rows.length > kMostWideSumRows) return false;
+    plan.exact = wide ? wide_exact_of(rows.length) : exact_of(problem.dtype, rows.length);
+    const int64_t words = wide ? wide_stride(plan.exact.bins) : plan.exact.bins + 1;
+    const int64_t bytes = (wide ? kWideHeadBytes : ExactShape::kHeadBytes) + aligned(8 * words * cells);
+    if (bytes > (wide ? std::max<int64_t>(64 << 20, 32 * rows.length * rows.inner)
+                      : std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)))
+      return false;
     plan.workspace_bytes = bytes;
     // A block keeps the accumulators that most numbers use in shared memory, if adding these to memory takes much less
     // time than reading the numbers.
     plan.blocks = std::max<int64_t>(1, gpu.multiprocessors / rows.outer);
-    int64_t bins = std::min<int64_t>({2, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
+    int64_t bins = wide ? 0 : std::min<int64_t>({2, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
     while (bins > 0 && rows.length * rows.inner < 4 * plan.blocks * cells * bins) --bins;
     plan.table_bins = static_cast<int>(bins);
     plan.shared_bytes = 8 * cells * bins;
@@ -538,6 +553,8 @@ SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
   const bool wide = problem.dtype == DType::kFloat64;
   const bool few = rows.length <= kFewRows || rows.length * rows.inner <= 8 << 10;
   if (wide || !problem.sorted || few) {
+    // Of more rows, a cluster takes less time than a block.
+    if (!wide && rows.length > kFewRows && plan_cluster_cells(problem, gpu, plan)) return plan;
     if (plan_whole_cells(problem, gpu, plan)) return plan;
     if (!wide && !has_few_cells(problem) && prefers_lanes(problem)) return plan;
     if (!wide && plan_cluster_cells(problem, gpu, plan)) return plan;

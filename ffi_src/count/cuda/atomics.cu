@@ -8,11 +8,10 @@
 // accumulator overflows even if it gets all rows. Infinities and NaN set bits of one accumulator more. In the end each
 // accumulator carries into the next, and what is left of all of them is added up in float64.
 //
-// If many lanes of a warp have the same segment, their atomics would wait for each other. So a warp has one hot
-// segment, which many of its rows had recently, and keeps the sum of that segment in registers; where floats have one
-// column, lane b keeps accumulator b. Where they have more columns, the lanes' numbers are added up first, and then one
-// atomic adds them. Where there are many numbers and few sums, a block adds most of its numbers to a table in shared
-// memory, and the table to memory in the end.
+// A warp keeps the sum of its hot segment (atomics_rows.cuh) in registers; where floats have one column, lane b keeps
+// accumulator b. Where they have more columns, the lanes' numbers are added up first, and then one atomic adds them.
+// Where there are many numbers and few sums, a block adds most of its numbers to a table in shared memory, and the
+// table to memory in the end.
 //
 // Moves each id and number once, and without a table one sector of 32 bytes for each row and column between L2 and its
 // atomic units; accumulators are cleared and read once.
@@ -20,35 +19,14 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/args.cuh"
 #include "count/cuda/atomics.cuh"
+#include "count/cuda/atomics_rows.cuh"
 #include "count/cuda/exact.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = 256, kCellThreads = 1024;
-constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
-// How many of these groups look at their accumulators together, before any of their atomics. With more, an accumulator
-// is older when it is compared, so more rows seem to be larger and take an atomic.
-constexpr int kLooks = 2;
-// A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
-constexpr int kMany = 8;
-constexpr uint32_t kNone = ~0u;
-
-struct Args : SegmentArgs {
-  using SegmentArgs::SegmentArgs;
-  int64_t run, runs;  // rows of a warp; warps that share the rows of a chunk of columns
-  int64_t chunks;
-  int team_bits;  // 2^team_bits lanes have a row
-  bool looks;     // whether accumulators of extremes are looked at before an atomic
-  ExactShape exact;
-  int table_bins = 0;  // bins that a block has in shared memory
-
-  JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
-  // The word of an outer index that has a bit for each accumulator that any segment has used.
-  __device__ uint32_t* marks(int64_t o) const { return reinterpret_cast<uint32_t*>(workspace + o * workspace_bytes); }
-};
+constexpr int kCellThreads = 1024;
 
 // A cell is one accumulator. It lies in the result itself if the result's elements are wide enough, and is an element
 // there; in the workspace, extremes are keys.
@@ -75,6 +53,8 @@ struct Whole {
       : a(args), o(row), column(own), words(words_of(args, row) + own) {}
 
   __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
+
+  __device__ void begin() {}
 
   // The accumulator as it is now: most numbers are not larger, and need no atomic. Called for several rows at a time,
   // so that the loads overlap.
@@ -166,6 +146,7 @@ struct Exact {
     atomicAdd(word, static_cast<unsigned long long>(value));
   }
 
+  __device__ void begin() {}
   __device__ bool peek(uint32_t) const { return false; }
 
   __device__ void add(uint32_t id, Bits bits, bool of_hot, bool) {
@@ -261,75 +242,6 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = 4 * packs + thread; i < count; i += stride) words[i] = i & 1 ? odd : even;
 }
 
-// Folds rows from `begin` on and before `end`. All lanes of a warp call it.
-template <class Policy>
-__device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t begin, int64_t end) {
-  using Bits = typename Policy::Bits;
-  const int lane = threadIdx.x & 31, of_team = lane & ((1 << a.team_bits) - 1), step = 32 >> a.team_bits;
-  const bool live = policy.column < a.inner;
-  const int looked = step < 4 ? kSteps : 1, many = max(3, kMany >> a.team_bits);
-  const int32_t* const ids = a.ids + a.ids_at(policy.o);
-  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(policy.o) + policy.column;
-  for (int64_t start = begin; start < end; start += step * kSteps) {
-    uint32_t id[kSteps];
-    Bits bits[kSteps];
-    // How many of the rows just loaded have the id `own`.
-    const auto rows_with = [&](uint32_t own) {
-      int rows = 0;
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i)
-        if (i < looked) rows += __popc(__ballot_sync(kEveryLane, id[i] == own && of_team == 0));
-      return rows;
-    };
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int64_t at = start + step * i + (lane >> a.team_bits);
-      const bool has = at < end && live;
-      id[i] = has ? static_cast<uint32_t>(ids[at]) : kNone;
-      bits[i] = has ? data[at * a.inner] : Bits{0};
-    }
-    wait_for_predecessor();  // which sets the accumulators
-#pragma unroll
-    for (uint32_t& own : id)
-      if (own >= a.segments) own = kNone;
-    if (rows_with(policy.hot) < many) {
-      const uint32_t candidate = __shfl_sync(kEveryLane, id[0], 0);
-      if (candidate != policy.hot && rows_with(candidate) >= many) {
-        policy.flush();
-        policy.hot = candidate;
-      }
-    }
-#pragma unroll
-    for (int first = 0; first < kSteps; first += kLooks) {
-      decltype(policy.peek(0)) seen[kLooks];
-#pragma unroll
-      for (int i = 0; i < kLooks; ++i) seen[i] = policy.peek(id[first + i]);
-#pragma unroll
-      for (int i = 0; i < kLooks; ++i) {
-        const uint32_t own = id[first + i];
-        if (step * (first + i) < end - start)
-          policy.add(own, bits[first + i], own == policy.hot && own != kNone, seen[i]);
-      }
-    }
-  }
-}
-
-template <class Policy>
-__global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
-  // For extremes, blocks take rows from both ends of the array in turn. If numbers rise or fall along the array, the
-  // first blocks then meet the largest ones, and most later numbers take no atomic.
-  unsigned block = blockIdx.x;
-  if (Policy::kFromEnds) block = block % 2 ? gridDim.x - 1 - block / 2 : block / 2;
-  const int64_t warp = (static_cast<int64_t>(block) * kThreads + threadIdx.x) / 32;
-  const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
-  if (o >= a.outer) return;
-  Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
-  fold_rows(a, policy, run * a.run, min(a.length, (run + 1) * a.run));
-  if constexpr (!Policy::kInPlace) let_dependents_start();  // segment_finish_kernel
-  policy.flush();
-  policy.end();
-}
-
 // Exact sums of many rows in few segments. A block has a table of the accumulators that most numbers of a sample need,
 // and in the end adds it to those in the workspace. Blocks of an outer index take runs of rows in turn.
 template <class Policy>
@@ -378,18 +290,6 @@ __global__ void __launch_bounds__(kCellThreads, 1) segment_cells_kernel(const __
 }
 
 template <class Policy>
-__global__ void __launch_bounds__(kThreads) segment_finish_kernel(const __grid_constant__ Args a) {
-  wait_for_predecessor();
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads, cells = a.cells();
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < a.outer * cells; i += stride)
-    Policy::finish(a, i / cells, i % cells);
-}
-
-unsigned blocks_for(int64_t threads) {
-  return static_cast<unsigned>(std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, 132 * 8));
-}
-
-template <class Policy>
 cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
   const int64_t bytes = Policy::kInPlace ? a.outer * a.cells() * static_cast<int64_t>(sizeof(typename Policy::Bits))
                                          : a.outer * a.workspace_bytes;
@@ -430,18 +330,11 @@ cudaError_t launch_set(cudaStream_t stream, uint32_t* words, int64_t count, uint
 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers) {
-  Args a(problem, buffers);
-  a.run = plan.rows;
-  a.runs = plan.tiles;
-  a.team_bits = plan.team_bits;
-  a.chunks = (a.inner + (int64_t{1} << a.team_bits) - 1) >> a.team_bits;
-  a.looks = plan.looks;
-  a.exact = plan.exact;
-  a.table_bins = plan.table_bins;
+  const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
     if constexpr (std::is_same_v<Monoid, Sum<Float64>>) {
-      return cudaErrorInvalidValue;  // plans never choose this kernel for other operations
+      return launch_segment_wide_sums(stream, plan, problem, buffers);
     } else if constexpr (is_exact<Monoid>) {
       using Element = typename Monoid::Element;
       return plan.table_bins > 0 ? run<Exact<Element, true>>(stream, plan, a)

@@ -16,7 +16,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kLoads = 4, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
+constexpr int kLoads = 6, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
 constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in none
 
 struct Args : SegmentArgs {

@@ -112,6 +112,10 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
 cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers);
 
+// The form of launch_segment_atomics for sums of float64.
+cudaError_t launch_segment_wide_sums(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                     const SegmentsBuffers& buffers);
+
 cudaError_t launch_segment_scatter(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers);
 

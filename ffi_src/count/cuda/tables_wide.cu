@@ -15,7 +15,7 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kSteps = 8;  // rows of a thread whose loads are in flight
+constexpr int kSteps = 3;  // rows that a thread loads at a time; with four vectors, registers would not do
 
 using Args = Slices;
 
@@ -47,26 +47,32 @@ __global__ void __launch_bounds__(kExtremeThreads) segment_wide_tables_kernel(co
   const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + column;
   const int group = kSteps * step, groups = (rows + group - 1) / group;
   const auto start_of = [&](int turn) { return (turn % 2 ? groups - 1 - turn / 2 : turn / 2) * group + slot; };
-  uint32_t next[kSteps];  // ids of the next group
-  const auto load_ids = [&](int turn) {
+  // The rows of a group are loaded while those of the one before are folded, and the ids of a group one turn earlier.
+  uint32_t later[kSteps], next_id[kSteps];
+  Vector<Bits, kColumns> next[kSteps];
+  const auto load_ids = [&](int turn, uint32_t (&to)[kSteps]) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int row = start_of(turn) + i * step;
-      next[i] = turn < groups && row < rows ? static_cast<uint32_t>(ids[row]) : ~0u;
+      to[i] = turn < groups && row < rows ? static_cast<uint32_t>(ids[row]) : ~0u;
     }
   };
-  load_ids(0);
+  const auto load_rows = [&](int turn) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i)
+      if (next_id[i] < segments)
+        next[i] = *reinterpret_cast<const Vector<Bits, kColumns>*>(data + (start_of(turn) + i * step) * a.inner);
+  };
+  load_ids(0, next_id);
+  load_rows(0);
+  load_ids(1, later);
   for (int turn = 0; turn < groups; ++turn) {
-    const int start = start_of(turn);
     uint32_t id[kSteps];
     Vector<Bits, kColumns> bits[kSteps];
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      id[i] = next[i];
-      if (id[i] < segments)
-        bits[i] = *reinterpret_cast<const Vector<Bits, kColumns>*>(data + (start + i * step) * a.inner);
-    }
-    load_ids(turn + 1);
+    for (int i = 0; i < kSteps; ++i) id[i] = next_id[i], bits[i] = next[i], next_id[i] = later[i];
+    load_rows(turn + 1);
+    load_ids(turn + 2, later);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       if (id[i] >= segments) continue;
