@@ -156,6 +156,7 @@ KERNELS = {
         "small": "scan_small",
         "lanes": "scan_lanes",
         "pieces": "scan_pieces",
+        "few": "scan_few",
         "short": "scan_short",
         "packs": "scan_packs",
         "rows": "scan_rows",

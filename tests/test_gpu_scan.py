@@ -16,6 +16,9 @@ pytestmark = pytest.mark.usefixtures("kernels")
 # Every kernel: (shape, axis). A row of "look-ahead, one row" is so long that it takes that kernel
 # alone, and in a large batch another.
 REGIMES = {
+    "few, rows": ((40, 77), 1),
+    "few, rows of several warps": ((9, 501), 1),
+    "few, columns": ((70, 47, 5), 1),  # of recurrences
     "rows, a tile": ((3000, 250), 1),
     "rows, aligned": ((3000, 4096), 1),
     "walk": ((600, 70_001), 1),
@@ -169,7 +172,18 @@ def test_every_kernel_has_a_regime():
     for shape, axis in REGIMES.values():
         chosen = plan(functools.partial(jaxgpuops.cumsum, axis=axis), jax.ShapeDtypeStruct(shape, jnp.float32))
         found.add(chosen["algorithm"])
-    assert found == {"small", "short", "lanes", "packs", "pieces", "rows", "walk", "resident", "row_look_ahead"} | {
+    assert found == {
+        "small",
+        "short",
+        "lanes",
+        "packs",
+        "pieces",
+        "few",
+        "rows",
+        "walk",
+        "resident",
+        "row_look_ahead",
+    } | {
         *("columns", "column_look_ahead", "column_twice", "spans", "span_twice")
     }  # missing: chunk_look_ahead and chunk_twice, which gradients and segments take
 

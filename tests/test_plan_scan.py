@@ -70,9 +70,9 @@ def scan_calls():
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it. Clusters
 # ("resident" of few tiles) are neither: they need no workspace.
 SCAN_KERNELS = {
-    "along": ({"small", "pieces", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
+    "along": ({"small", "few", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
-    "spans": ({"small", "short", "lanes", "packs", "pieces", "spans"}, {"resident", "span_twice"}),
+    "spans": ({"small", "short", "lanes", "packs", "pieces", "few", "spans"}, {"resident", "span_twice"}),
 }
 
 
@@ -182,19 +182,49 @@ def test_scans_in_pieces():
         assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
     for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
-    assert plan_scan("cumsum", 1, 500, 1, "float32", False, 1, 90)["algorithm"] == "rows"
-    # Rows that are not whole vectors, of a tile that one warp has.
-    for dtype, length, most in (("bfloat16", 443, 1 << 19), ("float32", 257, 3 << 15)):
-        plans = [
-            plan_scan("cumsum", outer, length, 1, dtype, False, 1, 90) for outer in (most // length, most // length + 1)
-        ]
-        assert [plan["algorithm"] for plan in plans] == ["pieces", "rows"]
-        assert plans[0]["tile"] == plans[1]["tile"]
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
     plans = [plan_scan("cummax", 5, 16_384, 1, "bool", False, 1, capability) for capability in (75, 80)]
     assert [plan["algorithm"] for plan in plans] == ["spans", "pieces"]
+
+
+def test_few_rows_and_short_columns():
+    """Few rows that one warp has in `rows` have a lane for each 16 bytes, in the same order; rows that are not whole
+    vectors may be more."""
+    for op, dtype, length, most, threads in (
+        ("cumsum", "float32", 64, 3 << 16, 128),  # 16 lanes have a row
+        ("linear_scan", "bfloat16", 256, 3 << 16, 128),
+        ("linear_scan", "float32", 512, 1 << 15, 128),  # four warps have a row
+        ("cumprod", "float64", 100, 1 << 15, 64),
+        ("cumsum", "bfloat16", 443, 1 << 19, 64),
+        ("cummax", "float32", 257, 1 << 18, 96),
+        ("linear_scan", "float64", 151, 1 << 16, 96),
+        ("cumprod", "int16", 101, 1 << 19, 128),
+    ):
+        plans = [plan_scan(op, most // length + i, length, 1, dtype, False, 1, 90) for i in (0, 1)]
+        assert [plan["algorithm"] for plan in plans] == ["few", "rows"], (op, dtype, length)
+        assert plans[0]["threads"] == threads and plans[0]["tile"] == plans[1]["tile"]
+        assert plan_scan(op, 1, length, 1, dtype, True, 1, 90)["algorithm"] != "few"  # segments
+    for op, dtype, length in (
+        ("cumsum", "float32", 513),  # two warps in `rows`
+        ("linear_scan", "bfloat16", 1025),
+        ("cumlogsumexp", "float32", 100),
+        ("linear_scan_vjp", "float32", 100),
+    ):
+        assert plan_scan(op, 2, length, 1, dtype, False, 1, 90)["algorithm"] == "rows", (op, dtype, length)
+    # Columns that other kernels fold in another order have this one whatever their number is.
+    for dtype, length, inner, few in (
+        ("float32", 64, 20, True),
+        ("bfloat16", 33, 39, True),
+        ("float64", 64, 3, True),
+        ("float32", 65, 20, False),
+        ("float32", 64, 21, False),
+        ("complex64", 64, 3, False),
+    ):
+        for outer in (1, 1 << 20):
+            plan = plan_scan("linear_scan", outer, length, inner, dtype, False, 1, 90)
+            assert (plan["algorithm"] == "few") == few, (outer, dtype, length, inner)
 
 
 def test_scans_of_few_columns():

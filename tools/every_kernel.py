@@ -416,7 +416,9 @@ SCANS = [  # along axis 1
     *(((9001, 17), dtype) for dtype in ("int8", "int16", "int32", "int64")),
     ((3001, 2, 50), "int8"),
     ((3, 457), "int16"),  # rare elements, that are few
-    ((37, 61), "float32"),  # a tile holds the row
+    *(((37, 61), dtype) for dtype in ("float32", "bfloat16", "int16", "float64")),  # few rows
+    ((70, 61, 5), "float32"),  # short columns of recurrences
+    ((9001, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
     ((300, 9001), "float32"),
     *(((2, 20_001), dtype) for dtype in ("float32", "int8", "int64")),  # clusters

@@ -81,10 +81,13 @@ constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kP
 // Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
 // bytes that lie across only if it has at most kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
-// Rows that are not whole packs take kPieces if one warp would have them and the array has at most so many elements:
-// kPieceOdd of 2 bytes, of one operand; otherwise kPieceOddWide.
-constexpr int64_t kPieceOdd = 1 << 19, kPieceOddWide = 3 << 15;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
+
+// kFew. The most bytes of a row. The most elements of rows that are whole packs: kFewLines of rows of up to kFewLine
+// bytes, otherwise kFewElements; of others: kFewOdd of 2 bytes, half as many of 4, an eighth of 8. Columns of
+// recurrences: the longest axis, and the most bytes that lie side by side.
+constexpr int64_t kFewBytes = 2048, kFewLine = 512, kFewLines = 3 << 16, kFewElements = 1 << 15, kFewOdd = 1 << 19;
+constexpr int64_t kFewLength = 64, kFewInner = 80;
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
@@ -196,12 +199,8 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
   if (problem.segmented || !(linear || cumulative)) return plan;
   const int bytes = std::max(4, bytes_of(problem.dtype)), operands = operands_of(problem.kind);
-  const bool across = plan.layout == Layout::kAcross;
-  const bool exact = is_exact(problem);
-  const bool along = plan.layout == Layout::kAlong;
-  const bool odd = length * bytes_of(problem.dtype) % 16 != 0 && !is_any_operator(problem) &&
-                   problem.rows.elements() <= (bytes_of(problem.dtype) == 2 && !linear ? kPieceOdd : kPieceOddWide);
-  if (along && (plan.axis_warps > 1 || !(odd || forced == static_cast<int>(Algorithm::kPieces)))) return plan;
+  if (plan.layout == Layout::kAlong) return plan;
+  const bool across = plan.layout == Layout::kAcross, exact = is_exact(problem);
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
@@ -217,10 +216,8 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
     pieces.per_lane = static_cast<int>(8 * std::max<int64_t>(1, length / (4 * kPieceThreads)) + 1);
     pieces.runs = static_cast<int>(std::min<int64_t>(32, ceil_div(length, pieces.per_lane)));
     pieces.axis_warps = kPieceThreads / 32;
-  } else if (across || along) {
-    const RunShape shape = run_shape(plan.layout, operands, bytes_of(problem.dtype));
-    pieces.per_lane = shape.run * shape.per_lane;
-    if (along) pieces.runs = 1 << plan.run_bits;
+  } else if (across) {
+    pieces.per_lane = run_shape(plan.layout, operands, bytes_of(problem.dtype)).run;
   }
   const int64_t groups = ceil_div(length, pieces.runs * pieces.per_lane), slots = 32 / pieces.runs;  // slots of a warp
   // Nothing below changes results. Shared memory of a column: its elements, which launch_pieces() spreads over the
@@ -241,6 +238,36 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   pieces.block_columns = columns;
   pieces.strips = ceil_div(outer * inner, columns);
   return pieces;
+}
+
+// Whether kFew takes the problem. Rows are folded in the order of kRows where one warp has a row, so their number
+// decides. Columns of recurrences, which other kernels fold in another order, are taken for their shape alone.
+bool is_few(const Problem& problem, Layout layout, int forced) {
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t bytes = bytes_of(problem.dtype), row_bytes = length * bytes, elements = problem.rows.elements();
+  const bool linear = problem.kind == Kind::kLinear && is_float(problem.dtype);
+  const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
+  if (!is_simple(problem) || !(linear || cumulative) || bytes == 1) return false;
+  if (layout == Layout::kSpans) return linear && length <= kFewLength && inner * bytes <= kFewInner;
+  if (layout != Layout::kAlong || row_bytes > kFewBytes) return false;
+  if (forced >= 0) return forced == static_cast<int>(Algorithm::kFew);
+  if (row_bytes % 16 != 0) return elements <= (bytes == 2 ? kFewOdd : bytes == 4 ? kFewOdd / 2 : kFewOdd / 8);
+  return elements <= (row_bytes <= kFewLine ? kFewLines : kFewElements);
+}
+
+Plan plan_few(const Problem& problem, Plan plan) {
+  const int64_t packs = ceil_div(problem.rows.length * bytes_of(problem.dtype), 16), columns = problem.rows.count();
+  plan.algorithm = Algorithm::kFew;
+  plan.run_bits = std::clamp(bits_for(packs), 2, 5);
+  plan.axis_warps = static_cast<int>(ceil_div(packs, 32));
+  plan.column_bits = 0;
+  plan.warps = plan.axis_warps;
+  plan.strips = columns;
+  if (plan.axis_warps > 1) return plan;
+  const int64_t of_warp = 32 >> plan.run_bits;  // columns of a warp
+  plan.warps = static_cast<int>(std::min<int64_t>(kSmallWarps, ceil_div(columns, of_warp)));
+  plan.strips = ceil_div(columns, of_warp * plan.warps);
+  return plan;
 }
 
 // Plans a short axis, where one lane has the whole axis of a column. If the columns of an outer index are less than a
@@ -306,6 +333,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kSmall: return "small";
     case Algorithm::kLanes: return "lanes";
     case Algorithm::kPieces: return "pieces";
+    case Algorithm::kFew: return "few";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";
@@ -399,6 +427,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
+  if (is_few(problem, plan.layout, forced)) return plan_few(problem, plan);
   if (is_small(problem, forced)) return plan_small(problem, plan);
   if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
     const Plan pieces = plan_pieces(problem, gpu, plan, forced);

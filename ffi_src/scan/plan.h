@@ -20,6 +20,7 @@ enum class Algorithm {
   kSmall,            // kSpans: few elements in all, and a lane has one
   kLanes,            // kSpans: a lane has the whole (short) axis, which it reads directly; not many elements in all
   kPieces,           // kAcross, kSpans: few elements in all, and a block has whole columns
+  kFew,              // kAlong: rows of up to 2 KB, few of them; kSpans: short columns; a lane has 16 bytes
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
   kResident,         // blocks share an axis, and all run at the same time; they are a cluster if they are few

@@ -3,6 +3,7 @@
 //   short                nothing comes before: a lane has the whole axis (spans.cuh)
 //   packs                nothing comes before: a lane has whole rows, or few lanes share a row (packs.cuh)
 //   small, lanes, pieces nothing comes before, and there are few elements (small.cu, pieces.cuh)
+//   few                  nothing comes before, and there are few rows, or columns are short (few.cuh)
 //   rows                 nothing comes before: the axis is one tile (loop.cuh)
 //   walk, columns, spans the same block did the tiles before (loop.cuh)
 //   resident             blocks share the axis, and all tiles are on the GPU at the same time (shared_rows.cuh,
@@ -148,16 +149,18 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
 }
 
 // Launches the kernel for rows of one tile.
-template <class Policy>
+template <class Policy, bool kQuads = false>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
+  if constexpr (kByQuads<Policy> && !kQuads)
+    if (p.axis_warps == 1) return launch_rows<Policy, true>(stream, plan, p);
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy, false>::kBytesOfWarp);
   const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
   const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
   const Launch shape{dim3(p.strips), dim3(plan.threads()), bytes};
   constexpr int kBytes = sizeof(typename Policy::Element::Bits);
-  if constexpr (kBytes == 2)
-    if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true>, p);
-  return launch(stream, shape, scan_rows<Policy, (kBytes == 1)>, p);
+  if constexpr (kBytes == 2 && (kQuads || !kByQuads<Policy>))
+    if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true, kQuads>, p);
+  return launch(stream, shape, scan_rows<Policy, (kBytes == 1), kQuads>, p);
 }
 
 // Launches the kernel for the rows of a lane, or of a few.

@@ -197,6 +197,9 @@ class Columns : public BetweenWarps<Policy> {
     for (int v = 0; v < kWidth; ++v) this->totals(slot)[axis_warp * this->columns + column() + v] = folds.warp[v];
   }
 
+  // The lane's first column, counted in the block.
+  __device__ int own_column() const { return (column_warp * 32 + lane) * kWidth; }
+
   // Sets a thread's `base`: the fold of all before the tile and of the tile's earlier warps.
   __device__ void earlier_warps(int slot, State (&base)[kWidth]) const {
 #pragma unroll
@@ -270,8 +273,7 @@ class Columns : public BetweenWarps<Policy> {
 
  private:
   __device__ int position() const { return axis_warp * kRun; }  // position in the tile at which the run begins
-  // The lane's first column, counted in the block.
-  __device__ int column() const { return (column_warp * 32 + lane) * kWidth; }
+  __device__ int column() const { return own_column(); }
   __device__ int64_t index(const Span& span, int position) const {
     return p.backward ? p.length - 1 - span.begin - position : span.begin + position;
   }

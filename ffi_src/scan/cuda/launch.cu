@@ -140,7 +140,7 @@ cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& pr
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kLanes ||
-      plan.algorithm == Algorithm::kPieces)
+      plan.algorithm == Algorithm::kPieces || plan.algorithm == Algorithm::kFew)
     return launch_small(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);

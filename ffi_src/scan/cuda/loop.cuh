@@ -28,9 +28,9 @@ constexpr int kWholeRowBlocks =
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
 
-template <class Policy, bool kByVectors>
+template <class Policy, bool kByVectors, bool kQuads>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
-  using Work = Rows<Policy, kByVectors>;
+  using Work = Rows<Policy, kByVectors, kQuads>;
   const Work work(p, blockIdx.x);
   typename Work::Tile tile;
   work.load(tile);

@@ -55,9 +55,8 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
     const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return sums[i * columns + column]; });
     return t == 0 ? initial : Policy::combine(initial, all, p.options);
   };
-  State base[Work::kWidth];
-  if constexpr (Work::kOneColumn) {  // every thread folds what comes before its
-                                     // warp, and so waits for no other
+  // Every thread folds what comes before it in the tile, and the tiles before, and so waits for no other.
+  if constexpr (Work::kOneColumn) {
     State sum = work.identity(), earlier = sum;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -70,25 +69,25 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
     arrive_at_cluster_barrier();
     const State initial = work.initial(strip);
     wait_at_cluster_barrier();
-    base[0] = Policy::combine(before(0, initial), earlier, p.options);
-  } else {
-    const State initial = member < columns ? work.initial(work.column_of(strip, member)) : work.identity();
-    wait_at_cluster_barrier();
-    if (member < columns && t + 1 < p.tiles) {
-      const State sum = work.tile_total(0, member);
-      for (int later = t + 1; later < p.tiles; ++later) store_in_cluster(sums + t * columns + member, later, sum);
-    }
-    __syncwarp();
-    arrive_at_cluster_barrier();
-    wait_at_cluster_barrier();
-    if (member < columns) work.carry(0)[member] = before(member, initial);
-    __syncthreads();
-    work.earlier_warps(0, base);
-  }
-  if constexpr (Work::kOneColumn) {
+    const State base[1] = {Policy::combine(before(0, initial), earlier, p.options)};
     work.finish(place, span, tile, starts, folds, base, kept);
   } else {
-    work.finish(place, span, tile, starts, folds, base);
+    State sum = work.identity(), in_tile[Work::kLaneStates], carry[Work::kLaneColumns];
+    if (member < columns && t + 1 < p.tiles) sum = work.tile_total(0, member);
+    work.before_in_tile(0, folds, in_tile);
+    wait_at_cluster_barrier();
+    if (member < columns)
+      for (int later = t + 1; later < p.tiles; ++later) store_in_cluster(sums + t * columns + member, later, sum);
+    __syncwarp();
+    arrive_at_cluster_barrier();
+#pragma unroll
+    for (int v = 0; v < Work::kLaneColumns; ++v)
+      carry[v] = place.active ? work.initial(place.column + v) : work.identity();
+    wait_at_cluster_barrier();
+    if (place.active)
+#pragma unroll
+      for (int v = 0; v < Work::kLaneColumns; ++v) carry[v] = before(work.own_column() + v, carry[v]);
+    work.finish(place, span, tile, starts, carry, in_tile);
   }
 }
 

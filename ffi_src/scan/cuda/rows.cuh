@@ -14,7 +14,9 @@ namespace jaxgpuops::scan {
 // kByVectors: how rows that are not aligned are copied: by vectors (odd_rows.cuh), or element by element. Elements of
 // one byte are copied by vectors; those of two are if a warp has several rows, in a kernel of its own, since in one
 // kernel the calls would slow other rows by up to a sixth.
-template <class Policy, bool kByVectors>
+//
+// kQuads: whether one warp has each row, and runs are folded as quads of packs (runs.h).
+template <class Policy, bool kByVectors, bool kQuads = false>
 class Rows : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -39,6 +41,7 @@ class Rows : public BetweenWarps<Policy> {
   struct Folds {
     State before, inclusive;
     Kept<Policy, kRun> kept;
+    State packs[3];  // kQuads: of the packs of the run before its second, third and fourth
   };
 
   __device__ Rows(const Parameters& p, unsigned strip) : Base(p, 32 >> p.run_bits << p.column_bits) {
@@ -115,11 +118,17 @@ class Rows : public BetweenWarps<Policy> {
 
   __device__ Folds fold(const Tile& tile) const {
     Folds folds;
-    State inclusive = fold_run<Policy, kRun>([&](int i) { return input(tile, i); }, p.options, folds.kept);
+    const auto at = [&](int i) { return input(tile, i); };
+    State inclusive;
+    if constexpr (kQuads) {
+      inclusive = fold_quad<Policy, kInPack>(at, p.options, folds.packs);
+    } else {
+      inclusive = fold_run<Policy, kRun>(at, p.options, folds.kept);
+    }
 #pragma unroll
     for (int bit = 0; bit < 5; ++bit) {
-      const State left = shuffle_up(inclusive, 1 << bit);
-      if (run >= 1 << bit) inclusive = Policy::combine(left, inclusive, p.options);
+      const State left = kQuads ? shuffle_from(inclusive, (lane >> bit << bit) - 1) : shuffle_up(inclusive, 1 << bit);
+      if (kQuads ? run >> bit & 1 : run >= 1 << bit) inclusive = Policy::combine(left, inclusive, p.options);
     }
     folds.before = shuffle_up(inclusive, 1);
     if (run == 0) folds.before = this->identity();
@@ -130,7 +139,7 @@ class Rows : public BetweenWarps<Policy> {
   // The fold of what comes before the warp in its row. The warps of a row exchange their folds through shared memory.
   __device__ State earlier_warps(const Folds& folds) const {
     const State initial = this->initial(row());
-    if (p.axis_warps == 1) return initial;
+    if (kQuads || p.axis_warps == 1) return initial;
     State* const totals = this->totals(0) + column_warp * kWarps;
     if (lane == 31) totals[axis_warp] = folds.inclusive;
     wait_at_barrier(1 + column_warp, 32 * p.axis_warps);
@@ -162,7 +171,12 @@ class Rows : public BetweenWarps<Policy> {
         return input(tile, i);
       }
     };
-    step_run<Policy, kRun>(state, at, p.options, put, folds.kept);
+    if constexpr (kQuads) {
+      static_assert(kPacks == 4);
+      step_quad<Policy, kInPack>(state, at, p.options, put, folds.packs);
+    } else {
+      step_run<Policy, kRun>(state, at, p.options, put, folds.kept);
+    }
     Pack packed[Policy::kResults][kPacks];
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)

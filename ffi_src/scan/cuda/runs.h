@@ -33,6 +33,17 @@ template <class Policy>
 constexpr bool kAnyOperator = false;
 template <class E>
 constexpr bool kAnyOperator<AnyOperator<E>> = true;
+// Whether states have the same bits whatever the order of folding.
+template <class Policy>
+constexpr bool kExact = false;
+template <class E>
+constexpr bool kExact<Cumulative<Extreme<E>, false>> = true;
+template <class Unsigned>
+constexpr bool kExact<Cumulative<Sum<Integer<Unsigned>>, false>> = true;
+template <class Unsigned>
+constexpr bool kExact<AnyOperator<Integer<Unsigned>>> = true;
+template <>
+constexpr bool kExact<General<Boolean>> = true;
 // Whether fold_run() keeps factors and weights for step_run(): of more positions there are too few registers for that.
 template <class Policy, int n>
 constexpr bool kKeepsWeights = kAnyWeights<Policy> && n <= 8;
@@ -236,6 +247,44 @@ JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& 
   } else {
     step_run<Policy, n>(state, at, options, put);
   }
+}
+
+// Whether rows that one warp has are folded pack by pack, so that a lane may have a run of four packs (rows.cuh) or one
+// pack (few.cuh): four packs are folded as two pairs. (Other policies have the same bits in any order, or have no few.)
+template <class Policy>
+constexpr bool kByQuads = (Policy::kKind == Kind::kCumulative || Policy::kKind == Kind::kLinear) && !Policy::kCut &&
+                          !kByParts<Policy> && !kExact<Policy>;
+
+// Folds four packs of n positions. `before` are the folds of what comes before the second, third and fourth of them.
+template <class Policy, int n, class At, class State>
+JAXGPUOPS_FN State fold_quad(At at, const Options& options, State (&before)[3]) {
+  State packs[4];
+  with_constants<Policy, 4 * n, false>(at, options, [&](auto policy, auto ready, const Options& o) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      packs[j] = policy.first(ready(j * n), o);
+#pragma unroll
+      for (int i = 1; i < n; ++i) policy.step(packs[j], ready(j * n + i), o);
+    }
+  });
+  before[0] = packs[0];
+  before[1] = Policy::combine(packs[0], packs[1], options);
+  before[2] = Policy::combine(before[1], packs[2], options);
+  return Policy::combine(before[1], Policy::combine(packs[2], packs[3], options), options);
+}
+
+// Goes over the same positions from `state` on, and calls put(i, result) for each.
+template <class Policy, int n, class At, class Put, class State>
+JAXGPUOPS_FN void step_quad(const State& state, At at, const Options& options, Put put, const State (&before)[3]) {
+  State states[4] = {state};
+#pragma unroll
+  for (int j = 1; j < 4; ++j) states[j] = Policy::combine(state, before[j - 1], options);
+  with_constants<Policy, 4 * n, false>(at, options, [&](auto policy, auto at, const Options& o) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int i = 0; i < n; ++i) put(j * n + i, policy.step(states[j], at(j * n + i), o));
+  });
 }
 
 // Whether row_look_ahead, whose lanes have runs of 16 bits, takes a run pack by pack, in a loop, from shared memory.

@@ -10,6 +10,7 @@
 #include "common/rounding.h"
 #include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
+#include "scan/cuda/few.cuh"
 #include "scan/cuda/pieces.cuh"
 #include "scan/cuda/recurrences.h"
 #include "scan/cuda/tangents.h"
@@ -243,17 +244,6 @@ __global__ void __launch_bounds__(kMostSmallLength) scan_small_exact(const __gri
   mine.store(Policy::step(state, mine.in, p.options));
 }
 
-template <class Policy>
-constexpr bool kExact = false;
-template <class E>
-constexpr bool kExact<Cumulative<Extreme<E>, false>> = true;
-template <class Unsigned>
-constexpr bool kExact<Cumulative<Sum<Integer<Unsigned>>, false>> = true;
-template <class Unsigned>
-constexpr bool kExact<AnyOperator<Integer<Unsigned>>> = true;
-template <>
-constexpr bool kExact<General<Boolean>> = true;
-
 SmallParameters small_parameters_of(const Plan& plan, const Parameters& p) {
   SmallParameters s{};
   for (int o = 0; o < 3; ++o) s.operands[o] = p.operands[o];
@@ -304,12 +294,40 @@ cudaError_t launch_pieces(cudaStream_t stream, const Plan& plan, const Parameter
   return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_pieces<Policy>, s);
 }
 
+template <class Policy>
+cudaError_t launch_few(cudaStream_t stream, const Plan& plan, const Parameters& p) {
+  FewParameters s{};
+  s.x = p.operands[0];
+  s.a = p.operands[1];
+  s.out = p.results[0];
+  s.h0 = p.h0;
+  s.columns = static_cast<uint32_t>(p.columns);
+  s.length = static_cast<uint32_t>(p.length);
+  s.inner = static_cast<uint32_t>(p.inner);
+  s.a_outer = p.a.outer.groups ? p.a.outer.stride[0] : 0;
+  s.a_axis = static_cast<uint32_t>(p.a.axis_stride);
+  s.a_inner = p.a.inner.groups ? static_cast<uint32_t>(p.a.inner.stride[0]) : 0;
+  s.lane_bits = plan.run_bits;
+  s.warps = plan.axis_warps;
+  const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  s.dense = s.inner == 1 && aligned(s.x) && aligned(s.a) && aligned(s.out) &&
+            (Policy::kOperands == 1 || (s.a_axis == 1 && (s.columns == 1 || s.a_outer == p.length)));
+  s.odd = p.length % (16 / sizeof(typename Policy::Element::Bits)) != 0;
+  s.wide_h0 = p.wide_h0;
+  s.backward = p.backward;
+  s.options = p.options;
+  return launch(stream, {dim3(p.strips), dim3(plan.threads())}, scan_few<Policy>, s);
+}
+
 // Forward: the policy of the forward call that a tangent may begin with, if from_x.
 template <class Policy, class Forward = void>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Parameters& p, bool from_x = false) {
   constexpr bool kPair = Policy::kKind == Kind::kLinear && is_float(Policy::Element::kDType);
   if constexpr (Policy::kKind == Kind::kCumulative || kPair)
     if (plan.algorithm == Algorithm::kPieces) return launch_pieces<Policy>(stream, plan, p);
+  if constexpr ((Policy::kKind == Kind::kCumulative || kPair) && !Policy::kCut &&
+                sizeof(typename Policy::Element::Bits) > 1 && sizeof(typename Policy::Element::Bits) <= 8)
+    if (plan.algorithm == Algorithm::kFew) return launch_few<Policy>(stream, plan, p);
   const SmallParameters s = small_parameters_of(plan, p);
   const Launch shape{dim3(p.strips), dim3(plan.threads())};
   if constexpr (Policy::kKind == Kind::kCumulative || Policy::kKind == Kind::kLinear)

@@ -356,6 +356,8 @@ class Spans : public BetweenWarps<Policy> {
     if (run == p.runs - 1 && column < p.width) totals(slot)[axis_warp * p.width + column] = folds.warp;
   }
 
+  // The lane's column, counted in the block.
+  __device__ int own_column() const { return column; }
   __device__ State carry_of_thread(int slot) const { return this->carry(slot)[column]; }
 
   // Sets a thread's `base`: the fold of all before the tile, and that of the tile's earlier warps.
