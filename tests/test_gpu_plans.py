@@ -169,10 +169,11 @@ KERNELS = {
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
         "small": "small_(flat_)?kernel",
-        "rows": "((lean_)?rows|spread|wide|sweep|gradient)_kernel",
+        "rows": "((lean_)?rows|spread|wide|sweep|gradient|short_sums)_kernel",
         "rows_tiles": "(part_)?tile_kernel",
     }
-    | {"rows_stream": "stream_kernel", "rows_split": "(merge|results)_kernel"}
+    | {"rows_stream": "stream_kernel", "rows_together": "rows_together_kernel"}
+    | {"rows_split": "(merge|results)_kernel"}
     | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
     | {"columns_flat": "flat_kernel", "columns_walk": "((held_)?walk|walk_once|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
@@ -232,7 +233,7 @@ CALLS = [
     ("scan", lambda x: jaxgpuops.linear_scan(0.5, x, axis=0), [(7, 30)]),
     ("scan", lambda x: jaxgpuops.cumprod(x.astype(jnp.int32)), [(4096, 1024)]),
     ("scan", lambda x: jaxgpuops.linear_scan(0.5, x), [(512, 4096), (16, 65536), (100_000, 3)]),
-    ("row_engine", jaxgpuops.softmax, [(4096, 100), (512, 8192), (1000, 262_144), (2, 1 << 24)]),
+    ("row_engine", jaxgpuops.softmax, [(4096, 100), (512, 8192), (1000, 262_144), (2, 400_000), (2, 1 << 24)]),
     ("row_engine", masked(jaxgpuops.softmax), [(512, 8192), (3, 1 << 20)]),
     ("row_engine", lambda x: jaxgpuops.softmax(x, axis=0), [(1000, 3), (4096, 32768), (1 << 18, 64), (4, 100_000)]),
     ("row_engine", jaxgpuops.logsumexp, [(32768, 256), (64, 128_256), (100, 262_144)]),
@@ -240,6 +241,7 @@ CALLS = [
     ("row_engine", lambda x: jaxgpuops.max(x.astype(jnp.int32), axis=1), [(1000, 27), (3, 70_001), (9, 1 << 20)]),
     ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000), (40, 100)]),
     ("row_engine", lambda x: jaxgpuops.max(x, axis=1), [(300, 7)]),
+    ("row_engine", lambda x: jaxgpuops.sum(x, axis=1), [(20, 1201)]),
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001), (8, 300_001)]),

@@ -34,6 +34,9 @@ REGIMES = {
     "rows, 1 MiB": ((3, 262_144), 1),
     "streamed rows": ((1100, 17_001), 1),
     "streamed rows, largest cluster": ((40, 300_001), 1),
+    "two rows, together": ((2, 300_001), 1),
+    "one aligned row, together": ((1, 200_000), 1),
+    "one longer row, together": ((1, 1_500_001), 1),
     "split rows": ((40, 600_001), 1),
     "one split row": ((1, 8_000_003), 1),
     "columns, walked by threads": ((3000, 3, 50), 1),
@@ -48,6 +51,7 @@ REGIMES = {
     "few columns, of two warps": ((50, 31, 5), 1),
     "few columns, of eight warps": ((50, 127, 5), 1),
     "few columns in vectors": ((50, 21, 32), 1),
+    "few columns in vectors, four batches": ((50, 29, 32), 1),
     "columns, walked though aligned": ((3000, 40, 64), 1),
     "few flat columns": ((30, 500, 3), 1),
     "flat columns of 16 bytes": ((300, 501, 4), 1),
@@ -149,7 +153,7 @@ def test_every_kernel_has_a_regime():
         found |= {(c["algorithm"], c["blocks"] > 1) for c in chosen}
     assert found == {
         ("rows", False), ("rows", True), ("rows_tiles", False), ("rows_stream", False), ("rows_stream", True),
-        ("rows_split", True),
+        ("rows_together", True), ("rows_split", True),
         ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
         ("small", False), ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
     }  # fmt: skip

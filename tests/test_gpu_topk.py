@@ -50,6 +50,8 @@ REGIMES = {
     "argmax, long rows of columns": ((3, 301, 8 * 1031), 1, 1),
     "argmax, strided": ((2, 5003, 1001), 1, 1),
     "argmax, strided, not large": ((20, 300, 512), 1, 1),
+    "argmax, words of columns": ((4, 1003, 1001), 1, 1),
+    "argmax, aligned words of columns": ((2, 1500, 1002), 1, 1),
     "argmax, a thread a column": ((200, 5, 2501), 1, 1),
     "argmax, a thread a vector of columns": ((4, 19, 70_000), 1, 1),
     "argmax, several threads a vector of columns": ((1, 64, 140_000), 1, 1),

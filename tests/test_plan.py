@@ -202,6 +202,29 @@ def test_few_short_rows():
         assert found[:2] == [32 * warps] * 2 and found[2] != 32 * warps, (dtype, length, found)
 
 
+def test_results_that_all_blocks_make_together():
+    """Few long rows are held by all multiprocessors at once. Any batch has room for their statistics."""
+    for dtype, spans, least in (("float32", 1024, 160), ("bfloat16", 2048, 160), ("float64", 256, 129)):
+        for length in (
+            (least - 1) * spans,
+            least * spans,
+            500 * spans,
+            1000 * spans + 1,
+            4096 * spans,
+            4096 * spans + 1,
+        ):
+            plans = [softmax_planner("softmax", dtype, False)(outer, length, 1, 90) for outer in (1, 4, 100, 20_000)]
+            together = [plan["algorithm"] == "rows_together" for plan in plans]
+            all_spans = -(-length // spans)
+            most = (16 if dtype == "float64" else 24) * 132
+            expected = [least <= all_spans <= 4096 and outer * all_spans <= most for outer in (1, 4, 100, 20_000)]
+            assert together == expected, (dtype, length, plans)
+            assert len({plan["workspace_bytes"] for plan in plans}) == 1, (dtype, length, plans)
+    for op in ("logsumexp", "cross_entropy_grad", "softmax_jvp"):
+        assert softmax_planner(op, "float32", False)(1, 500_000, 1, 90)["algorithm"] != "rows_together"
+    assert softmax_planner("softmax", "float32", True)(1, 500_000, 1, 90)["algorithm"] != "rows_together"
+
+
 def test_sums_by_two_kernels():
     """Sums of many long rows of float32 that are not aligned, and of a row, or of two that are not aligned, that would take
     the largest blocks, are those of parts. Any batch has room for them."""
@@ -310,7 +333,11 @@ def test_long_rows_of_float64():
     for op, outer in itertools.product(("softmax", "cross_entropy_grad", "softmax_jvp"), (1, 100, 10_000)):
         planner = softmax_planner(op, "float64", False)
         assert planner(outer, 32_768, 1, 90)["algorithm"] == "rows", (op, outer)
-        assert planner(outer, 32_769, 1, 90)["algorithm"] == "rows_split", (op, outer)
+        together = op == "softmax" and outer == 1
+        assert planner(outer, 32_769, 1, 90)["algorithm"] == ("rows_together" if together else "rows_split"), (
+            op,
+            outer,
+        )
     assert softmax_planner("cross_entropy_grad", "float32", False)(10, 32_769, 1, 90)["algorithm"] == "rows"
 
 
@@ -428,13 +455,16 @@ def test_few_elements():
         ("float32", 9, 64, 17),
         ("float32", 24, 64, 16),
         ("float32", 24, 63, 17),
+        ("float32", 32, 64, 16),
         ("float32", 64, 64, 18),
         ("bfloat16", 16, 64, 17),
         ("bfloat16", 24, 64, 15),
+        ("bfloat16", 32, 64, 15),
         ("bfloat16", 64, 64, 16),
     ):
         assert small(softmax_planner("softmax", dtype, False), length, inner, 1 << most) == few, (dtype, length, inner)
-    assert small(softmax_planner("softmax", "float32", False), 25, 64) == none
+    assert small(softmax_planner("softmax", "float32", False), 65, 64) == none
+    assert small(softmax_planner("softmax", "bfloat16", False), 81, 64) == none
     planner = softmax_planner("softmax", "float32", False)
     assert [planner(1, length, 5, 90)["algorithm"] for length in (1638, 1639)] == ["small", "columns_flat"]
     assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats are added in another order
@@ -489,7 +519,7 @@ def test_parts_of_a_batch_make_do_with_their_workspace(capability):
 def test_gradients_of_logsumexp_take_the_kernels_of_softmax():
     for rows, algorithm in (
         ((111, 11, 1), "rows"), ((1 << 20, 11, 1), "rows_tiles"), ((3, 5, 70), "small"), ((64, 64, 4096), "columns_walk"),
-        ((4, 60_000, 6), "columns_flat"), ((3, 1 << 21, 1), "rows_split"),
+        ((4, 60_000, 6), "columns_flat"), ((1, 1 << 19, 1), "rows_together"), ((6, 1 << 21, 1), "rows_split"),
     ):  # fmt: skip
         for dtype in ("bfloat16", "float32"):
             plans = [

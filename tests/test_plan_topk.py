@@ -178,6 +178,14 @@ def test_argmax_keeps_the_device_busy():
         (600, 20_000, 2, 8, 96),
     ):
         assert plan_argmax(outer, length, inner, bits, 90)["threads"] == threads, (outer, length, inner, bits)
+    # Words of columns of 8 or 16 bits have narrow blocks, of which more share columns.
+    for outer, length, inner, bits, slices in (
+        (23, 1024, 1679, 8, 3),
+        (8, 1000, 3001, 16, 2),
+        (30, 300, 2002, 16, 1),
+        (8, 1000, 3001, 32, 1),
+    ):
+        assert plan_argmax(outer, length, inner, bits, 90)["slices"] == slices, (outer, length, inner, bits)
     # Clusters that share some tens of rows need no workspace.
     for outer, length, bits, slices in (
         (35, 131_072, 8, 2),

@@ -308,7 +308,9 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
         assert not kernel_of("sum", *shape, dtype="int32")
         assert bool(kernel_of("sum", *shape)) == (shape[1] > 16)
     assert kernel_of("max", 1 << 16, 1024) and not kernel_of("max", 1 << 16, 1024, dtype="int32")
-    assert kernel_of("min", 494, 30_184, dtype="bfloat16") and not kernel_of("min", 494, 30_184)
+    assert kernel_of("min", 494, 30_184, dtype="bfloat16") and kernel_of("min", 494, 30_184)
+    assert kernel_of("max", 10, 100_000, dtype="bfloat16") and not kernel_of("max", 7, 100_000, dtype="bfloat16")
+    assert kernel_of("max", 32, 20_000) and not kernel_of("max", 31, 20_000) and not kernel_of("max", 300, 32_768)
     assert kernel_of("max", 2, 2_013_253, 5) and kernel_of("max", 35, 4096, 130)
     # Few long columns, whatever XLA can divide; not many.
     for shape in ((1, 11_651, 156), (1, 3_605_797, 2), (5, 300_007, 32)):
@@ -321,6 +323,12 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
     for shape in ((12, 533, 3456), (3, 533, 3450), (2000, 37, 500), (1000, 100, 100)):
         assert not kernel_of("min", *shape, dtype="int32")
     assert not kernel_of("sum", 12, 533, 3450, dtype="int32") and not kernel_of("min", 12, 533, 3450)
+    # And of floats, along axes of some 10^2 positions.
+    for shape in ((1134, 66, 425), (2000, 40, 300), (200, 66, 3001), (600, 100, 425)):
+        assert kernel_of("min", *shape) and kernel_of("max", *shape)
+    for shape in ((1134, 66, 424), (300, 200, 425), (3000, 20, 425), (220, 66, 425), (6000, 66, 75)):
+        assert not kernel_of("min", *shape)
+    assert not kernel_of("max", 1134, 66, 425, dtype="bfloat16")
     assert kernel_of("max", 40, 50, dtype="float8_e5m2") and kernel_of("sum", 3, 4, 5)
     for rows in (1, 1 << 22):
         assert not kernel_of("mean", rows, 16) and kernel_of("mean", rows, 17)

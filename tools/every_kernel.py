@@ -278,14 +278,16 @@ ROWS = [  # along axis 1
     (1100, 1024),  # many rows
     (9, 265_001),  # streamed
     (10, 265_216),  # the same, aligned
-    (2, 300_001),
-    (2, 700_001),
+    (2, 300_001),  # all blocks together: softmax, log_softmax
+    (2, 700_001),  # the same
+    (3, 1_000_001),
 ]
 COLUMNS = [
     (3, 2, 50),  # few elements
     (3, 30, 5),
     (3, 127, 3),
     (3, 20, 16),  # few elements, in the order of vectors
+    (3, 30, 16),  # the same, four batches
     (660, 2, 50),  # a short axis, in registers
     (60, 3, 4999),  # the same in packs; statistics of strips
     (4, 333, 4999),  # strips that warps share

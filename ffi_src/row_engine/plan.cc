@@ -19,6 +19,7 @@ const char* name(RowAlgorithm algorithm) {
     case RowAlgorithm::kRowsTiles: return "rows_tiles";
     case RowAlgorithm::kRowsStream: return "rows_stream";
     case RowAlgorithm::kRowsSplit: return "rows_split";
+    case RowAlgorithm::kRowsTogether: return "rows_together";
     case RowAlgorithm::kColumns: return "columns";
     case RowAlgorithm::kColumnsStream: return "columns_stream";
     case RowAlgorithm::kColumnsSplit: return "columns_split";
@@ -52,9 +53,10 @@ RowPlan plan_row_engine(const Rows& rows, const RowTraits& traits, const Gpu& gp
   if (workspace_bytes < 0) {
     if (rows.inner == 1) plan.workspace_bytes = std::max(plan.workspace_bytes, bytes_of_any_batch(plan, gpu));
   } else if (plan.workspace_bytes > workspace_bytes) {
-    const bool too_long = plan.algorithm == RowAlgorithm::kColumnsSplit ||
-                          plan.algorithm == RowAlgorithm::kColumnsFlat ||
-                          (plan.algorithm == RowAlgorithm::kRowsSplit && !is_streamable(plan, gpu));
+    const bool too_long =
+        plan.algorithm == RowAlgorithm::kColumnsSplit || plan.algorithm == RowAlgorithm::kColumnsFlat ||
+        ((plan.algorithm == RowAlgorithm::kRowsSplit || plan.algorithm == RowAlgorithm::kRowsTogether) &&
+         !is_streamable(plan, gpu));
     if (!too_long) return held_in_registers(plan);
   }
   return plan;

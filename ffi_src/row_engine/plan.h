@@ -18,7 +18,8 @@ enum class RowAlgorithm {
   kRowsTiles,   // many short rows that are not whole vectors, in shared memory (cuda/tiles.cuh)
   kRowsStream,  // long rows, in registers as in kRows, by persistent blocks (cuda/stream.cuh)
   kRowsSplit,   // rows too long for these: kernels for statistics of the parts, then of the rows, then for the results
-  kColumns,     // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
+  kRowsTogether,   // few long rows with results: all multiprocessors hold them in registers, and one kernel does it all
+  kColumns,        // inner > 1. Lanes along inner; a block or a cluster holds the axis in registers
   kColumnsStream,  // as kColumns for many columns, by persistent blocks that load the next columns meanwhile
   kColumnsSplit,   // axes too long for these
   kColumnsWalk,    // short axes: each lane goes along its columns, twice if there are results (cuda/columns_walk.cuh)
@@ -94,6 +95,8 @@ constexpr int kOnceWarps = 24;
 constexpr int kFewPacks = 4;  // a kernel of its own for as many packs of columns
 // Vectors of a flat row that a lane loads at a time.
 constexpr int flat_vectors(int operands) { return operands == 1 ? 4 : 2; }
+// Blocks per multiprocessor for the __launch_bounds__ of rows_together_kernel.
+constexpr int together_resident(int item_bytes) { return item_bytes == 8 ? 2 : 3; }
 // Blocks per multiprocessor for the __launch_bounds__ of along_kernel.
 constexpr int along_resident(int item_bytes) { return item_bytes == 4 ? 4 : 3; }
 

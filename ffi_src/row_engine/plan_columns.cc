@@ -39,6 +39,7 @@ constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that 
 constexpr int64_t kMostStaged = 100 << 10, kStagedBlocks = 2;
 constexpr int64_t kLateColumns = 2;  // the most columns whose statistics a warp merges before it writes results
 
+constexpr int kSmallHeldPositions = 32;  // the most positions of a column of kColumns that small_form() replaces
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
 constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
 constexpr int64_t kSmallFlatRows = 132;  // the most such rows; twice as many with results
@@ -282,10 +283,10 @@ RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
     small.block_warps = std::min(kSmallFlatWarps, plan.block_warps * 16 / plan.traits.item_bytes);
     return small;
   }
-  // In kColumns, a lane adds up eight positions, and a warp then adds up to three of its lanes. small_kernel adds up
-  // batches of eight positions in the same order. (But there all batches share one peak: RowPlan::vector.)
+  // In kColumns, a lane adds up eight positions, and a warp then adds up to four of its lanes, in pairs. small_kernel
+  // adds up batches of eight positions in the same order. (But there all batches share one peak: RowPlan::vector.)
   const bool held = plan.algorithm == RowAlgorithm::kColumns && plan.vector && !plan.along &&
-                    rows.length >= held_positions(1) && rows.length <= 3 * held_positions(1);
+                    rows.length >= held_positions(1) && rows.length <= kSmallHeldPositions;
   const bool walked = held || (plan.algorithm == RowAlgorithm::kColumnsWalk && !plan.vector);
   if (!walked || rows.elements() == 0 || rows.elements() > most || rows.length > kWalkPositions * kSmallWarps)
     return plan;
@@ -294,7 +295,7 @@ RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
   small.algorithm = RowAlgorithm::kSmall;
   small.traits = plan.traits;
   small.vector = held;
-  if (rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
+  if (!held && rows.length > kWalkedAlone) small.axis_warps = static_cast<int>(ceil_div(rows.length, kWalkPositions));
   const int64_t positions = std::max<int64_t>(ceil_div(rows.length, small.axis_warps), kSmallStep);
   small.column_lane_bits = 5 - bits_for(positions);
   // Groups of columns; a warp has one.

@@ -45,6 +45,9 @@ constexpr int kRoomyBlocks = 4;  // the most blocks per multiprocessor if rows a
 // equally good; 8 MiB was worse than no prefetch. Rows of 1 MiB are prefetched six rows ahead.
 constexpr int64_t kAheadBytes = 4 << 20, kAheadRows = 6;
 
+// Results that all multiprocessors make together: the least spans of a row, and the same for float64.
+constexpr int64_t kLeastTogether = 160, kLeastWideTogether = 129;
+
 constexpr int64_t kCounterBytes = 16;  // kRowsStream: bytes of a counter of the rows that clusters have taken
 
 // With results and many rows, a multiprocessor has one block, each of whose warps holds two spans of a row; its ring
@@ -328,10 +331,44 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   plan.workspace_bytes = split_bytes(traits, rows.inner, plan.units);
 }
 
+// Whether kRowsTogether can take rows, provided there are few enough. (Rows of fewer spans are faster in a cluster,
+// whose blocks wait for each other for less time.)
+bool fits_together(const RowPlan& plan) {
+  const RowTraits& traits = plan.traits;
+  return traits.output && traits.operands == 1 && !traits.masked && !traits.label &&
+         plan.spans >= (traits.item_bytes == 8 ? kLeastWideTogether : kLeastTogether) &&
+         plan.spans <= kMaxFlatSpans * kPartWarps;
+}
+
+// Statistics are merged in the order of kRows or kRowsSplit.
+int unit_warps_together(const RowPlan& plan) { return plan.spans <= kMaxFlatSpans ? 1 : kPartWarps; }
+
+int64_t bytes_together(const RowPlan& plan) {
+  return split_bytes(plan.traits, 1, ceil_div(plan.spans, unit_warps_together(plan)));
+}
+
+void plan_together(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const int64_t all = rows.outer * plan.spans;
+  const int64_t most = together_resident(plan.traits.item_bytes) * kPartWarps * gpu.multiprocessors;
+  if (!fits_together(plan) || all > most) return;
+  plan.algorithm = RowAlgorithm::kRowsTogether;
+  plan.packed = false;
+  plan.ahead = plan.room = 0;
+  plan.unit_warps = unit_warps_together(plan);
+  // So many blocks for each multiprocessor, and then as few warps in each as that takes.
+  const int64_t slots = ceil_div(all, kPartWarps * gpu.multiprocessors) * gpu.multiprocessors;
+  plan.block_warps = static_cast<int>(std::max<int64_t>(plan.unit_warps, ceil_div(all, slots)));
+  plan.blocks = ceil_div(plan.spans, plan.block_warps);
+  plan.units = ceil_div(plan.spans, plan.unit_warps);
+  plan.workspace_bytes = bytes_together(plan);
+}
+
 }  // namespace
 
 void plan_rows(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
   choose_kernel(plan, rows, gpu, tuning);
+  const bool tuned = tuning.cluster || tuning.split || tuning.vectors || tuning.block_warps;
+  if (!tuned) plan_together(plan, rows, gpu);
   plan.single = loads_elements(plan, rows);
 }
 
@@ -341,6 +378,7 @@ bool is_streamable(const RowPlan& plan, const Gpu& gpu) {
 }
 
 int64_t bytes_of_any_batch(const RowPlan& plan, const Gpu& gpu) {
+  if (fits_together(plan)) return bytes_together(plan);
   if (!is_streamable(plan, gpu)) return 0;
   return plan.traits.output ? kCounterBytes : split_bytes(plan.traits, 1, plan.spans);
 }

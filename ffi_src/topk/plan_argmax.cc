@@ -52,7 +52,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
       if (slices < 4) slices = 1;  // a second kernel would take longer
     }
   } else if (shape.form == ArgmaxForm::kStrided) {
-    slices = std::min(4 * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
+    const int64_t blocks = shape.columns > 1 && shape.beside <= 32 ? 8 : 4;  // for each multiprocessor
+    slices = std::min(blocks * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
   }
   // the candidates of all slices take at most a sixteenth of the bytes of x
   slices = std::min(slices, rows.length * key_bytes / (16 * candidate));

@@ -26,6 +26,7 @@ struct Reduction : row_engine::PlainArgs {
   static constexpr bool kNarrowIntegers = !kMasks && std::is_integral_v<Acc> && sizeof(Bits) < 4;
   static constexpr bool kPackedPeak = kNarrowIntegers || (kFast && sizeof(Bits) == 2), kPackedSum = false;
   static constexpr bool kStoredPeak = false;
+  static constexpr bool kShort = false;  // short_rows.cu has that kernel
 
   struct Args {
     void* out;

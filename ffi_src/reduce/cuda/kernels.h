@@ -11,5 +11,7 @@ namespace jaxgpuops::reduce {
 cudaError_t launch_rows(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 // For sums of few floats.
 cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
+// For sums of few rows that a block has.
+cudaError_t launch_short(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::reduce

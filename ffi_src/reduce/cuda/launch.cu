@@ -7,8 +7,9 @@ namespace jaxgpuops::reduce {
 
 cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
-  return plan.algorithm == RowAlgorithm::kSmall ? launch_small(stream, plan, problem, buffers)
-                                                : launch_rows(stream, plan, problem, buffers, workspace);
+  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
+  if (plan.wide) return launch_short(stream, plan, problem, buffers);
+  return launch_rows(stream, plan, problem, buffers, workspace);
 }
 
 }  // namespace jaxgpuops::reduce

@@ -7,7 +7,8 @@ namespace jaxgpuops::reduce {
 cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   const auto run = [&](auto element) {
     using P = Sum<decltype(element), false>;
-    return row_engine::run_small<P>(stream, plan, problem.rows, parameters_of<P>(problem, buffers));
+    const auto p = parameters_of<P>(problem, buffers);
+    return row_engine::run_small<P>(stream, plan, problem.rows, p.operands[0], p.out, p.args);
   };
   return is_float8(problem.dtype) ? with_float8(problem.dtype, run) : with_float(problem.dtype, run);
 }

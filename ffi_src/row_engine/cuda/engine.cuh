@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "common/cuda/launch.cuh"
+#include "common/cuda/residents.cuh"
 #include "row_engine/cuda/columns.cuh"
 #include "row_engine/cuda/columns_flat.cuh"
 #include "row_engine/cuda/columns_stream.cuh"
@@ -72,6 +73,19 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) merge_kernel(const __grid
 
 // ---- Launch ---------------------------------------------------------------------------------------------------------
 
+// Launches a kernel whose blocks wait for each other, or returns cudaErrorCooperativeLaunchTooLarge if the device (or
+// the part of it that this process has) cannot run all of them at the same time.
+template <auto kKernel, class Parameter>
+cudaError_t launch_together(cudaStream_t stream, Launch shape, const Parameter& parameter) {
+  static Residents residents;
+  int most = 0;
+  const cudaError_t status = residents.count(reinterpret_cast<const void*>(kKernel), shape, &most);
+  if (status != cudaSuccess) return status;
+  if (static_cast<unsigned>(most) < shape.grid.x) return cudaErrorCooperativeLaunchTooLarge;
+  shape.together = true;
+  return launch(stream, shape, kKernel, parameter);
+}
+
 // Whether rows, if they are aligned, take the kernel for statistics by clusters of small blocks.
 template <class P>
 bool takes_statistics(const RowPlan& plan, const Parameters<P>& p) {
@@ -111,14 +125,14 @@ struct Call {
 
   // The kernel that a plan of rows asks for.
   Kernel rows() const {
-    if constexpr (kSpread<P>)
+    if constexpr (kSpread<P>) {
       if (plan.spread) return p.aligned ? spread_kernel<P, true> : spread_kernel<P, false>;
-    if constexpr (kWide<P>)
       if (plan.wide) {
         if constexpr (kOneVector<P>)
           if (plan.wide == 1) return wide_kernel<P, 1>;
         return plan.wide == kWideVectors ? wide_kernel<P, kWideVectors> : nullptr;
       }
+    }
     if constexpr (kSwept<P>) {
       if (plan.vectors == kOnlyVectors && plan.spans > 1)
         return p.aligned ? sweep_kernel<P, true> : sweep_kernel<P, false>;
@@ -150,6 +164,23 @@ struct Call {
     if constexpr (P::kSingleColumns)
       if (!plan.vector) return columns_kernel<P, false>;
     return nullptr;
+  }
+
+  // One launch for rows that all blocks share.
+  cudaError_t rows_together() {
+    if constexpr (kTogether<P>) {
+      constexpr int kVectors = P::kLarge ? 8 : kOnlyVectors;
+      constexpr Sharing kSharing = P::kFast ? Sharing::kBlocks : Sharing::kAny;
+      Launch launched;
+      launched.grid = dim3(static_cast<unsigned>(shape.outer * plan.blocks));
+      launched.block = dim3(plan.threads());
+      launched.shared_bytes = kRowsBarrierBytes + plan.block_warps * sizeof(Stat<P>);
+      if constexpr (P::kAlignedRows)
+        if (p.aligned) return launch_together<rows_together_kernel<P, kVectors, kSharing, true>>(stream, launched, p);
+      return launch_together<rows_together_kernel<P, kVectors, kSharing, false>>(stream, launched, p);
+    } else {
+      return cudaErrorCooperativeLaunchTooLarge;
+    }
   }
 
   // Launches a sweep over all flat rows.
@@ -229,6 +260,13 @@ cudaError_t run(cudaStream_t stream, const RowPlan& plan, const Rows& rows, Para
   if (plan.algorithm == RowAlgorithm::kColumnsStream) return run_columns_stream<P>(stream, plan, p);
   if (plan.algorithm == RowAlgorithm::kColumnsWalk) return run_walk<P>(stream, plan, p);
   Call<P> call{stream, plan, rows, p};
+  if (plan.algorithm == RowAlgorithm::kRowsTogether) {
+    const cudaError_t status = call.rows_together();
+    if (status != cudaErrorCooperativeLaunchTooLarge) return status;
+    RowPlan split = plan;  // a part of a GPU may be too small for all blocks
+    split.algorithm = RowAlgorithm::kRowsSplit;
+    return run<P>(stream, split, rows, p, workspace);
+  }
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
     if (!plan.split) return call.flat(Phase::kWhole);
     cudaError_t status = call.flat(Phase::kPartial);

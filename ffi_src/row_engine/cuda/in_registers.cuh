@@ -2,6 +2,8 @@
 // once and written once. The sweeps over split rows are the same kernel.
 #pragma once
 
+#include <cooperative_groups.h>
+
 #include "common/cuda/between.cuh"
 #include "common/cuda/bulk_copy.cuh"
 #include "row_engine/cuda/parts.cuh"
@@ -655,6 +657,25 @@ __global__ void __launch_bounds__(32 * (kRowsResident<P, kVectors, kSharing, kAl
     final = thread.finish(stat);
   }
   if (thread.writes()) thread.write(final);
+}
+
+// Whether an operation has rows_together_kernel.
+template <class P>
+constexpr bool kTogether = P::kOutput && P::kOperands == 1 && !P::kMasked && !P::kHole;
+
+// A few long rows, as a cooperative launch: blocks leave the statistics of what they hold in the workspace, wait for
+// all others, and merge what belongs to their row, in the order of merge_kernel. One read, one write.
+template <class P, int kVectors, Sharing kSharing, bool kAligned>
+__global__ void __launch_bounds__(32 * kPartWarps, together_resident(sizeof(typename P::Element::Bits)))
+    rows_together_kernel(const __grid_constant__ Parameters<P> p) {
+  RowsThread<P, kVectors, kSharing, kAligned, false> thread(p);
+  thread.load();
+  thread.leave(thread.measure());
+  cooperative_groups::this_grid().sync();
+  const auto stat = [&](int u) { return *stat_at(p, thread.outer, u, 0); };
+  const auto final = thread.finish(p.units <= kMostFlatParts ? merge_few_by_warp<P, kMostFlatParts / 32>(stat, p.units)
+                                                             : merge_few_by_warp<P, kMaxFlatSpans / 32>(stat, p.units));
+  thread.write(final);
 }
 
 // ---- Statistics of short rows ---------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ void set_parameters(RowParameters& p, const RowPlan& plan, const Rows& rows, con
   p.axis_warps = plan.axis_warps;
   p.part_length = (rows.length + plan.blocks - 1) / plan.blocks;
   p.ahead = plan.ahead;
-  p.cluster = !split && !plan.split && plan.blocks > 1;
+  p.cluster = !split && !plan.split && plan.algorithm != RowAlgorithm::kRowsTogether && plan.blocks > 1;
   if (p.cluster) p.block_bits = bits_for(p.blocks);
   const bool ragged = kernels.ragged && rows.inner == 1 && p.columns == 1 && plan.spans > 1 && !plan.wide &&
                       (plan.algorithm == RowAlgorithm::kRows || plan.algorithm == RowAlgorithm::kRowsSplit);

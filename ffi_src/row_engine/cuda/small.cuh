@@ -15,25 +15,27 @@
 
 namespace jaxgpuops::row_engine {
 
-template <class P>
+// `Given` is what the arguments of the operation are made of (P::Args, or less).
+template <class P, class Given>
 struct SmallParameters {
   const void* x;
   void* out;  // null: the call has no results of the full shape
   SmallColumns columns;
   uint32_t positions;  // the most positions of a part
   uint32_t batch;      // positions that a walk adds up at a time, a power of two
-  uint32_t alike;      // positions that share a peak: a batch, or all
-  typename P::Args args;
+  uint32_t alike;      // positions that share a peak: a batch, or all, of which each pair of batches is added up first
+  Given given;
 };
 
 // A warp has the same part of some columns as a warp of a walking kernel: positions threadIdx.y, threadIdx.y +
 // blockDim.y, ..
-template <class P>
-__global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_constant__ SmallParameters<P> p) {
+template <class P, class Given>
+__global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_constant__ SmallParameters<P, Given> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   const SmallColumns& c = p.columns;
+  const typename P::Args& args = p.given;
   const uint32_t lane = threadIdx.x, part = threadIdx.y, parts = blockDim.y;
   const uint32_t beside = once(1u << c.column_bits), first = once(lane & (beside - 1)), mine = lane >> c.column_bits;
   const uint32_t own = ((blockIdx.x * blockDim.z + threadIdx.z) << c.column_bits) + first;
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
   const uint32_t outer = once(c.outer_of(column));
   const uint32_t at = once((outer * (c.length - 1) + position) * c.inner + column);
   const bool there = position < c.length;
-  const Acc x = P::value(p.args, Element::load(there ? static_cast<const Bits*>(p.x)[at] : P::pad(p.args, 0)));
+  const Acc x = P::value(args, Element::load(there ? static_cast<const Bits*>(p.x)[at] : P::pad(args, 0)));
 
   // Over lanes of the same column: the peak of groups of `lanes` neighbouring lanes, and the sum over the lanes in
   // [from, end), one after the other.
@@ -70,6 +72,7 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
   // Batches and positions, counted in lanes.
   const uint32_t batch = p.batch << c.column_bits, end = p.positions << c.column_bits;
   const Acc peak = P::kPeak ? largest(x, min(p.alike << c.column_bits, 32u)) : Acc(0);
+  Acc pair = Acc(0);
 #pragma unroll 1
   for (uint32_t from = 0; from < end; from += batch) {
     if constexpr (P::kPeak) {
@@ -78,8 +81,11 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
         stat.sum(0) = P::scaled(0, stat.sum(0), P::weight(stat.peak(), P::guard(larger)));
       stat.of[0] = larger;
     }
-    const Acc summand = P::add(p.args, 0, Acc(0), x, Acc(0), P::guard(stat.peak()));
-    stat.sum(0) = stat.sum(0) + added(summand, from + first, min(from + batch, end));
+    const Acc summand = P::add(args, 0, Acc(0), x, Acc(0), P::guard(stat.peak()));
+    pair = pair + added(summand, from + first, min(from + batch, end));
+    if (p.alike == 32 && (from & batch) == 0 && from + batch < end) continue;
+    stat.sum(0) = stat.sum(0) + pair;
+    pair = Acc(0);
   }
   if (parts > 1) {
     __shared__ Stat<P> all[kSmallWarps * kSmallBeside];
@@ -96,37 +102,38 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_kernel(const __grid_co
     stat.sum(0) = added(summand, first, min(parts << c.column_bits, 32u));
   }
   if (own != column) return;
-  const auto row = P::row(p.args, outer, column - outer * c.inner, c.length, c.inner);
-  const auto final = P::finish(p.args, row, stat);
-  if (position == 0) P::write_row(p.args, column, row, final);
+  const auto row = P::row(args, outer, column - outer * c.inner, c.length, c.inner);
+  const auto final = P::finish(args, row, stat);
+  if (position == 0) P::write_row(args, column, row, final);
   if constexpr (P::kOutput)
-    if (p.out && there) static_cast<Bits*>(p.out)[at] = Element::store(P::output(p.args, row, final, x, Acc(0)));
+    if (p.out && there) static_cast<Bits*>(p.out)[at] = Element::store(P::output(args, row, final, x, Acc(0)));
 }
 
 // Few columns along an axis that walks do not take: a block has a flat row, as in flat_kernel, and adds up in its
 // order. There a thread has all elements of a pack of columns, and here the elements of one column of that pack.
-template <class P>
+template <class P, class Given>
 struct SmallFlatParameters {
   const void* x;
   void* out;      // null: the call has no results of the full shape
   uint32_t size;  // elements of a flat row
   uint32_t inner, length;
   uint32_t apart;  // elements from one pack of a thread of flat_kernel to its next
-  typename P::Args args;
+  Given given;
 };
 
-template <class P>
+template <class P, class Given>
 __global__ void __launch_bounds__(32 * kSmallFlatWarps)
-    small_flat_kernel(const __grid_constant__ SmallFlatParameters<P> p) {
+    small_flat_kernel(const __grid_constant__ SmallFlatParameters<P, Given> p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
   using Lane = Held<P, flat_vectors(1), false>;
+  const typename P::Args& args = p.given;
   const uint32_t size = once(p.size), inner = once(p.inner), apart = once(p.apart), thread = threadIdx.x;
   const Bits* const from = static_cast<const Bits*>(p.x) + uint64_t{blockIdx.x} * size;
   const auto load = [&](Lane& lane, uint32_t at) {
 #pragma unroll
-    for (int j = 0; j < flat_vectors(1); ++j, at += apart) lane.raw[0][j] = at < size ? from[at] : P::pad(p.args, 0);
+    for (int j = 0; j < flat_vectors(1); ++j, at += apart) lane.raw[0][j] = at < size ? from[at] : P::pad(args, 0);
   };
 
   // Statistics of the elements first, first + apart, .. for every `first` below `apart`.
@@ -146,8 +153,8 @@ __global__ void __launch_bounds__(32 * kSmallFlatWarps)
     if (last) at = first += blockDim.x;
     load(next, at);
     Acc peak[1] = {};
-    if constexpr (P::kPeak) lane.peaks(p.args, peak);
-    take_in<P>(stat, peak[0], [&](int k, const auto& shift) { return lane.sum(p.args, k, shift, 0, 1); });
+    if constexpr (P::kPeak) lane.peaks(args, peak);
+    take_in<P>(stat, peak[0], [&](int k, const auto& shift) { return lane.sum(args, k, shift, 0, 1); });
     if (last) {
       stats[mine] = stat;
       stat = Stat<P>::none();
@@ -157,9 +164,9 @@ __global__ void __launch_bounds__(32 * kSmallFlatWarps)
   fold_flat<P>(stats, apart / inner, inner);
 
   for (uint32_t c = thread; c < inner; c += blockDim.x) {
-    const auto row = P::row(p.args, blockIdx.x, c, p.length, inner);
-    const auto final = P::finish(p.args, row, stats[c]);
-    P::write_row(p.args, int64_t{blockIdx.x} * inner + c, row, final);
+    const auto row = P::row(args, blockIdx.x, c, p.length, inner);
+    const auto final = P::finish(args, row, stats[c]);
+    P::write_row(args, int64_t{blockIdx.x} * inner + c, row, final);
     if constexpr (P::kOutput)
       if (p.out != nullptr) finals[c] = final;  // without results there is no room for finals
   }
@@ -169,23 +176,23 @@ __global__ void __launch_bounds__(32 * kSmallFlatWarps)
     Bits* const to = static_cast<Bits*>(p.out) + uint64_t{blockIdx.x} * size;
     const uint32_t step = blockDim.x % inner;
     uint32_t c = thread % inner;
-    const auto row = P::row(p.args, blockIdx.x, 0, p.length, inner);
+    const auto row = P::row(args, blockIdx.x, 0, p.length, inner);
 #pragma unroll 2
     for (uint32_t e = thread; e < size; e += blockDim.x) {
-      const Acc x = P::value(p.args, Element::load(from[e]));
-      to[e] = Element::store(P::output(p.args, row, finals[c], x, Acc(0)));
+      const Acc x = P::value(args, Element::load(from[e]));
+      to[e] = Element::store(P::output(args, row, finals[c], x, Acc(0)));
       c += step;
       c -= c < inner ? 0 : inner;
     }
   }
 }
 
-// Runs a call. The caller has set the operands, `out` and args.
-template <class P>
-cudaError_t run_small_flat(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
+template <class P, class Given>
+cudaError_t run_small_flat(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const void* x, void* out,
+                           const Given& given) {
   static_assert(is_policy<P>() && kFlat<P> && P::kOperands == 1);
   constexpr int kWidth = 16 / sizeof(typename P::Element::Bits);
-  SmallFlatParameters<P> s = {p.operands[0], p.out, 0, 0, 0, 0, p.args};
+  SmallFlatParameters<P, Given> s = {x, out, 0, 0, 0, 0, given};
   s.size = static_cast<uint32_t>(rows.length * rows.inner);
   s.inner = static_cast<uint32_t>(rows.inner);
   s.length = static_cast<uint32_t>(rows.length);
@@ -195,18 +202,19 @@ cudaError_t run_small_flat(cudaStream_t stream, const RowPlan& plan, const Rows&
   launched.grid = dim3(static_cast<unsigned>(rows.outer));
   launched.block = dim3(plan.threads());
   launched.shared_bytes = (s.apart * sizeof(Stat<P>) + 15) / 16 * 16;
-  if (p.out) launched.shared_bytes += rows.inner * sizeof(typename P::Final);
-  return launch(stream, launched, small_flat_kernel<P>, s);
+  if (out) launched.shared_bytes += rows.inner * sizeof(typename P::Final);
+  return launch(stream, launched, small_flat_kernel<P, Given>, s);
 }
 
-// Runs a call. The caller has set the operands, `out` and args.
-template <class P>
-cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const Parameters<P>& p) {
+// Runs a call. `given` becomes P::Args.
+template <class P, class Given>
+cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const void* x, void* out,
+                      const Given& given) {
   static_assert(is_policy<P>() && kWalks<P> && P::kOperands == 1 && !P::kHole);
-  if (plan.flat) return run_small_flat<P>(stream, plan, rows, p);
+  if (plan.flat) return run_small_flat<P>(stream, plan, rows, x, out, given);
   const SmallColumns columns(rows, plan.column_lane_bits, plan.lane_bits);
   const int groups = plan.block_warps / plan.axis_warps;  // groups of columns in a block
-  SmallParameters<P> s = {p.operands[0], p.out, columns, 0, 0, 0, p.args};
+  SmallParameters<P, Given> s = {x, out, columns, 0, 0, 0, given};
   s.positions = static_cast<uint32_t>((rows.length + plan.axis_warps - 1) / plan.axis_warps);
   s.batch = rows.length <= held_positions(1) ? held_positions(1) : Walk<P>::kCount;
   s.alike = plan.vector ? 32 : s.batch;
@@ -214,7 +222,7 @@ cudaError_t run_small(cudaStream_t stream, const RowPlan& plan, const Rows& rows
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>((rows.count() + of_block - 1) / of_block));
   launched.block = dim3(32, plan.axis_warps, groups);
-  return launch(stream, launched, small_kernel<P>, s);
+  return launch(stream, launched, small_kernel<P, Given>, s);
 }
 
 }  // namespace jaxgpuops::row_engine

@@ -5,23 +5,21 @@
 // which is most of the time of a small problem, and a warp reads whole cache lines. Statistics are merged in the order
 // of rows_kernel: first the vectors that would be one lane's there, one after the other. So all bits are the same.
 //
-// wide_kernel does the same for longer rows, if they are few, also for statistics alone: a block has a row, and a lane
-// two vectors. The sums of each vector and the statistics of each span of rows_kernel are in shared memory.
+// wide_kernel does the same for longer rows, if they are few: a block has a row, and a lane two vectors. The sums of
+// each vector and the statistics of each span of rows_kernel are in shared memory. (Sums of few rows have a kernel of
+// their own, reduce/cuda/short_rows.cu.)
 #pragma once
 
 #include "row_engine/cuda/in_registers.cuh"
 
 namespace jaxgpuops::row_engine {
 
+// Whether an operation has these kernels.
 template <class P>
 constexpr bool kSpread = P::kShort && P::kOutput && !P::kMasked && !P::kDecoded;
-// For results, or for sums of one array.
-template <class P>
-constexpr bool kWide =
-    P::kShort && !P::kMasked && !P::kDecoded && (P::kOutput || (P::kFast && P::kSums > 0 && P::kOperands == 1));
 // Whether there is also a wide_kernel whose lanes have one vector.
 template <class P>
-constexpr bool kOneVector = kWide<P> && P::kOperands == 1;
+constexpr bool kOneVector = kSpread<P> && P::kOperands == 1;
 
 template <class P, bool kAligned>
 __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_constant__ Parameters<P> p) {
@@ -315,7 +313,7 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps) wide_kernel(const __grid_
   const int left = max(0, static_cast<int>(p.length - first));
   auto& shared = *reinterpret_cast<WideShared<P>*>(dynamic_shared_memory());
 
-  const WideSpan<P, kByElements<P>, kEach, kOneVector<P> && (kEach == 1 || !P::kOutput)> span;
+  const WideSpan<P, kByElements<P>, kEach, kOneVector<P> && kEach == 1> span;
   typename P::Row row;
   if constexpr (P::kHole) row = P::begun(p.args, outer, 0, p.length, 1);
   const int wanted = P::kHole && P::skip(row) ? 0 : left;

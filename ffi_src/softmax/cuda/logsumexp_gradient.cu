@@ -62,7 +62,8 @@ cudaError_t launch_log_sum_exp_gradient(cudaStream_t stream, const RowPlan& plan
     using P = LogSumExpGradient<decltype(element)>;
     auto p = parameters_of<P>(problem, buffers);
     p.args = {static_cast<const typename P::Bits*>(buffers.cotangent), problem.cotangent};
-    if (plan.algorithm == RowAlgorithm::kSmall) return row_engine::run_small<P>(stream, plan, problem.rows, p);
+    if (plan.algorithm == RowAlgorithm::kSmall)
+      return row_engine::run_small<P>(stream, plan, problem.rows, p.operands[0], p.out, p.args);
     return row_engine::run<P>(stream, plan, problem.rows, p, workspace);
   });
 }

@@ -3,11 +3,42 @@
 #include "softmax/cuda/dispatch.cuh"
 
 namespace jaxgpuops::softmax {
+namespace {
+
+// What the arguments of a known operation without a scale are made of. It is short, so that a kernel waits for few
+// lines of parameters, and the kernel has the code of one operation.
+template <class P, Op kOp>
+struct Given {
+  typename P::Acc factor;
+  typename P::Bits* lse;
+  typename P::Acc *maximum, *log_sum;
+
+  __device__ operator typename P::Args() const {
+    typename P::Args args = {};
+    args.op = kOp;
+    args.scale.factor = factor;
+    args.lse = lse;
+    args.maximum = maximum;
+    args.log_sum = log_sum;
+    return args;
+  }
+};
+
+}  // namespace
 
 cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   return with_float(problem.dtype, [&](auto element) {
     using P = Softmax<decltype(element), false>;
-    return row_engine::run_small<P>(stream, plan, problem.rows, softmax_parameters_of<P>(problem, buffers));
+    const auto p = softmax_parameters_of<P>(problem, buffers);
+    const auto run = [&](auto op) {
+      const Given<P, decltype(op)::value> given = {p.args.scale.factor, p.args.lse, p.args.maximum, p.args.log_sum};
+      return row_engine::run_small<P>(stream, plan, problem.rows, p.operands[0], p.out, given);
+    };
+    switch (problem.op) {
+      case Op::kSoftmax: return run(std::integral_constant<Op, Op::kSoftmax>());
+      case Op::kLogSoftmax: return run(std::integral_constant<Op, Op::kLogSoftmax>());
+      default: return run(std::integral_constant<Op, Op::kLogSumExp>());
+    }
   });
 }
 

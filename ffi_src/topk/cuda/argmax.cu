@@ -13,9 +13,9 @@
 //   columns  A block reads vectors of 16 bytes, at steps that are whole rows of columns: so each place of a vector
 //            stays with one column, and a thread keeps the best of each place. Where inner is short, a step is several
 //            rows.
-//   strided  The same by single elements: for arrays that are not large, where vectors would not stay with their
-//            columns (inner is long, and odd), and where the axis is short: then a thread has whole columns (sheets:
-//            several).
+//   strided  The same by single elements, or words of elements of 8 or 16 bits: for arrays that are not large, where
+//            vectors would not stay with their columns (inner is long, and odd), and where the axis is short: then a
+//            thread has whole columns (sheets: several).
 //   planes   The axis is short, and many columns are whole vectors: a thread has a vector of columns from the first
 //            element to the last.
 //   small    Few elements in all, one by one (common/cuda/small.cuh). Blocks share columns that are long.

@@ -112,16 +112,19 @@ __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b, bool& lo
   return most;
 }
 
-// For each place of a vector: the best element seen there, and the step in which it came.
-template <class Key>
+// For each place of a vector of kParts words: the best element seen there, and the step in which it came.
+template <class Key, uint32_t kParts = 4>
 struct Places {
-  static constexpr uint32_t kVector = 16 / sizeof(Key), kWords = kVector / (kPairs<Key> ? 2 : 1);
+  static constexpr uint32_t kVector = 4 * kParts / sizeof(Key), kWords = kVector / (kPairs<Key> ? 2 : 1);
   Word<Key> keys[kWords] = {};
   uint32_t steps[kVector] = {};
 
   // Sees vectors in rising order of step.
   __device__ __forceinline__ void see(uint4 vector, const Ranks<Key>& ranks, uint32_t step) {
     const uint32_t parts[4] = {vector.x, vector.y, vector.z, vector.w};
+    see(parts, ranks, step);
+  }
+  __device__ __forceinline__ void see(const uint32_t (&parts)[kParts], const Ranks<Key>& ranks, uint32_t step) {
 #pragma unroll
     for (uint32_t w = 0; w < kWords; ++w) {
       if constexpr (sizeof(Key) == 8) {

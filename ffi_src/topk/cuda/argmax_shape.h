@@ -41,6 +41,7 @@ struct ArgmaxShape {
   int lane_bits = 0;    // kTeams, kTiles, kRows, kSmall: 2^lane_bits lanes share a column (a row)
   int each = 1;         // kTeams: windows of 16 bytes that a lane has of its row
   int column_bits = 0;  // kSmall: 2^column_bits neighbouring threads have neighbouring columns
+  int columns = 1;      // kStrided: neighbouring columns of a thread, which are a word if they are several
   int64_t tiles = 1;    // kColumns, kStrided, kSheets: blocks that share the columns of an outer index
   // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
   int beside = 0, deep = 1;
@@ -192,13 +193,20 @@ inline int argmax_column_threads(int64_t outer, int key_bytes) {
   return each < 160 ? 128 : each < 224 ? 192 : kArgmaxThreads;
 }
 
-// Threads read neighbouring columns, and `deep` groups of them share the axis. If blocks are few, they are narrower.
-inline ArgmaxShape argmax_strided_shape(Rows rows) {
+// Threads read neighbouring columns, or words of columns of 8 or 16 bits, and `deep` groups of them share the axis. If
+// blocks are few, they are narrower.
+inline ArgmaxShape argmax_strided_shape(Rows rows, int key_bytes, bool aligned) {
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kStrided;
-  const int64_t width = rows.outer * ((rows.inner + 63) / 64) <= 528 ? 64 : kArgmaxThreads;
-  shape.tiles = (rows.inner + width - 1) / width;
-  shape.beside = static_cast<int>((rows.inner + shape.tiles - 1) / shape.tiles);
+  if (aligned && key_bytes <= 2 && rows.inner >= 64 && rows.elements() * key_bytes % 4 == 0)
+    shape.columns = 4 / key_bytes;
+  const int64_t units = (rows.inner + shape.columns - 1) / shape.columns, blocks = rows.outer * ((units + 63) / 64);
+  // (Widths of words as measured on an H200.)
+  const int64_t width = shape.columns > 1 ? (blocks >= 400 && blocks <= 1000 ? 64 : 32)
+                        : blocks <= 528   ? 64
+                                          : kArgmaxThreads;
+  shape.tiles = (units + width - 1) / width;
+  shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   shape.deep = static_cast<int>(std::min<int64_t>(kArgmaxThreads / shape.beside, (rows.length + 7) / 8));
   shape.threads = shape.beside * shape.deep;
   return shape;
@@ -258,7 +266,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   } else if (rows.length * inner_bytes <= (key_bytes == 8 ? 20 : 10) << 10) {
     return argmax_tiles_shape(rows, key_bytes);
   } else if (argmax_is_strided(rows, key_bytes) && !(threads >= 1 << 13 && rows.length >= 48)) {
-    return argmax_strided_shape(rows);
+    return argmax_strided_shape(rows, key_bytes, aligned);
   } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
     // A block has whole periods of threads. All threads exchange candidates through shared memory, so there are not
@@ -278,7 +286,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     spread(rows.inner / vector, kArgmaxThreads / shape.deep);
     shape.threads = shape.beside * shape.deep;
   } else {
-    return argmax_strided_shape(rows);
+    return argmax_strided_shape(rows, key_bytes, aligned);
   }
   return shape;
 }
@@ -290,7 +298,7 @@ inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& 
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
     // A thread has one place more than it has elements: see spaced().
     case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;
-    case ArgmaxForm::kStrided: return shape.threads * candidate;
+    case ArgmaxForm::kStrided: return shape.threads * shape.columns * candidate;
     default: return 0;
   }
 }

@@ -53,6 +53,56 @@ __global__ void __launch_bounds__(kArgmaxThreads)
     if (depth == 0 && column + c * width < inner) finish(a, outer, columns[c], part, best[c]);
 }
 
+// The same for elements of 8 or 16 bits, of which a thread has those of a word: neighbouring columns. (One by one, they
+// take an instruction each to load, and three times as many to compare.) A word that is not aligned is put together
+// from two; if kWhole, all are aligned. The array begins and ends at multiples of 4 bytes.
+template <class Key, bool kWhole>
+__global__ void __launch_bounds__(kArgmaxThreads)
+    argmax_words(const __grid_constant__ Argmax a, const Ranks<Key> ranks, uint32_t tiles) {
+  constexpr uint32_t kBatch = 8, kColumns = 4 / sizeof(Key);
+  const uint32_t inner = static_cast<uint32_t>(a.inner), width = blockDim.x, deep = blockDim.y;
+  const uint32_t unit = blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices, depth = threadIdx.y;
+  const uint32_t outer = unit / tiles, word = (unit - outer * tiles) * width + threadIdx.x;
+  const uint32_t column = smaller(word * kColumns, inner - kColumns);  // the last words may overlap
+  const uint32_t begin = part * a.slice, end = smaller(begin + a.slice, a.length);
+  let_dependents_start();
+  Places<Key, 1> places;
+#pragma unroll
+  for (uint32_t& step : places.steps) step = begin + depth;
+  const int64_t step = static_cast<int64_t>(deep) * inner;
+  const Key* x =
+      static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin + depth) * inner + column;
+  const auto load = [](const Key* from) {
+    const auto address = reinterpret_cast<uintptr_t>(from);
+    const auto* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+    const uint32_t low = __ldg(words);
+    if (kWhole) return low;
+    return __funnelshift_r(low, __ldg(words + (address & 3 ? 1 : 0)), 8 * static_cast<uint32_t>(address & 3));
+  };
+  const auto look = [&](uint32_t i, auto all_there) {
+    uint32_t loaded[kBatch][1];
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u)
+      if (all_there || i + u * deep < end) loaded[u][0] = load(x + u * step);
+#pragma unroll
+    for (uint32_t u = 0; u < kBatch; ++u)
+      if (all_there || i + u * deep < end) places.see(loaded[u], ranks, i + u * deep);
+  };
+  uint32_t i = begin + depth;
+  for (; i + (kBatch - 1) * deep < end; i += kBatch * deep, x += kBatch * step) look(i, std::true_type());
+  if (i < end) look(i, std::false_type());
+  auto* const all = reinterpret_cast<Candidate<Key>*>(dynamic_shared_memory());
+  const uint32_t mine = threadIdx.x * kColumns;
+  if (deep > 1) {
+#pragma unroll
+    for (uint32_t c = 0; c < kColumns; ++c) all[depth * width * kColumns + mine + c] = places.at(c);
+    merge_rows<1>(all, width * kColumns, smaller(deep, end - begin), depth * width + threadIdx.x, width * deep);
+  }
+  if (depth != 0 || word * kColumns >= inner) return;
+#pragma unroll
+  for (uint32_t c = 0; c < kColumns; ++c) finish(a, outer, column + c, part, deep > 1 ? all[mine + c] : places.at(c));
+}
+
 // A thread has all of a vector of columns, with many loads in flight.
 template <class Key>
 __global__ void __launch_bounds__(kArgmaxPlaneThreads)
@@ -93,6 +143,13 @@ cudaError_t launch_argmax_strided(cudaStream_t stream, const ArgmaxShape& shape,
   blocks.shared_bytes = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
+    if constexpr (sizeof(Key) <= 2) {
+      if (shape.form == ArgmaxForm::kStrided && shape.columns > 1) {
+        const bool whole = problem.rows.inner % shape.columns == 0;
+        return launch(stream, blocks, whole ? argmax_words<Key, true> : argmax_words<Key, false>, a,
+                      Ranks<Key>(problem.order), static_cast<uint32_t>(shape.tiles));
+      }
+    }
     const auto kernel = shape.form == ArgmaxForm::kPlanes   ? argmax_planes<Key>
                         : shape.form == ArgmaxForm::kSheets ? argmax_strided<Key, argmax_sheet_columns(sizeof(Key))>
                                                             : argmax_strided<Key, 1>;
