@@ -551,9 +551,9 @@ def check_scans(results, x, a, t, y, h0, starts, reverse):
             expected = np.where(a == most, t, before(r))
         elif name.startswith("gradient"):
             logs = name == "gradient of cumlogsumexp"
-            y = in_time(results["cumlogsumexp"]) if logs else np.maximum.accumulate(a)
-            weight = np.exp(x - y) if logs else (a == y).astype(float)
-            factor = after(np.exp(before(y, -np.inf) - y) if logs else 1 - weight)
+            made = in_time(results["cumlogsumexp"]) if logs else np.maximum.accumulate(a)
+            weight = np.exp(x - made) if logs else (a == made).astype(float)
+            factor = after(np.exp(before(made, -np.inf) - made) if logs else 1 - weight)
             total = t.astype(float)
             for i in range(len(t) - 2, -1, -1):
                 total[i] += factor[i] * total[i + 1]
