@@ -164,6 +164,8 @@ class Kernel:
         None; all of these are MLIR values.
     """
 
+    looks_at_uses = False  # whether the lowering looks at what reads operands
+
     def __init__(
         self,
         name: str,
@@ -208,8 +210,9 @@ class Kernel:
         batching.primitive_batchers[p] = self._batch
         for platform in ("cpu", "cuda"):
             # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
-            # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at.
-            keeps = not (self.aliases or self.known or self.splits_as_one)
+            # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor
+            # whether anything else reads it.
+            keeps = not (self.aliases or self.known or self.splits_as_one or self.looks_at_uses)
             mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
         mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
@@ -422,11 +425,33 @@ def _attribute(value):
     return np.float64(value) if isinstance(value, float) else value
 
 
+def jitted(static_argnums: Sequence[int]) -> Callable[[Callable], Callable]:
+    """Compiles a function for calls outside of a program. In a program it is called as it is: even with ``inline``, JAX lowers
+    a function by itself, where lowering rules do not see what reads their operands."""
+
+    def decorate(function):
+        compiled = jax.jit(function, static_argnums=tuple(static_argnums), inline=True)
+
+        @functools.wraps(function)
+        def call(*args):
+            in_program = any(isinstance(x, jax.core.Tracer) and not _core.is_concrete(x) for x in args)
+            return (function if in_program else compiled)(*args)
+
+        return call
+
+    return decorate
+
+
 def is_iota(operand, axis: int) -> bool:
     """Whether an MLIR value is an array of places along the axis."""
     if not isinstance(operand, mlir.ir.OpResult) or operand.owner.operation.name != "stablehlo.iota":
         return False
     return mlir.ir.IntegerAttr(operand.owner.attributes["iota_dimension"]).value == axis
+
+
+def is_unused(operand) -> bool:
+    """Whether an MLIR value is the result of an operation and nothing reads it, of what has been lowered so far."""
+    return isinstance(operand, mlir.ir.OpResult) and next(iter(operand.uses), None) is None
 
 
 def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:

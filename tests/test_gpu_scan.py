@@ -236,6 +236,29 @@ def test_tangents_that_make_y_have_the_bits_of_two_kernels(dtype):
                     assert same_bits(pull(x[few], t[few]), whole[few]), (length, inner, name, options)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gradients_that_make_y_have_the_bits_of_two_kernels(dtype):
+    """If something else reads the forward result, the gradient is a kernel of its own."""
+    size = jnp.dtype(dtype).itemsize
+    lengths = (33, 35, 77, 100, 257, 380, 511, 512, 1000, 8192 // size - 1, 8192 // size)
+    for shape in [(n, length, 1) for n in (3, 300) for length in lengths] + [(1 << 16, 16 // size, 1)]:
+        t = jax.random.normal(jax.random.key(shape[1]), shape, dtype)
+        x = jnp.round(2 * jnp.roll(t, 1, 0)) / 2
+        for i, value in enumerate((jnp.nan, jnp.inf, -jnp.inf)):
+            x = x.at[i % shape[0], i + 1].set(value)
+        for name, options in (("cumprod", {}), ("cummax", {"reverse": True}), ("cummin", {}), ("cumlogsumexp", {})):
+            fn = functools.partial(getattr(jaxgpuops, name), axis=1, **options)
+
+            def alone(x, t, fn=fn):
+                return jax.vjp(fn, x)[1](t)[0]
+
+            def beside(x, t, fn=fn):
+                y, pull = jax.vjp(fn, x)
+                return y + t, pull(t)[0]
+
+            assert same_bits(jax.jit(alone)(x, t), jax.jit(beside)(x, t)[1]), (shape, name)
+
+
 @regimes
 def test_repeats_bit_for_bit_while_another_stream_is_busy(shape, axis):
     x = normal(jax.random.key(0), shape)

@@ -164,30 +164,40 @@ def test_gradient_of_a_scan_is_one_kernel_each_way(cuda, name):
 
 
 @pytest.mark.parametrize("name", ["cumprod", "cummax", "cummin", "cumlogsumexp"])
-def test_gradient_of_a_small_scan_is_made_of_x(cuda, name):
-    """Its kernel does not read the result of the forward pass, so that XLA drops the kernel that made that."""
+def test_gradient_of_a_scan_is_made_of_x(cuda, name):
+    """Its kernel does not read the result of the forward pass, so that XLA drops the kernel that made that. If something
+    else reads it, only kernels of few elements do without it."""
 
-    def operands(shape, **options):
-        pull_back = lambda x, ct: jax.vjp(functools.partial(getattr(jaxgpuops, name), axis=1, **options), x)[1](ct)
-        text = lowered(pull_back, shape_of(shape), shape_of(shape), platforms=("cuda",))
+    def operands(shape, beside=False, **options):
+        def gradient(x, ct):
+            y, pull_back = jax.vjp(functools.partial(getattr(jaxgpuops, name), axis=1, **options), x)
+            return (y + ct if beside else None), pull_back(ct)
+
+        text = lowered(gradient, shape_of(shape), shape_of(shape), platforms=("cuda",))
         [own] = re.findall(rf"custom_call @jaxgpuops\.{name}_jvp\(([^)]*)\)", text)
         return own.count("%")
 
-    few = 3 if name == "cumlogsumexp" else 2
-    assert operands((7, 4)) == operands((7, 32, 3)) == operands((9, 20), reverse=True, exclusive=True) == few
-    assert operands((7, 33)) == operands((1 << 14, 32)) == 3
+    few = 3 if name == "cumlogsumexp" else 2  # it has no kernel of few elements
+    for beside in (False, True):
+        assert operands((7, 4, 3), beside) == operands((9, 20), beside, reverse=True, exclusive=True) == few
+        assert operands((1 << 14, 31), beside) == operands((7, 33), beside, exclusive=True) == 3
+        assert operands((7, 33), beside) == operands((3, 2048), beside) == operands((1 << 16, 4), beside) == 2 + beside
+        assert operands((3, 2049), beside) == 3
     assert operands((7, 4), segment_starts=np.ones((7, 4), bool)) == 4
 
 
-@pytest.mark.parametrize("shape", [(111, 11), (7, 9, 5), (1, 5000, 3), (3, 1 << 20), (4, 60_000, 6)])
+@pytest.mark.parametrize("shape", [(111, 11), (7, 9, 5), (1, 5000, 3), (3, 1 << 20), (4, 60_000, 6), (2, 1 << 18, 3)])
 def test_gradient_of_logsumexp_is_made_of_x(cuda_build, shape):
     pull_back = lambda x, ct: jax.vjp(functools.partial(jaxgpuops.logsumexp, axis=1), x)[1](ct)
     x, ct = shape_of(shape), shape_of((*shape[:1], *shape[2:]))
     text = lowered(pull_back, x, ct, platforms=("cuda",))
     own = re.findall(r"custom_call @jaxgpuops\.logsumexp_grad\(([^)]*)\)", text)
-    read_twice = shape in ((1, 5000, 3), (3, 1 << 20), (4, 60_000, 6))
+    read_twice = shape in ((1, 5000, 3), (3, 1 << 20), (4, 60_000, 6), (2, 1 << 18, 3))
     assert [operands.count("%") for operands in own] == [2] * (not read_twice)
     assert read_twice == ("stablehlo.exponential" in text)
+    narrow = lowered(pull_back, x.update(dtype="bfloat16"), ct.update(dtype="bfloat16"), platforms=("cuda",))
+    made_of_x = shape not in ((1, 5000, 3), (4, 60_000, 6))
+    assert custom_calls(narrow) == ["jaxgpuops.logsumexp", "jaxgpuops.logsumexp_grad"][: 1 + made_of_x]
     *_, left = jaxgpuops.explain(pull_back, shape_of((9, 4)), shape_of((9,)), platform="cuda")
     assert left.op == "logsumexp_grad" and left.kernel is None and left.why == _primitive.LEFT
     on_cpu = jaxgpuops.explain(pull_back, x, ct, platform="cpu")

@@ -468,8 +468,8 @@ def test_scan_that_is_none():
         plan_scan("cummean", 1, 5, 1, "float32", False, 1, 90)
 
 
-def test_small_derivatives_make_y_of_x():
-    """The kernel must see whole columns, and fold them in the order of the forward kernel."""
+def test_derivatives_make_y_of_x():
+    """The kernel must have whole rows, or columns of few elements, and fold them in the order of the forward kernel."""
 
     def takes(op, rows, dtype="float32", segmented=False):
         return plan_scan(op, *rows, dtype, segmented, 1, 90, from_x=True)["algorithm"]
@@ -477,6 +477,16 @@ def test_small_derivatives_make_y_of_x():
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp"):
         for dtype in ("bfloat16", "float32", "float64"):
             assert takes(op, (7, 4, 1), dtype) == takes(op, (1, 32, 90), dtype) == "small"
-        assert takes(op, (7, 33, 1)) == takes(op, (1 << 14, 32, 1)) == takes(op, (7, 4, 1), segmented=True) == "none"
-    assert takes("cumlogsumexp_jvp", (7, 4, 1)) == takes("cumprod_jvp", (7, 4, 1), "complex64") == "none"
+        assert takes(op, (7, 33, 1), segmented=True) == takes(op, (7, 33, 1), "float64") == "none"
+    assert takes("cumprod_jvp", (7, 4, 1), "complex64") == takes("cumprod_jvp", (7, 33, 1), "complex64") == "none"
+    for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"):
+        for dtype, size in (("bfloat16", 2), ("float16", 2), ("float32", 4)):
+            for n in (40, 136, 513, 8192 // size):
+                assert takes(op, (7, n, 1), dtype) == takes(op, (1 << 14, n, 1), dtype) == "rows"
+            for n in (33, 511):
+                assert takes(op, (7, n, 1), dtype) == ("none" if size == 2 else "rows")
+            assert takes(op, (1 << 16, 16 // size, 1), dtype) == "packs"
+            # One kernel of these would take as long as two.
+            for rows in ((7, 8192 // size + 1, 1), (1 << 14, 31, 1), (40, 33, 3), (2, 512, 16), (7, 100, 64)):
+                assert takes(op, rows, dtype) == "none"
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"

@@ -483,7 +483,14 @@ def scans(x, a, t, y, h0, starts, reverse):
         cancelling = t - jnp.concatenate(later, 1)
         y_of_signs = made("cumprod", signs)
         results["cumprod_jvp"] = scan.cumprod_jvp_p(cancelling, signs, y_of_signs, transpose=True, **flags)[0]
+        # If something else reads the result, so does the kernel of the gradient.
+        results["cumprod and t"] = y_of_signs + t
+        results["cumprod_jvp of y"] = scan.cumprod_jvp_p(cancelling, signs, y_of_signs, transpose=True, **flags)[0]
     if x.dtype in scan.FLOATS:
+        if x.shape[1] <= 1 << 15:  # longer columns need their results
+            for op, operand in (("cummax", a), ("cumlogsumexp", x)):
+                operands = t, operand, made(op, operand)
+                results[f"gradient of {op}"] = scan.TANGENT[op](*operands, transpose=True, **flags)[0]
         most, least = made("cummax", a, starts), made("cummin", a)
         flags["transpose"] = False
         results["cummax_jvp"] = scan.cummax_jvp_p(t, a, most, starts, **flags)[0]
@@ -537,13 +544,25 @@ def check_scans(results, x, a, t, y, h0, starts, reverse):
         elif name == "linear_scan_vjp":
             np.testing.assert_array_equal(more[0], t + after(a * more[0]), err_msg=name)
             expected = (more[0] * before(y, h0)).astype(dtype)
-        elif name == "cumprod_jvp":
+        elif name == "cumprod and t":
+            expected = np.cumprod(np.where(a == 0, 1, a), 0) + t
+        elif name in ("cumprod_jvp", "cumprod_jvp of y"):
             expected = before(np.cumprod(np.where(a == 0, 1, a), 0), 1) * t
         elif name == "cummax_jvp":
             most = a.copy()
             for i in range(1, len(a)):
                 most[i] = np.where(cut[i], a[i], np.maximum(most[i - 1], a[i]))
             expected = np.where(a == most, t, before(r))
+        elif name.startswith("gradient"):
+            logs = name == "gradient of cumlogsumexp"
+            made = in_time(results["cumlogsumexp"]) if logs else np.maximum.accumulate(a)
+            weight = np.exp(x - made) if logs else (a == made).astype(float)
+            factor = after(np.exp(before(made, -np.inf) - made) if logs else 1 - weight)
+            total = t.astype(float)
+            for i in range(len(t) - 2, -1, -1):
+                total[i] += factor[i] * total[i + 1]
+            expected = weight * total
+            tolerance = (0.1 if dtype.itemsize < 4 else 1e-3) * abs(total).max() if logs else 0
         elif name == "cummin_jvp":
             expected = np.where(a == np.minimum.accumulate(a), t, before(r))
         else:

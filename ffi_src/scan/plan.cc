@@ -442,7 +442,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.strips = outer * plan.parts;
   } else {
     plan.column_bits = bits_for(kWarps / plan.axis_warps);
-    while (plan.column_bits > 0 && strips() < 2 * gpu.multiprocessors) --plan.column_bits;
+    // A warp of the forward call may have the rows of two warps.
+    const int least = problem.from_x && plan.axis_warps == 1 ? 1 : 0;
+    while (plan.column_bits > least && strips() < 2 * gpu.multiprocessors) --plan.column_bits;
     plan.strips = strips();
   }
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
@@ -568,8 +570,29 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
 }
 
 bool takes_x(const Problem& problem, const Gpu& gpu) {
-  if (problem.kind != Kind::kTangent || is_complex(problem.dtype) || problem.rows.length > kShortAxis) return false;
-  return plan_scan(problem, gpu).algorithm == Algorithm::kSmall;
+  if (problem.kind != Kind::kTangent || is_complex(problem.dtype)) return false;
+  const Plan plan = plan_scan(problem, gpu);
+  if (plan.algorithm == Algorithm::kSmall) return true;
+  if (is_rare(problem)) return false;
+  // Rows of 16 bits that are shifted on the way to several rows of a warp take longer in one kernel.
+  const bool shifted = bytes_of(problem.dtype) == 2 && problem.rows.length % 8 != 0 && plan.axis_warps == 1;
+  return plan.algorithm == Algorithm::kPacks || (plan.algorithm == Algorithm::kRows && !shifted);
+}
+
+Problem forward_of(const Problem& gradient) {
+  Problem problem = gradient;
+  problem.kind = Kind::kCumulative;
+  problem.transpose = problem.from_x = false;
+  return problem;
+}
+
+Plan plan_forward(const Problem& gradient, const Plan& plan) {
+  if (plan.algorithm == Algorithm::kPacks) return plan;
+  // Of this plan, only the shape of a tile is used, which is the same for any GPU.
+  Plan forward = plan_scan(forward_of(gradient), gpu_of(90), -1, static_cast<int>(Algorithm::kRows));
+  forward.column_bits = plan.column_bits + forward.run_bits - plan.run_bits;
+  forward.strips = plan.strips;
+  return forward;
 }
 
 }  // namespace jaxgpuops::scan

@@ -73,8 +73,12 @@ struct Plan {
 // another.)
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
-// Whether the kernel of a tangent can make y of x. It does so where a lane sees all positions of its column anyway, and
-// folds them in the order of the forward call.
+// Whether the kernel of a tangent can make y of x, in the order of the forward call: in kSmall, where a lane sees all
+// positions of its column anyway; of gradients of rows also in kRows and kPacks (cuda/from_x.cuh).
 bool takes_x(const Problem& problem, const Gpu& gpu);
+
+// The forward call of a gradient from x, and its plan in the same kernel. `plan`: that of the gradient.
+Problem forward_of(const Problem& gradient);
+Plan plan_forward(const Problem& gradient, const Plan& plan);
 
 }  // namespace jaxgpuops::scan

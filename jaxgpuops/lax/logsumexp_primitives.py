@@ -127,8 +127,8 @@ class _LogSumExpGrad(Kernel):
     """The cotangent of x, given that of logsumexp(x) and the parts that the forward pass found.
 
     The CUDA handler makes it of x and the cotangent alone: if nothing else needs the result, XLA drops the forward pass.
-    Rows and columns that no kernel holds would be read twice, so they are left to XLA. The bits are others, so the choice
-    is that of a large batch.
+    Rows and columns that no kernel holds would be read twice, so they are left to XLA, but for 16-bit rows, short columns
+    and long ones. The bits are others, so the choice is that of a large batch.
     """
 
     def choose(self, platform, avals, *, axis, **params):
@@ -138,9 +138,10 @@ class _LogSumExpGrad(Kernel):
         why = "it has no kernel of its own"
         if platform == "cuda":
             shape, why = avals[0].shape, LEFT
-            many = (1 << 20, shape[axis], math.prod(shape[axis + 1 :]))
-            plan = self.plan(many, avals, _native.compute_capability(), axis)
-            if plan["algorithm"] not in ("rows_split", "columns_flat"):
+            length, inner = shape[axis], math.prod(shape[axis + 1 :])
+            plan = self.plan((1 << 20, length, inner), avals, _native.compute_capability(), axis)
+            narrow = avals[0].dtype.itemsize == 2 and (inner == 1 or not 1 << 10 < length < 1 << 18)
+            if narrow or plan["algorithm"] not in ("rows_split", "columns_flat"):
                 return choice
         return dataclasses.replace(choice, kernel=None, plan={}, why=why)
 

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given, wide
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to
-from jaxgpuops._primitive import Kernel, as_automatic, asks_partitioner, groups_after
+from jaxgpuops._primitive import Kernel, as_automatic, asks_partitioner, groups_after, is_unused
 from jaxgpuops.lax.order import identity
 
 # ---- What scans share -----------------------------------------------------------------------------------------------
@@ -438,14 +438,17 @@ def _tangent_in_turn(name):
 class _Tangent(Kernel):
     """A tangent, whose operands are t, x and y.
 
-    Of few elements along a short axis, the CUDA handler makes y of x: if nothing else needs y, XLA drops the kernel that
-    made it. The bits are those of the two kernels. Such calls have no ``starts``.
+    Where blocks have whole columns, the CUDA handler can make y of x. If nothing else needs y, or if there are few elements
+    along a short axis, it does so: XLA then drops the kernel that would make y. The bits are those of the two kernels. Such
+    calls have no ``starts``.
     """
+
+    looks_at_uses = True
 
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
         if platform == "cuda" and split is None and len(operands) == 3 and not asks_partitioner(ctx):
             choice = self.choose(platform, ctx.avals_in, axis=axis, from_x=True, **params)
-            if choice.kernel:
+            if choice.kernel and (choice.plan["algorithm"] == "small" or is_unused(operands[2])):
                 operands, ctx = operands[:2], ctx.replace(avals_in=ctx.avals_in[:2])
         return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
 

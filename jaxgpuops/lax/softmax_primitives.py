@@ -24,7 +24,7 @@ from jax.interpreters import ad
 from jaxgpuops import _arguments, _native, _partition
 from jaxgpuops._arguments import FLOATS, given
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to
-from jaxgpuops._primitive import LEFT, Kernel, asks_partitioner
+from jaxgpuops._primitive import LEFT, Kernel, asks_partitioner, is_unused
 from jaxgpuops.lax import _pairs
 
 # ---- Logits -----------------------------------------------------------------------------------------------------------
@@ -208,30 +208,32 @@ class _Derivative(Kernel):
     the handler is given y, x is left out. A function that is left to XLA has both.
     """
 
-    # x stays in memory until the backward pass, so it is taken in arrays of up to so many bytes. The shortest rows are
-    # seldom scores of attention, of which a program has many arrays.
+    looks_at_uses = True
+    # Where something else needs y, x would stay in memory until the backward pass, too, so it is taken in arrays of up to
+    # so many bytes. The shortest rows are seldom scores of attention, of which a program has many arrays.
     _MOST_BYTES, _MOST_BYTES_OF_SHORT = 16 << 20, 128 << 20
 
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
         if of_logits:
-            kept = self._kept(platform, ctx.avals_in, asks_partitioner(ctx), axis, **params)
+            unused = is_unused(operands[1])
+            kept = self._kept(platform, ctx.avals_in, asks_partitioner(ctx), axis, unused, **params)
             operands, ctx = [operands[i] for i in kept], ctx.replace(avals_in=[ctx.avals_in[i] for i in kept])
             params |= {"of_logits": True} if 2 in kept else {}
         return super()._lower(platform, ctx, *operands, axis=axis, **params)
 
-    def _kept(self, platform, avals, partitioned, axis, **params):
+    def _kept(self, platform, avals, partitioned, axis, unused, **params):
         """Returns which of the operands t, y and x are needed."""
         if platform != "cuda":
             return 0, 1
         choice = self.choose(platform, avals[:2], axis=axis, of_logits=True, **params)
         if choice.why == LEFT and not partitioned:
             return 0, 1, 2
-        if choice.kernel is None or not self._takes_x(choice, avals[0], partitioned):
+        if choice.kernel is None or not self._takes_x(choice, avals[0], partitioned, unused):
             return 0, 1
         # Where XLA splits the call, devices that have parts of rows need y.
         return (0, 1, 2) if partitioned and not _partition.missing else (0, 2)
 
-    def _takes_x(self, choice, aval, partitioned):
+    def _takes_x(self, choice, aval, partitioned, unused):
         # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits are
         # not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of any
         # size, split over devices or not.
@@ -241,7 +243,7 @@ class _Derivative(Kernel):
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
         is_short = row <= 32 or (row <= 64 and row % 16 == 0)
         most = self._MOST_BYTES_OF_SHORT if is_short else self._MOST_BYTES
-        return not (partitioned or jax.export.is_symbolic_dim(size) or size > most)
+        return not partitioned and (unused or not (jax.export.is_symbolic_dim(size) or size > most))
 
     def _custom_call(self, ctx, operands, choice, *, of_logits=False, **params):
         return super()._custom_call(ctx, operands, choice, of_logits=of_logits, **params)
@@ -252,8 +254,8 @@ class _DerivativeOfLogs(_Derivative):
     in arrays of any size.
     """
 
-    def _takes_x(self, choice, aval, partitioned):
-        return not partitioned or super()._takes_x(choice, aval, partitioned)
+    def _takes_x(self, choice, aval, partitioned, unused):
+        return not partitioned or super()._takes_x(choice, aval, partitioned, unused)
 
 
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis, AxisName, given
+from jaxgpuops._primitive import jitted
 from jaxgpuops.lax import cross_entropy_primitives as entropy
 from jaxgpuops.lax import logsumexp_primitives
 from jaxgpuops.lax import softmax_primitives as primitives
@@ -65,10 +66,10 @@ def softmax(
     that is masked whole is 0.
 
     Derivatives: with respect to ``x``, ``scale`` and ``bias``; a cotangent that broadcasts is summed. That of ``x`` is
-    one kernel, which reads the cotangent and the result (of rows in small arrays and along short axes: ``x``). Masked
-    entries have the gradient 0, never NaN. Reverse mode works, and whatever is built on top of it (`jax.grad`,
-    `jax.jacrev`, `jax.hessian`, gradients of gradients). For forward mode at the bottom (`jax.jvp`, `jax.jacfwd`,
-    `jax.linearize`) use `jaxgpuops.lax.softmax`; here JAX raises TypeError.
+    one kernel, which reads the cotangent and the result (``x``, if nothing else in the program reads the result, of
+    rows in small arrays, and along short axes). Masked entries have the gradient 0, never NaN. Reverse mode works, and
+    whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For forward mode
+    at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.softmax`; here JAX raises TypeError.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` or a flag that is not known at trace time, and for ``where`` that are
@@ -192,7 +193,7 @@ def logsumexp(
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8, 9), inline=True)
+@jitted(static_argnums=(0, 5, 6, 7, 8, 9))
 def _jitted(name, x, scale, bias, where, axis, names, factor, causal, keepdims=False):
     op = f"jaxgpuops.{name}"
     if names is None:

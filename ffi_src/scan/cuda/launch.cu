@@ -142,6 +142,7 @@ cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& pr
   if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kLanes ||
       plan.algorithm == Algorithm::kPieces || plan.algorithm == Algorithm::kFew)
     return launch_small(stream, plan, problem, buffers);
+  if (problem.from_x) return launch_gradient_from_x(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);
     case Kind::kLinear: return launch_linear(stream, plan, problem, buffers, workspace);

@@ -29,13 +29,18 @@ constexpr int kWholeRowBlocks =
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
 
 template <class Policy, bool kByVectors, bool kQuads>
-__global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
+__device__ __forceinline__ void scan_whole_rows(const Parameters& p) {
   using Work = Rows<Policy, kByVectors, kQuads>;
   const Work work(p, blockIdx.x);
   typename Work::Tile tile;
   work.load(tile);
   const auto folds = work.fold(tile);
   work.finish(tile, folds, work.earlier_warps(folds));
+}
+
+template <class Policy, bool kByVectors, bool kQuads>
+__global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
+  scan_whole_rows<Policy, kByVectors, kQuads>(p);
 }
 
 // Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1.

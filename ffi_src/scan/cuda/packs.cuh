@@ -14,7 +14,7 @@ namespace jaxgpuops::scan {
 
 // kApart: whether rows lie across warps.
 template <class Policy, bool kApart>
-__global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
+__device__ __forceinline__ void scan_packed_rows(const Parameters& p) {
   using Element = typename Policy::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
@@ -120,6 +120,11 @@ __global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ P
       copy(to, bytewise + threadIdx.x);
     }
   }
+}
+
+template <class Policy, bool kApart>
+__global__ void __launch_bounds__(kThreads) scan_packs(const __grid_constant__ Parameters p) {
+  scan_packed_rows<Policy, kApart>(p);
 }
 
 }  // namespace jaxgpuops::scan
