@@ -19,8 +19,8 @@ SIZES += [(65, 8, 128), (128, 8, 128), (256, 8, 100), (85, 7, 64), (700, 2, 9)] 
 SIZES += [(5000, 16, 512), (9000, 2, 4096), (700, 2, 2048)]  # counters that leave room for few warps
 # Sizes for the largest cluster, for more than a cluster, and for more than registers hold.
 SIZES += [(4096, 8, 128), (4097, 8, 128), (16384, 8, 128), (600_000, 4, 60)]
-# Blocks wait twice, with assignments in order or too many for that.
-SIZES += [(5001, 8, 512), (45_083, 6, 128), (200_000, 8, 64), (700_000, 4, 64)]
+# Clusters of a grid, with assignments in order or too many for that; blocks that wait twice.
+SIZES += [(5001, 8, 512), (45_083, 6, 128), (200_000, 8, 64), (700_000, 4, 64), (20_000, 2, 1024), (90_000, 3, 2048)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

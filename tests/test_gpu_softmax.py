@@ -1,6 +1,7 @@
 """Softmax, its relatives and reductions on a GPU: see gpu.py."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from gpu import LARGE, busy_stream, memory, needs_memory, noise, plan, run_in_co
 
 import jaxgpuops
 from jaxgpuops.lax import softmax_primitives
+from jaxgpuops.lax.cross_entropy_primitives import cross_entropy_grad_p
 
 # These tests are of the kernels, also where XLA's own are faster.
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -238,15 +240,36 @@ def test_few_rows_have_the_bits_of_many(dtype):
                     assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
                     assert same_bits(jax.jit(derivatives(fn))(x[few], t[few]), back[few]), (length, few)
             labels = jnp.arange(many, dtype=jnp.int32) % length
-            loss = functools.partial(jaxgpuops.softmax_cross_entropy, label_smoothing=0.1, reduction="sum")
-            slope = jax.jit(jax.grad(loss))
-            whole = slope(x, labels)
-            for few in (slice(0, 4), slice(100, 200), slice(many - 1, many)):
-                assert same_bits(slope(x[few], labels[few]), whole[few]), (length, few)
+            for smoothing in (0, 0.1):
+                loss = functools.partial(jaxgpuops.softmax_cross_entropy, label_smoothing=smoothing, reduction="sum")
+                slope = jax.jit(jax.grad(loss))
+                whole = slope(x, labels)
+                for few in (slice(0, 4), slice(100, 200), slice(many - 1, many)):
+                    assert same_bits(slope(x[few], labels[few]), whole[few]), (length, few)
             for fn in (jaxgpuops.logsumexp, jaxgpuops.sum):
                 whole = jax.jit(fn)(x)
                 for few in (slice(0, 4), slice(many - 1, many)):
                     assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_plain_cross_entropy_has_the_bits_of_any(dtype):
+    """Gradients with one cotangent, and without label smoothing and z_loss, have kernels of their own."""
+
+    @functools.partial(jax.jit, static_argnums=4)
+    def both(x, labels, where, ct, cotangents):
+        where, ct = where[:, None], jnp.broadcast_to(ct, (cotangents, 1))
+        params = {"label_smoothing": 0.0, "z_loss": 0.0, "masked": True}
+        return cross_entropy_grad_p(x, labels[:, None], ct, where, axis=1, **params)
+
+    with jax.enable_x64(dtype == "float64"):
+        for rows, length in itertools.product((5, 600, 5000), (3, 8, 61, 131, 260, 512, 1000, 1114, 2310, 4096, 9001)):
+            x = 3 * jax.random.normal(jax.random.key(length), (rows, length), dtype)
+            x = x.at[1].set(-jnp.inf).at[1, length // 2].set(2).at[2, -1].set(jnp.inf).at[3, 1].set(jnp.nan)
+            labels = (jnp.arange(rows, dtype=jnp.int32) % (length + 1)).at[0].set(-1)
+            where = (jnp.arange(rows) % 4 != 3).at[3].set(False)
+            ct = jnp.ones((1, 1), "float64" if dtype == "float64" else "float32") / 3
+            assert same_bits(both(x, labels, where, ct, 1), both(x, labels, where, ct, rows)), (rows, length)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])

@@ -342,10 +342,15 @@ def test_long_rows_of_float64():
 
 
 def test_few_rows_with_labels():
-    """A lane has one vector if there are at most four warps per multiprocessor so, else two, or as many as it holds."""
+    """A lane has one vector if there are few warps per multiprocessor so, else two, or as many as it holds; lanes of short
+    rows share a warp."""
     planner = softmax_planner("cross_entropy_grad", "float32", False)
-    plans = [planner(outer, 364, 1, 90) for outer in (176, 177, 924, 925)]
+    plans = [planner(outer, 364, 1, 90) for outer in (352, 353, 1056, 1057)]
     assert [plan["threads"] for plan in plans] == [96, 64, 64, 32]
+    assert [planner(outer, 64, 1, 90)["each"] for outer in (4224, 4225)] == [1, 0]  # whole vectors
+    assert [planner(outer, 62, 1, 90)["each"] for outer in (21_120, 21_121)] == [1, 0]
+    # Of longer rows, blocks would be too large.
+    assert [planner(20, length, 1, 90)["threads"] for length in (1536, 1540, 5120, 5124)] == [384, 224, 640, 192]
 
 
 def test_gradients_from_x():

@@ -318,7 +318,9 @@ def rows(x, t, labels, scale, bias, where):
                 results[f"{name}_jvp{form}"] = pull(t)[0]
     losses = functools.partial(jaxgpuops.softmax_cross_entropy, labels=labels, axis=1, label_smoothing=0.1, z_loss=0.01)
     results["cross_entropy"] = losses(x)
-    results["cross_entropy_grad"] = jax.grad(lambda x: losses(x, where=labels > 0, reduction="sum"))(x)
+    plain = functools.partial(jaxgpuops.softmax_cross_entropy, labels=labels, axis=1)
+    for form, fn in (("", losses), (" plain", plain)):
+        results[f"cross_entropy_grad{form}"] = jax.grad(lambda x, fn=fn: fn(x, where=labels > 0, reduction="sum"))(x)
     for name in ("sum", "max", "min"):
         fn = functools.partial(getattr(jaxgpuops, name), x, axis=1)
         results[name], results[f"{name} where"] = fn(), fn(where=where)
@@ -351,6 +353,7 @@ def rows_by_numpy(x, t, labels, scale, bias, where):
     position = np.arange(n).reshape(1, n, *(1 for _ in x.shape[2:]))
     slope = p * (1 + 0.02 * lse) - 0.1 / n - 0.9 * (position == label)
     results |= {"cross_entropy": loss[:, 0], "cross_entropy_grad": np.where(label > 0, slope, 0)}
+    results["cross_entropy_grad plain"] = np.where(label > 0, p - (position == label), 0)
     for form, mask in (("", True), (" where", where)):
         results[f"sum{form}"] = np.where(mask, x, 0).sum(1)
         results[f"max{form}"], results[f"min{form}"] = (

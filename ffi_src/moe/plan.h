@@ -31,6 +31,7 @@ struct Plan {
   int warps = 1;                // warps of a block; each has its own counters
   int64_t blocks = 1;           // blocks that share a plan; kGrid launches fewer if not all fit on the GPU at once
   bool staged = false;          // whether assignments are put into order in shared memory before they are written
+  int cluster = 1;              // for kGrid: blocks of a cluster, which first add up their totals
   bool twice = false;           // for kGrid: whether blocks wait twice: for all totals, and for the sums of them
   int64_t shared_bytes = 0;     // shared memory of a block
   int64_t workspace_bytes = 0;  // workspace of one plan: the totals of the blocks of kGrid, and their sums
@@ -42,7 +43,9 @@ inline int64_t chunk_of(const PlanProblem& problem, int64_t warps) {
 }
 
 // How many rows of totals (one number for each expert) a block of a cluster receives.
-inline int64_t told_rows(const Plan& plan) { return plan.algorithm == Algorithm::kCluster ? plan.blocks : 0; }
+inline int64_t told_rows(const Plan& plan) {
+  return plan.algorithm == Algorithm::kCluster ? plan.blocks : plan.cluster > 1 ? plan.cluster : 0;
+}
 
 // `workspace_bytes` < 0 asks for the best plan; otherwise the caller has a workspace of that size, and the plan needs
 // no more.

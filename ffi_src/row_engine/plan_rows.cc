@@ -25,8 +25,9 @@ constexpr int64_t kLeastOddBytes = 8 << 20;
 constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
 constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor,
 constexpr int64_t kFullResident = 60;    // or so many if all of them have one
-// The same for rows with labels that are not whole vectors: if a warp has one row, and if it has more.
-constexpr int64_t kLabelResident = 32, kShortLabelResident = 80;
+// The same for rows with labels: if they are not whole vectors, where a warp has one row, and where it has more; and if
+// they are.
+constexpr int64_t kLabelResident = 32, kShortLabelResident = 80, kWholeLabelResident = 16;
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
 // The most spans of aligned rows, and of others, and the most rows per multiprocessor, whose statistics are made by
@@ -118,6 +119,7 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool elements = traits.item_bytes == 4 && row_bytes % 16 != 0;
   if (!traits.output) return traits.wide_statistics;
+  if (traits.label && traits.item_bytes < 8) return warps == 1 ? 8 : warps == 2 ? 16 : warps <= 20 ? 32 : 0;
   if (warps == 1) return elements ? 20 : traits.operands == 2 ? 12 : 8;
   if (traits.operands == 2) return 32;
   if (traits.label) return warps > 2 && warps <= 6 ? 26 : warps <= 20 ? 14 : 0;
@@ -126,11 +128,12 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
 }
 
-// The same where lanes have one vector, if that is faster than two. It is so for short rows, and for statistics of
-// 16-bit rows that are not aligned, whose vectors take most of the work to load. (Limits as measured on an H200.)
+// The same where lanes have one vector, if that is faster than two. It is so for short rows, few rows with labels of up
+// to 6 KiB, and for statistics of 16-bit rows that are not aligned, whose vectors take most of the work to load.
+// (Limits as measured on an H200.)
 int64_t one_vector_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool loose = traits.item_bytes == 2 && row_bytes % 16 != 0;
-  if (traits.label) return warps <= kMaxBlockWarps && (loose || (traits.item_bytes < 8 && row_bytes % 16 == 0)) ? 4 : 0;
+  if (traits.label) return warps <= 12 && traits.item_bytes < 8 ? 8 : 0;
   if (traits.operands != 1 || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
   if (traits.output) return warps <= (loose ? 2 : 4) && row_bytes > 512 ? 8 : 0;
   if (!loose) return 0;
@@ -204,9 +207,10 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // kernel.)
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   const bool full = traits.fast && traits.operands == 1 && row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
-  const int64_t of_labels = plan.vectors << plan.lane_bits == 32 ? kLabelResident : kShortLabelResident;
-  const bool labelled =
-      traits.label && traits.output && row_bytes % 16 != 0 && spread_warps <= of_labels * gpu.multiprocessors;
+  const int64_t of_labels = row_bytes % 16 == 0                    ? kWholeLabelResident
+                            : plan.vectors << plan.lane_bits == 32 ? kLabelResident
+                                                                   : kShortLabelResident;
+  const bool labelled = traits.label && traits.output && spread_warps <= of_labels * gpu.multiprocessors;
   if (plan.spans == 1 && (traits.tiled || labelled) && plan.vectors << plan.lane_bits <= 32 &&
       (labelled || plan.lane_bits == 0 || row_bytes % 16 != 0 || (traits.operands == 2 && plan.vectors == 1) ||
        spread_warps <= (full ? kFullResident : kSpreadResident) * gpu.multiprocessors)) {

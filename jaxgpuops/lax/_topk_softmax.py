@@ -93,16 +93,17 @@ _OWN = {  # keys are indices of scores; softmax is missing, since it depends on 
 
 def _scores_of(logits, axis, score, split=None):
     """Returns the scores of all experts. Those of softmax add up to 1."""
-    if score in _OWN:
-        return _OWN[score].score(logits)
-    if split is None:
-        return _shares(logits, axis)
+    return _OWN[score].score(logits) if score in _OWN else _softmax(logits, axis, split)
+
+
+def _softmax(logits, axis, split=None):
+    """One kernel, where XLA might make three of `_shares`."""
     return bind(softmax_p, (logits, None, None, None), axis, 1.0, None, split)[0]
 
 
 def shares_of(logits, axis, score):
     """Returns scores divided by their sum. They are scaled first, so that they do not all underflow."""
-    return _OWN[score].shares(logits, axis) if score in _OWN else _shares(logits, axis)
+    return _OWN[score].shares(logits, axis) if score in _OWN else _softmax(logits, axis)
 
 
 # ---- The gate -------------------------------------------------------------------------------------------------------

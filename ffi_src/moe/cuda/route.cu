@@ -9,7 +9,8 @@
 // Blocks that share a plan exchange their totals, so that each knows the totals over all blocks and over those before
 // it. In a cluster, each block writes its totals to the shared memory of every block. If there are no clusters, or the
 // problem is too large for one, all blocks run at the same time and exchange totals through the workspace: each block
-// adds up all of them or, if they are many, those of some experts, for all blocks.
+// adds up all of them or, if they are many, clusters add up theirs first (of very many experts, each block adds up
+// those of some experts, for all blocks).
 //
 // A block that has many assignments first puts them into order in shared memory, so that neighbouring
 // threads write neighbouring rows. A chunk that does not fit in registers is read twice. Few experts have counters in
@@ -40,19 +41,20 @@ constexpr int kBatch = 8;   // loads that a thread has in flight together
 
 // Arrays in shared memory that have a number for each expert.
 struct Board {
-  int32_t experts;
-  int32_t* starts;  // the row of the block's first assignment to the expert
-  int32_t* ends;    // the end of the rows that the expert's assignments take
+  int32_t experts, each;  // each: experts of a thread
+  int32_t* starts;        // the row of the block's first assignment to the expert
+  int32_t* ends;          // the end of the rows that the expert's assignments take
   // First how many assignments the block has for the expert; then, if staged, where these begin among all of the
   // block's.
   int32_t* places;
-  int32_t* told;      // in a cluster: for each block, a row of how many assignments it has for each expert
+  int32_t* told;      // for each block of the cluster, a row of how many assignments it has for each expert
   int32_t* counters;  // a row for each warp
   int32_t* staged;    // the block's assignments in the order of experts
 
   __device__ __forceinline__ Board(const PlanProblem& p, const Geometry& g) {
     extern __shared__ int32_t shared[];
     experts = static_cast<int32_t>(p.experts);
+    each = g.each;
     starts = shared;
     ends = starts + experts;
     places = g.staged ? ends + experts : ends;
@@ -64,9 +66,9 @@ struct Board {
 
 // Calls body(e) for the experts of this thread, which are neighbours.
 template <class Body>
-__device__ __forceinline__ void for_own_experts(int32_t experts, const Body& body) {
-  const int32_t each = (experts + blockDim.x - 1) / blockDim.x;
-  const int32_t first = min(static_cast<int32_t>(threadIdx.x) * each, experts), last = min(first + each, experts);
+__device__ __forceinline__ void for_own_experts(const Board& board, const Body& body) {
+  const int32_t first = min(static_cast<int32_t>(threadIdx.x) * board.each, board.experts);
+  const int32_t last = min(first + board.each, board.experts);
   for (int32_t e = first; e < last; ++e) body(e);
 }
 
@@ -102,28 +104,33 @@ __device__ __forceinline__ void rank_in_warp(const int32_t (&key)[kKeys], int bi
 // all warps goes to `places`.
 __device__ __forceinline__ void sum_warps(const Board& board) {
   const int warps = blockDim.x / 32;
-  for_own_experts(board.experts, [&](int32_t e) {
-    int32_t sum = 0;
-    for (int first = 0; first < warps; first += kBatch) {
-      int32_t found[kBatch];
+  for_own_experts(board, [&](int32_t e) {
+    int32_t *counter = board.counters + e, sum = 0;
+    const auto next = [&](auto count) {  // without a question for each counter, which took a microsecond
+      int32_t found[count()];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j)
-        found[j] = first + j < warps ? board.counters[(first + j) * board.experts + e] : 0;
+      for (int j = 0; j < count(); ++j) found[j] = counter[j * board.experts];
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (first + j < warps) board.counters[(first + j) * board.experts + e] = sum;
+      for (int j = 0; j < count(); ++j) {
+        counter[j * board.experts] = sum;
         sum += found[j];
       }
-    }
+      counter += count() * board.experts;
+    };
+    int w = 0;
+#pragma unroll 1
+    for (; w + kBatch <= warps; w += kBatch) next(std::integral_constant<int, kBatch>());
+#pragma unroll 1
+    for (; w < warps; ++w) next(std::integral_constant<int, 1>());
     board.places[e] = sum;
   });
 }
 
-// Sends the block's totals to each block of the cluster.
-__device__ __forceinline__ void tell_cluster(const Board& board) {
-  for_own_experts(board.experts, [&](int32_t e) {
+// Sends the totals of block `rank` to each of the `size` blocks of the cluster.
+__device__ __forceinline__ void tell_cluster(const Board& board, unsigned rank, unsigned size) {
+  for_own_experts(board, [&](int32_t e) {
     const int32_t own = board.places[e];
-    for (unsigned r = 0; r < gridDim.x; ++r) store_in_cluster(board.told + blockIdx.x * board.experts + e, r, own);
+    for (unsigned r = 0; r < size; ++r) store_in_cluster(board.told + rank * board.experts + e, r, own);
   });
   __syncwarp();
   arrive_at_cluster_barrier();
@@ -133,7 +140,7 @@ __device__ __forceinline__ void tell_cluster(const Board& board) {
 // Each block adds up the totals of all blocks in `ends`, and those of the blocks before it in `starts`.
 __device__ __forceinline__ void tell_grid(const Board& board, int32_t* totals) {
   const auto experts = static_cast<uint32_t>(board.experts), count = gridDim.x * experts;
-  for_own_experts(board.experts, [&](int32_t e) {
+  for_own_experts(board, [&](int32_t e) {
     totals[blockIdx.x * experts + e] = board.places[e];
     board.ends[e] = board.starts[e] = 0;
   });
@@ -161,7 +168,7 @@ __device__ __forceinline__ void tell_grid_twice(const Board& board, int32_t* tot
   const auto blocks = static_cast<int32_t>(gridDim.x), warps = static_cast<int32_t>(blockDim.x / 32);
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x;
   int32_t* const sums = totals + blocks * board.experts;
-  for_own_experts(board.experts, [&](int32_t e) { totals[e * blocks + block] = board.places[e]; });
+  for_own_experts(board, [&](int32_t e) { totals[e * blocks + block] = board.places[e]; });
   cg::this_grid().sync();
   for (int32_t e = warp * blocks + block; e < board.experts; e += warps * blocks) {
     int32_t* const own = totals + e * blocks;
@@ -183,9 +190,39 @@ __device__ __forceinline__ void tell_grid_twice(const Board& board, int32_t* tot
     if (lane == 0) sums[e] = sum;
   }
   cg::this_grid().sync();
-  for_own_experts(board.experts, [&](int32_t e) {
+  for_own_experts(board, [&](int32_t e) {
     board.ends[e] = __ldcg(sums + e);
     board.starts[e] = __ldcg(totals + e * blocks + block);
+  });
+  __syncthreads();
+}
+
+// The same where blocks are in clusters: a cluster adds up its totals, and then clusters exchange the sums.
+__device__ __forceinline__ void tell_clusters(const Board& board, int32_t* totals, unsigned size) {
+  const unsigned rank = blockIdx.x % size, own = blockIdx.x / size, clusters = gridDim.x / size;
+  tell_cluster(board, rank, size);
+  for_own_experts(board, [&](int32_t e) {
+    int32_t found = 0, before = 0;
+#pragma unroll 8
+    for (unsigned r = 0; r < size; ++r) {
+      const int32_t told = board.told[r * board.experts + e];
+      found += told;
+      if (r < rank) before += told;
+    }
+    if (rank == 0) totals[own * board.experts + e] = found;
+    board.starts[e] = before;
+  });
+  cg::this_grid().sync();
+  for_own_experts(board, [&](int32_t e) {
+    int32_t found = 0, before = board.starts[e];
+#pragma unroll 8
+    for (unsigned c = 0; c < clusters; ++c) {
+      const int32_t total = __ldcg(totals + c * board.experts + e);
+      found += total;
+      if (c < own) before += total;
+    }
+    board.ends[e] = found;
+    board.starts[e] = before;
   });
   __syncthreads();
 }
@@ -199,7 +236,7 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
   constexpr bool kStaged = sizeof(Sum) == 8;  // the low half of a sum counts the block's own assignments
   constexpr int kRows = kStaged ? 32 : 0;
   Sum sum = 0, total;
-  for_own_experts(board.experts, [&](int32_t e) {
+  for_own_experts(board, [&](int32_t e) {
     int32_t found = board.places[e], before = 0;
     if constexpr (kAlgorithm == Algorithm::kCluster) {
       found = 0;
@@ -217,7 +254,7 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
   });
   const int with_experts = min(blockDim.x, board.experts + 31) / 32;  // warps whose threads have experts
   Sum at = sum_before(sum, sums, with_experts, total);
-  for_own_experts(board.experts, [&](int32_t e) {
+  for_own_experts(board, [&](int32_t e) {
     const int32_t found = board.ends[e], own = board.places[e], offset = static_cast<int32_t>(at >> kRows);
     const auto kept = static_cast<int32_t>(p.kept(found));
     board.starts[e] += offset;
@@ -234,7 +271,7 @@ __device__ __forceinline__ int2 find_starts(const PlanProblem& p, const Board& b
 // Each lane holds kItems assignments in registers. If kItems is 0, the chunk is read twice instead.
 template <Algorithm kAlgorithm, int kItems>
 __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, Geometry g) {
-  if constexpr (kAlgorithm == Algorithm::kCluster) arrive_at_cluster_start();
+  if constexpr (kAlgorithm != Algorithm::kBlock) arrive_at_cluster_start();
   const Routes routes = routes_of(p, all, blockIdx.y);
   const Board board(p, g);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -283,12 +320,14 @@ __global__ void __launch_bounds__(1024) route_kernel(PlanProblem p, Routes all, 
     }
   }
   __syncthreads();
-  if constexpr (kAlgorithm == Algorithm::kCluster)
+  if constexpr (kAlgorithm != Algorithm::kBlock)
     wait_at_cluster_barrier();  // until all blocks of the cluster have begun
   sum_warps(board);
-  if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board);
+  if constexpr (kAlgorithm == Algorithm::kCluster) tell_cluster(board, blockIdx.x, gridDim.x);
   if constexpr (kAlgorithm == Algorithm::kGrid) {
-    if (g.twice)
+    if (g.told_rows)
+      tell_clusters(board, routes.workspace, g.told_rows);
+    else if (g.twice)
       tell_grid_twice(board, routes.workspace);
     else
       tell_grid(board, routes.workspace);
@@ -340,7 +379,7 @@ cudaError_t count_residents(const Launch& shape, int64_t& blocks) {
   if (status == cudaSuccess)
     status = of_looked_at_twice.count(reinterpret_cast<const void*>(route_kernel<Algorithm::kGrid, 0>), shape,
                                       &looked_at_twice);
-  blocks = std::min(held, looked_at_twice);
+  blocks = int64_t{shape.cluster} * std::min(held, looked_at_twice);
   return status;
 }
 
@@ -380,13 +419,15 @@ cudaError_t launch_with(cudaStream_t stream, const Plan& plan, const PlanProblem
   int64_t blocks = plan.blocks;
   if (kAlgorithm == Algorithm::kGrid) {
     int64_t fitting = 0;
+    shape.cluster = plan.cluster;
     if (const auto status = count_residents(shape, fitting); status != cudaSuccess) return status;
-    blocks = std::max<int64_t>(std::min(blocks, fitting / problem.outer), 1);
+    blocks = std::max<int64_t>(std::min(blocks, fitting / problem.outer) / plan.cluster, 1) * plan.cluster;
     shape.together = true;
   }
   // Fewer blocks than planned would have no room to put more assignments into order.
   Geometry geometry{chunk_of(problem, blocks * plan.warps), 0, static_cast<int>(told_rows(plan)),
                     plan.staged && blocks == plan.blocks, plan.twice};
+  geometry.each = static_cast<int>(ceil_div(problem.experts, shape.block.x));
   geometry.expert_bits = bits_for(problem.experts);
   const auto kernel = kernel_of<kAlgorithm>(problem, geometry);
   if (kernel == nullptr) return cudaErrorInvalidValue;

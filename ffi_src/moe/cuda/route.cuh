@@ -16,6 +16,7 @@ struct Geometry {
   int told_rows;
   bool staged;
   bool twice;
+  int each;  // experts of a thread
 };
 
 __device__ __forceinline__ Routes routes_of(const PlanProblem& p, const Routes& all, int64_t o) {

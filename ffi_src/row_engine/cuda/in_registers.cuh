@@ -32,7 +32,10 @@ class Span {
   static constexpr int kWidth = 16 / sizeof(Bits);
 
   __device__ explicit Span(int lane_bits)
-      : lanes(1 << lane_bits), slot(threadIdx.x & (lanes - 1)), team(threadIdx.x % 32 & ~(lanes - 1)) {}
+      : lane_bits(lane_bits),
+        lanes(1 << lane_bits),
+        slot(threadIdx.x & (lanes - 1)),
+        team(threadIdx.x % 32 & ~(lanes - 1)) {}
 
   __device__ int element(int j) const { return (j * lanes + slot) * kWidth; }
   __device__ int size() const { return kVectors * lanes * kWidth; }
@@ -100,7 +103,7 @@ class Span {
       const int next_lane = team | ((slot + 1) & (lanes - 1));
       if (kOneShift && lanes == 32) {
         with_words(shift, [&](auto words) {
-          put_together<decltype(words)::value>(shift, next_lane, beyond, has_second(left), units);
+          put_together<decltype(words)::value>(shift, next_lane, beyond, used(left), units);
         });
       } else {
 #pragma unroll
@@ -173,10 +176,10 @@ class Span {
     if (element(j) < left) store_pack(mine + static_cast<unsigned>(j * lanes), unit);
   }
 
-  // Whether `left` elements reach into the second half of the units.
-  __device__ bool has_second(int left) const { return left > size() / 2; }
+  // How many units `left` elements take.
+  __device__ int used(int left) const { return (left + lanes * kWidth - 1) / kWidth >> lane_bits; }
 
-  const int lanes, slot, team;
+  const int lane_bits, lanes, slot, team;
 
  private:
   // If a warp has one row, all its lanes shift by the same number of bytes. Then whole words are not moved by
@@ -193,11 +196,11 @@ class Span {
   }
   // Makes vectors, which begin `shift` bytes after windows begin, of windows. kWords: whole words of these bytes.
   template <int kWords>
-  __device__ __forceinline__ void put_together(int shift, int next_lane, const Pack& beyond, bool second,
+  __device__ __forceinline__ void put_together(int shift, int next_lane, const Pack& beyond, int used,
                                                Pack (&units)[kVectors]) const {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      if (j > 0 && j == kVectors / 2 && !second) break;
+      if (may_end<P, kVectors>(j) && j >= used) break;
       uint32_t word[8];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -214,10 +217,10 @@ class Span {
   }
   // Makes windows of vectors: a window begins with the last bytes of one vector, from byte `at` on.
   template <int kWords>
-  __device__ __forceinline__ void take_apart(int at, int previous_lane, bool second, Pack (&units)[kVectors]) const {
+  __device__ __forceinline__ void take_apart(int at, int previous_lane, int used, Pack (&units)[kVectors]) const {
 #pragma unroll
     for (int j = kVectors - 1; j >= 0; --j) {
-      if (j > kVectors / 2 && !second) continue;
+      if (may_end<P, kVectors>(j - 1) && j > used) continue;
       uint32_t word[8];
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -267,7 +270,7 @@ class Span {
     if (kOneShift && lanes == 32) {
       if (shift != 0)
         with_words(16 - shift, [&](auto words) {
-          take_apart<decltype(words)::value>(16 - shift, previous_lane, has_second(left), units);
+          take_apart<decltype(words)::value>(16 - shift, previous_lane, used(end), units);
         });
     } else {
 #pragma unroll
@@ -280,7 +283,7 @@ class Span {
     }
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      if (kOneShift && j == kVectors / 2 + 1 && !has_second(left)) break;
+      if (may_end<P, kVectors>(j - 1) && j > used(end)) break;
       const int e = element(j) - tail;  // element of the window
       if (e >= 0 && e + kWidth <= end) {
         store_pack(reinterpret_cast<Pack*>(to + e), units[j]);
@@ -347,9 +350,6 @@ struct RowsThread {
   // that decides whether the elements are read at all. (In the other order the elements came later, because the
   // compiler used one register for such a value and for their address.)
   static constexpr bool kElementsFirst = P::kHole && kSharing == Sharing::kStatistics;
-  // The last span of a row often has less than half of its elements. Then nothing is computed of the other half. (That
-  // took up to 7 % less time of gradients of cross-entropy; of softmax, hardly any.)
-  static constexpr bool kHalves = kSharing == Sharing::kBlocks && kVectors == 8 && P::kHole;
 
   const Parameters<P>& p;
   const bool team = kSharing == Sharing::kTeam || (kSharing == Sharing::kAny && p.spans == 1);
@@ -431,7 +431,9 @@ struct RowsThread {
       span().load(static_cast<const Bits*>(p.operands[o]) + at, wanted, outer + 1 == p.columns, P::pad(p.args, o),
                   lane.raw[o]);
     if constexpr (kElementsFirst) row = P::begun(p.args, outer, 0, p.length, 1);
-    if constexpr (kHalves) lane.second = span().has_second(here);
+    // (All teams have as many elements, so that this does not depend on the lane.)
+    if constexpr (P::kHole && (kSharing == Sharing::kTeam || kSharing == Sharing::kBlocks))
+      lane.used = span().used(kSharing == Sharing::kTeam ? static_cast<int>(p.length) : here);
   }
 
   // Prepares the exchange of statistics in a cluster, while loads are in flight.
@@ -611,7 +613,7 @@ struct RowsThread {
     P::with_args(p.args, [&](const auto& args) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
-        if (j > 0 && j == kVectors / 2 && !lane.second) break;
+        if (lane.ends_before(j)) break;
         Acc value[kWidth];
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {

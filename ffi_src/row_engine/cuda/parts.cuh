@@ -67,6 +67,13 @@ __device__ __forceinline__ void store_whole(Pack* to, Pack pack) {
 
 // ---- What a lane holds ----------------------------------------------------------------------------------------------
 
+// The last units of a lane often have no elements, and then nothing is computed of them. True where kernels ask for
+// that before unit j. (Of softmax, it took as long to ask whether there is a second half as to compute it.)
+template <class P, int kCount>
+constexpr bool may_end(int j) {
+  return P::kHole && (kCount == 8 ? j >= 2 && (j % 2 == 0 || j > 4) : j > 0 && j == kCount - 1);
+}
+
 // The elements that a lane holds: kCount units, each a pack of 16 bytes or, without kPacks, one element. In kernels of
 // rows all units belong to one row; in kernels of columns a unit is one position of kWidth columns.
 template <class P, int kCount, bool kPacks>
@@ -81,7 +88,9 @@ struct Held {
   Unit raw[P::kOperands][kCount];
   Acc z[P::kDecoded ? kCount : 1][P::kDecoded ? kWidth : 1];
   uint32_t masks[P::kMasked ? (kElements + 31) / 32 : 1];
-  bool second = true;  // whether there are elements in the second half of the units
+  int used = kCount;  // units that have elements
+
+  __device__ bool ends_before(int j) const { return may_end<P, kCount>(j) && j >= used; }
 
   __device__ Bits bits(int operand, int j, int i) const {
     if constexpr (kPacks) {
@@ -149,10 +158,12 @@ struct Held {
       for (int o = 0; o < P::kOperands; ++o) {
         const uint32_t pad = static_cast<uint32_t>(P::pad(args, o)) << shift;
 #pragma unroll
-        for (int j = 0; j < kCount; ++j)
+        for (int j = 0; j < kCount; ++j) {
+          if (ends_before(j)) break;
 #pragma unroll
           for (int w = 0; w < 4; ++w)
             if (j * 4 + w == element / kOfWord) raw[o][j].word[w] = (raw[o][j].word[w] & ~mask) | pad;
+        }
       }
     } else {
 #pragma unroll
@@ -213,9 +224,11 @@ struct Held {
     if constexpr (P::kPackedPeak && kPacks) {  // compares whole words first, so that few words are split into elements
       uint32_t pair = P::ordered_pair(args, raw[0][0].word[0]);
 #pragma unroll
-      for (int j = 0; j < kCount; ++j)
+      for (int j = 0; j < kCount; ++j) {
+        if (ends_before(j)) break;
 #pragma unroll
         for (int w = j == 0 ? 1 : 0; w < 4; ++w) pair = P::larger_pair(pair, P::ordered_pair(args, raw[0][j].word[w]));
+      }
       Acc peak = P::lowest();
 #pragma unroll
       for (int i = 0; i < kOfWord; ++i) peak = P::larger(peak, ordered(args, pair, i));
@@ -243,7 +256,7 @@ struct Held {
     }
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      if (j > 0 && j == kCount / 2 && !second) break;
+      if (ends_before(j)) break;
       // Sums begin with -0 where they may: x + -0 is x for every x, so the compiler drops the first addition.
       Acc of_unit = P::kPeak ? -Acc(0) : Acc(0);
 #pragma unroll

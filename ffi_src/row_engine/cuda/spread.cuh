@@ -21,6 +21,26 @@ constexpr bool kSpread = P::kShort && P::kOutput && !P::kMasked && !P::kDecoded;
 template <class P>
 constexpr bool kOneVector = kSpread<P> && P::kOperands == 1;
 
+// Loads the first `left` elements of 16 bytes at any address from the two aligned packs that have them (twice the same
+// one if that has all); the others become `pad`.
+template <class Bits>
+__device__ __forceinline__ Pack load_part(const Bits* from, int left, Bits pad) {
+  constexpr int kWidth = 16 / sizeof(Bits);
+  Pack pack = {};
+  if (left > 0) {
+    const auto first = reinterpret_cast<uintptr_t>(from), last = first + min(left, kWidth) * sizeof(Bits) - 1;
+    const Pack low = load_pack(reinterpret_cast<const Pack*>(first & ~uintptr_t{15}));
+    const Pack high = load_pack(reinterpret_cast<const Pack*>(last & ~uintptr_t{15}));
+    pack = between<sizeof(Bits), 15>(low, high, static_cast<int>(first & 15));
+  }
+  if (left < kWidth) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+      if (i >= left) set<Bits>(pack, i, pad);
+  }
+  return pack;
+}
+
 template <class P, bool kAligned>
 __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_constant__ Parameters<P> p) {
   using Element = typename P::Element;
@@ -44,6 +64,8 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
     Pack& pack = unit.raw[o][0];
     if (kAligned && wanted > 0) {
       pack = load_pack(reinterpret_cast<const Pack*>(from));
+    } else if (P::kHole && !kAligned && sizeof(Bits) == 2) {
+      pack = load_part(from, wanted, P::pad(p.args, o));
     } else {
       const Bits pad = P::pad(p.args, o);
 #pragma unroll
@@ -119,26 +141,6 @@ __global__ void __launch_bounds__(32 * kSpreadWarps) spread_kernel(const __grid_
 // for each vector; but of 1000 x 777 float16 it took 6.5 us, and 3.6.
 template <class P>
 constexpr bool kByElements = sizeof(typename P::Element::Bits) >= 4;
-
-// Loads the first `left` elements of 16 bytes at any address from the two aligned packs that have them (twice the same
-// one if that has all); the others become `pad`.
-template <class Bits>
-__device__ __forceinline__ Pack load_part(const Bits* from, int left, Bits pad) {
-  constexpr int kWidth = 16 / sizeof(Bits);
-  Pack pack = {};
-  if (left > 0) {
-    const auto first = reinterpret_cast<uintptr_t>(from), last = first + min(left, kWidth) * sizeof(Bits) - 1;
-    const Pack low = load_pack(reinterpret_cast<const Pack*>(first & ~uintptr_t{15}));
-    const Pack high = load_pack(reinterpret_cast<const Pack*>(last & ~uintptr_t{15}));
-    pack = between<sizeof(Bits), 15>(low, high, static_cast<int>(first & 15));
-  }
-  if (left < kWidth) {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      if (i >= left) set<Bits>(pack, i, pad);
-  }
-  return pack;
-}
 
 // Loads and stores what a warp has of a row of one array: `left` elements from the warp's first one on. Each lane has
 // kEach vectors. With kParts, a lane loads those that are not aligned for itself (load_part()): with windows and

@@ -95,6 +95,20 @@ __device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection
   if (log_sum) *log_sum = base + logf(sum);
 }
 
+// The largest element of the team, as its key above the mirrored index.
+template <class Element, int kTeam, int kElements>
+__device__ __forceinline__ uint64_t first_of_team(const typename Element::Bits (&bits)[kElements], uint32_t count,
+                                                  uint32_t t) {
+  uint32_t most = 0, at = 0;
+#pragma unroll
+  for (int j = kElements - 1; j >= 0; --j) {  // backwards, so that of equal elements the first one stays
+    const uint32_t key = key_of(bits[j]);
+    if (j < static_cast<int>(count) && key >= most) most = key, at = j;
+  }
+  const uint64_t mine = static_cast<uint64_t>(most) << 32 | ~index_of<Element, kTeam>(at, t);
+  return largest_of_lanes<kTeam>(count ? mine : 0);
+}
+
 // What a team shares while it chooses groups. Keys have a gap after 32, so that lanes whose groups begin at multiples
 // of it do not meet in a bank.
 template <int kTeam, int kElements>
@@ -200,7 +214,11 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   Chosen<> chosen;
   chosen.has[0] = true;
   chosen.has[1] = !kNetwork && a.k > kTeam;
-  if constexpr (kNetwork) {
+  if (!kBiased && !kGrouped && a.k == 1) {
+    const uint64_t first = first_of_team<Element, kTeam>(bits, count, t);
+    chosen.index[0] = ~static_cast<uint32_t>(first);
+    if (t == 0) chosen.z[0] = logit_of<Element>(static_cast<uint32_t>(first >> 32));
+  } else if constexpr (kNetwork) {
     uint32_t keys[kElements], key;
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) keys[j] = j < count ? key_of(bits[j]) : 0;
