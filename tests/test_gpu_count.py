@@ -535,11 +535,11 @@ def test_pick(shape, dtypes):
         with jax.enable_x64(True):
             found = pick(mask, arrays, fills, size)
         for array, fill, out in zip(arrays, fills, found, strict=True):
-            for own, of_row, chosen, first in zip(
-                np.asarray(out), array, mask, np.broadcast_to(fill[:, :1], (rows, 1))
-            ):
+            fill = np.broadcast_to(fill, (rows, max(length, 1)))
+            for own, of_row, chosen, filling in zip(np.asarray(out), array, mask, fill):
                 wanted = of_row[chosen][:size]
-                np.testing.assert_array_equal(own, np.pad(wanted, (0, size - len(wanted)), constant_values=first[0]))
+                last = filling[np.argmax(chosen) if length else 0]  # at the first place
+                np.testing.assert_array_equal(own, np.pad(wanted, (0, size - len(wanted)), constant_values=last))
 
 
 # (shape of the queries, shape of the sorted rows), along axis 1
