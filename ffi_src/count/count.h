@@ -105,8 +105,8 @@ struct Select {
   // If not 0, the results are so many quantiles: of the elements of the first ranks and, if there are twice as many, of
   // those of the next ones. The last rank is that of the last element of the row, which shows whether there is a NaN.
   int64_t quantiles = 0;
-  bool midpoint = false;  // the mean of both elements; else the number that is a share of the way between them
-  Broadcast shares;       // where the shares of a row are; a share of NaN gives NaN
+  bool midpoint = false;          // the mean of both elements; else the number that is a share of the way between them
+  Broadcast shares;               // where the shares of a row are; a share of NaN gives NaN
   DType dtype = DType::kFloat32;  // of quantiles
   // If not negative, this rank replaces `ranks`, and the results are whole rows: the elements before the one of this
   // rank in the order, that one, and all others, each group in order of appearance.

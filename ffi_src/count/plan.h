@@ -64,7 +64,8 @@ constexpr int kSelectBinBits = 9;          // there are 2^9 parts of an interval
 constexpr int kSelectFew = 64;             // the most elements that are compared with each other
 constexpr int kMostRanks = 9;              // 8 quantiles and the last element of the row
 constexpr int kMostClusterThreads = 1024;  // threads of a block of kCluster, or half as many
-// For short rows: threads of a block; the longest rows that one thread selects from, and those that a warp selects from.
+// For short rows: threads of a block; the longest rows that one thread selects from, and those that a warp selects
+// from.
 constexpr int kShortSelectThreads = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
 // Elements of a row in the registers of a thread, and the longest rows that the registers of a block hold.
