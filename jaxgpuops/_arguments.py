@@ -105,6 +105,14 @@ def integer(op: str, name: str, value: Any) -> int:
     )
 
 
+def size(op: str, name: str, value: Any, least: int = 0) -> int:
+    """Checks that the value is an integer from ``least`` to 2**31 - 1, or a symbolic dimension of an export."""
+    value = integer(op, name, value)
+    if isinstance(value, int) and not least <= value < 1 << 31:
+        raise ValueError(f"{op}: {name} must be between {least} and {(1 << 31) - 1}, got {value}")
+    return value
+
+
 def number(op: str, name: str, value: Any) -> float:
     """Checks that the value is a Python or NumPy number, and not a bool or an array; returns it as a float."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -138,6 +146,15 @@ def dtype(op: str, name: str, dtype: np.dtype, allowed: Collection[np.dtype]) ->
     """Checks that ``dtype``, which the argument ``name`` has, is allowed."""
     if dtype not in allowed:
         raise TypeError(f"{op}: {name} has dtype {dtype}; allowed are {', '.join(sorted(map(str, allowed)))}")
+
+
+def promoted(op: str, **arrays: jax.Array) -> np.dtype:
+    """Returns the dtype to which JAX promotes arrays, and checks that there is one."""
+    try:
+        return jnp.result_type(*arrays.values())
+    except (TypeError, ValueError) as error:
+        dtypes = ", ".join(f"{name} has {x.dtype}" for name, x in arrays.items())
+        raise TypeError(f"{op}: JAX does not promote the dtypes of the arguments to one: {dtypes}") from error
 
 
 def axis_of(op: str, name: str, shape: tuple, axis: int) -> int:

@@ -39,6 +39,7 @@ def explain(
     the whole shape. With an abstract mesh, ``part`` is None: a program for no devices is not compiled.
 
     Raises:
+      TypeError: for a ``fn`` that cannot be called.
       ValueError: for another ``platform``.
 
     >>> import jax, jax.numpy as jnp
@@ -48,6 +49,8 @@ def explain(
     ('topk', (8, 100), 'float32')
     """
 
+    if not callable(fn):
+        raise TypeError(f"jaxgpuops.explain: fn must be a function, got {fn!r}")
     if platform is not None:
         platform = _arguments.choice("jaxgpuops.explain", "platform", platform, ("cpu", "cuda", "gpu"))
     lowered_for = _native.lowering_platform(platform or jax.default_backend())

@@ -152,6 +152,13 @@ def test_index_dtype(index_dtype):
         assert out.dtype == index_dtype and out == 6
 
 
+@pytest.mark.filterwarnings("error")
+def test_index_dtype_of_python():
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            assert jaxgpuops.lax.argmax(np.arange(7, dtype=np.int8), 0, int).dtype == jnp.asarray(0).dtype
+
+
 def test_zero_rows():
     assert jaxgpuops.lax.argmax(np.zeros((0, 3), np.float32), 1, np.int32).shape == (0,)
 
@@ -164,6 +171,8 @@ def test_errors(op, name):
         ((x, 2, np.int32), ValueError, ["axis must be between -2 and 1", "(3, 5)", "2"]),
         ((x, 1.0, np.int32), TypeError, ["axis must be an integer", "1.0"]),
         ((x, 1, np.float32), TypeError, ["index_dtype must be an integer dtype", "float32"]),
+        ((x, 1, "many"), TypeError, ["index_dtype must be an integer dtype", "'many'"]),
+        ((x, 1, 4), TypeError, ["index_dtype must be an integer dtype", "got 4"]),
         ((x.astype(np.complex64), 1, np.int32), TypeError, ["dtype complex64"]),
     ]:
         with pytest.raises(error) as caught:

@@ -85,6 +85,30 @@ def test_explain_takes_gpu_for_cuda():
 
 
 @pytest.mark.parametrize("x64", [False, True])
+def test_dtypes_that_jax_does_not_promote(x64):
+    with jax.enable_x64(x64):
+        narrow, wide = X.astype(jnp.float8_e5m2), X.astype(np.float64)
+        calls = {
+            "where": lambda: jaxgpuops.where(X > 0, narrow, wide),
+            "searchsorted": lambda: jaxgpuops.searchsorted(wide, narrow),
+            "dot": lambda: jaxgpuops.dot(wide, narrow),
+            "lax.dot": lambda: jaxgpuops.lax.dot(wide, narrow),
+            "linear_scan": lambda: jaxgpuops.linear_scan(narrow, wide),
+            "lax.linear_scan": lambda: jaxgpuops.lax.linear_scan(wide, wide, narrow[:, 0]),
+        }
+        for name, call in calls.items():
+            with pytest.raises(
+                TypeError, match=f"jaxgpuops.{name}: JAX does not promote the dtypes .* has float8_e5m2"
+            ):
+                call()
+
+
+def test_explain_wants_a_function():
+    with pytest.raises(TypeError, match="jaxgpuops.explain: fn must be a function, got 3"):
+        jaxgpuops.explain(3, X)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("x64", [False, True])
 def test_labels_do_not_wrap_into_range(x64):
     labels = np.array([0, 1 << 32, 3, (1 << 32) + 1, -(1 << 32), 1 << 62])
     logits = np.arange(24, dtype=np.float32).reshape(6, 4)

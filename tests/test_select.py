@@ -396,6 +396,12 @@ WRONG = {
     "nonzero scalar": (lambda: jaxgpuops.nonzero(1, size=1), ValueError, "x must have at least one dimension"),
     "nonzero size": (lambda: jaxgpuops.nonzero(X, size=-1), ValueError, "nonzero: size must be between 0 and"),
     "nonzero fills": (lambda: jaxgpuops.nonzero(X, size=1, fill_value=(1,)), ValueError, "one entry for each of 2"),
+    "compact fill": (
+        lambda: jaxgpuops.compact(X, X > 0, size=1, fill_value=1j),
+        TypeError,
+        "compact: fill_value must not be complex where x has dtype float32",
+    ),
+    "unique fill": (lambda: jaxgpuops.unique(X, size=1, fill_value=1j), TypeError, "unique: fill_value must not be "),
     "nonzero keys": (
         lambda: jaxgpuops.nonzero(jax.random.split(jax.random.key(0)), size=1),
         TypeError,

@@ -314,7 +314,7 @@ def evaluate(op, name, function, arrays, axis, where, keepdims, names=None):
     mean = name == "mean"
     name = "sum" if mean else name
     if len(arrays) == 2:
-        dtype = jnp.result_type(*arrays)
+        dtype = _arguments.promoted(op, x=arrays[0], y=arrays[1])
         try:
             arrays = jnp.broadcast_arrays(*(x.astype(dtype) for x in arrays))
         except ValueError as error:

@@ -171,7 +171,7 @@ def linear_operands(op, a, b, h0, starts, axis) -> tuple[Any, ...]:
 
     They are aligned here, outside of `jax.custom_vjp`, which wants cotangents of the very types of its arguments.
     """
-    dtype = jnp.result_type(a, b, *given(h0))
+    dtype = _arguments.promoted(op, a=a, b=b, **({} if h0 is None else {"h0": h0}))
     _arguments.dtype(op, "the result", dtype, FLOATS | COMPLEX)
     try:
         shape = jnp.broadcast_shapes(a.shape, b.shape)

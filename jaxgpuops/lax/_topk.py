@@ -280,10 +280,19 @@ def _argmax(operand, axis, index_dtype, names, largest):
     axis = _arguments.ordered(op, "operand", operand, axis)
     if isinstance(operand.shape[axis], int) and operand.shape[axis] == 0:
         raise ValueError(f"{op}: the axis must not be empty; operand has shape {operand.shape} and axis={axis}")
-    if not np.issubdtype(index_dtype, np.integer):
-        raise TypeError(f"{op}: index_dtype must be an integer dtype, got {index_dtype}")
     split = manual(op, names, operand.shape[axis])
     return argmax_p(operand, axis=axis, largest=largest, split=split)[0].astype(index_dtype)
+
+
+def _index_dtype(op, value):
+    try:
+        # Python's own type is the default integer dtype, as in `jax.lax.argmax`.
+        dtype = jax.dtypes.canonicalize_dtype(int) if value is int else np.dtype(value)
+        if np.issubdtype(dtype, np.integer):
+            return dtype
+    except (TypeError, ValueError):  # it is no dtype at all
+        pass
+    raise TypeError(f"{op}: index_dtype must be an integer dtype, got {value!r}")
 
 
 def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: AxisName = None) -> jax.Array:
@@ -316,7 +325,7 @@ def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: 
     op = "jaxgpuops.lax.argmax"
     operand = _arguments.array(op, "operand", operand)
     axis, names = _arguments.integer(op, "axis", axis), _arguments.names(op, axis_name)
-    return _argmax(operand, axis, np.dtype(index_dtype), names, True)
+    return _argmax(operand, axis, _index_dtype(op, index_dtype), names, True)
 
 
 def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: AxisName = None) -> jax.Array:
@@ -333,4 +342,4 @@ def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: 
     op = "jaxgpuops.lax.argmin"
     operand = _arguments.array(op, "operand", operand)
     axis, names = _arguments.integer(op, "axis", axis), _arguments.names(op, axis_name)
-    return _argmax(operand, axis, np.dtype(index_dtype), names, False)
+    return _argmax(operand, axis, _index_dtype(op, index_dtype), names, False)

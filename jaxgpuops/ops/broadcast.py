@@ -113,7 +113,7 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _jitted_where(condition, x, y):
-    dtype = jnp.result_type(x, y)
+    dtype = _arguments.promoted("jaxgpuops.where", x=x, y=y)
     try:
         shape = jnp.broadcast_shapes(condition.shape, x.shape, y.shape)
     except (TypeError, ValueError) as error:

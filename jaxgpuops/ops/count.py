@@ -28,16 +28,6 @@ from jaxgpuops.lax._count import (
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.ops import reduce
 
-_MOST = (1 << 31) - 1
-
-
-def _length(op: str, name: str, value) -> int:
-    """A number of bins or segments."""
-    value = _arguments.integer(op, name, value)
-    if isinstance(value, int) and not 0 <= value <= _MOST:
-        raise ValueError(f"{op}: {name} must be between 0 and {_MOST}, got {value}")
-    return value
-
 
 def _ids(op: str, name: str, x) -> jax.Array:
     x = _arguments.labels(op, name, x)
@@ -77,7 +67,7 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axi
     """
     op = "jaxgpuops.bincount"
     x = _ids(op, "x", x)
-    length = _length(op, "length", length)
+    length = _arguments.size(op, "length", length)
     _arguments.axis_of(op, "x", x.shape, -1)
     return _jitted_bincount(x, _weights(op, weights, x.shape), length, op, _arguments.names(op, axis_name))
 
@@ -110,7 +100,7 @@ def _check_data(op, name, data, bools=False):
 
 def _rows_of_ids(op, data, segment_ids, num_segments):
     ids = _ids(op, "segment_ids", segment_ids)
-    num_segments = _length(op, "num_segments", num_segments)
+    num_segments = _arguments.size(op, "num_segments", num_segments)
     if ids.ndim != 1 or data.shape[:1] != ids.shape:
         raise ValueError(
             f"{op}: segment_ids must have shape (n,) where data has (n, ...), got {ids.shape} and {data.shape}"
@@ -553,9 +543,9 @@ def histogram(
     if x.dtype not in _arguments.FLOATS:
         x = x.astype(_arguments.inexact(x.dtype))
     weights, names = _weights(op, weights, x.shape), _arguments.names(op, axis_name)
-    even = not isinstance(bins, list | tuple) and jnp.ndim(bins) == 0
+    even = not isinstance(bins, list | tuple) and np.ndim(bins) == 0
     if even:
-        count = _length(op, "bins", bins)
+        count = _arguments.size(op, "bins", bins)
         ends: Any = None if range is None else _range(op, range, x.dtype)
         if ends is None and manual(op, names, x.shape[-1]) is not None and x.size:
             ends = (reduce.min(x.ravel(), axis_name=names), reduce.max(x.ravel(), axis_name=names))
@@ -578,13 +568,11 @@ def histogram(
 
 def _range(op, range, dtype):
     """Returns the first and the last edge as an array."""
-    try:
-        ends = jnp.asarray(range, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{op}: range must be two numbers, got {range!r}") from error
+    ends = _arguments.array(op, "range", range)
+    _arguments.dtype(op, "range", ends.dtype, _arguments.INTEGERS | _arguments.FLOATS)
     if ends.shape != (2,):
         raise ValueError(f"{op}: range must be two numbers, got an array of shape {ends.shape}")
-    return ends
+    return ends.astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)

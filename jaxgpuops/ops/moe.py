@@ -116,8 +116,8 @@ def moe_plan(
 
     Raises:
       TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
-      ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0;
-        with ``axis_name``, for a name that is not of a `jax.shard_map` around the call, experts that devices cannot share
+      ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0, and
+        2**31 rows or more; with ``axis_name``, for a name that is not of a `jax.shard_map` around the call, experts that devices cannot share
         evenly, batches, and ``align`` above 1.
 
     Algorithms: docs/moe.md.
@@ -138,9 +138,8 @@ def _checked_plan(op, expert_ids, num_experts, capacity, align, axis_name):
     _arguments.dtype(op, "expert_ids", expert_ids.dtype, _arguments.INTEGERS)
     if expert_ids.ndim < 2:
         raise ValueError(f"{op}: expert_ids must have shape (..., tokens, k), got {expert_ids.shape}")
-    num_experts, align = _arguments.integer(op, "num_experts", num_experts), _arguments.integer(op, "align", align)
-    capacity = -1 if capacity is None else _least(op, "capacity", _arguments.integer(op, "capacity", capacity), 0)
-    num_experts, align = _least(op, "num_experts", num_experts, 1), _least(op, "align", align, 1)
+    num_experts, align = _arguments.size(op, "num_experts", num_experts, 1), _arguments.size(op, "align", align, 1)
+    capacity = -1 if capacity is None else _arguments.size(op, "capacity", capacity)
     split = manual(op, _arguments.names(op, axis_name), expert_ids.shape[-2])
     if split is None:
         return _plan(expert_ids, num_experts, capacity, align)
@@ -170,12 +169,6 @@ def _exchange(plan, split, capacity):
     return MoEExchange(there, back, expert_ids[:, None])
 
 
-def _least(op, name, value, least):
-    if value < least:
-        raise ValueError(f"{op}: {name} must be {least} or more, got {value}")
-    return value
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _plan(expert_ids, num_experts, capacity, align):
     *batch, tokens, choices = expert_ids.shape
@@ -184,7 +177,12 @@ def _plan(expert_ids, num_experts, capacity, align):
         expert_ids = jnp.where(valid, expert_ids, -1)
     experts = expert_ids.astype(np.int32).reshape(*batch, tokens * choices)
     params = {"num_experts": num_experts, "capacity": capacity, "align": align}
-    params["room"] = rows_of(tokens * choices, num_experts, capacity, align)
+    params["room"] = room = rows_of(tokens * choices, num_experts, capacity, align)
+    if isinstance(room, int) and room >= 1 << 31:
+        raise ValueError(
+            f"jaxgpuops.moe_plan: rows are numbered by int32, so there must be fewer than 2**31; got {room} rows for "
+            f"expert_ids of shape {expert_ids.shape}, num_experts={num_experts} and align={align}"
+        )
     make = moe_plan_p if num_experts <= MAX_EXPERTS else plan_fallback
     assignment_of_row, row_of_assignment, sizes, offsets = make(experts, axis=experts.ndim - 1, **params)
     return MoEPlan(assignment_of_row, row_of_assignment.reshape(expert_ids.shape), sizes, offsets)
@@ -244,9 +242,20 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
 
 
 def _plan_of(op, plan):
-    if isinstance(plan, MoEPlan):
-        return plan
-    raise TypeError(f"{op}: plan must be a MoEPlan, as moe_plan makes it, got {plan!r}")
+    """Checks what the kernels read of a plan."""
+    if not isinstance(plan, MoEPlan):
+        raise TypeError(f"{op}: plan must be a MoEPlan, as moe_plan makes it, got {plan!r}")
+    rows, assignments = (
+        _arguments.array(op, f"plan.{name}", getattr(plan, name)) for name in ("assignment_of_row", "row_of_assignment")
+    )
+    _arguments.dtype(op, "plan.assignment_of_row", rows.dtype, [np.dtype(np.int32)])
+    _arguments.dtype(op, "plan.row_of_assignment", assignments.dtype, [np.dtype(np.int32)])
+    if rows.ndim == 0 or assignments.ndim != rows.ndim + 1 or assignments.shape[:-2] != rows.shape[:-1]:
+        raise ValueError(
+            f"{op}: plan must have assignment_of_row of shape (*batch, rows) and row_of_assignment of shape (*batch, "
+            f"tokens, k), got {rows.shape} and {assignments.shape}"
+        )
+    return plan._replace(assignment_of_row=rows, row_of_assignment=assignments)
 
 
 @functools.partial(jax.jit, inline=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import jax
 import jax.core
@@ -85,7 +85,7 @@ def _searchsorted(sorted, queries, axis, right, names):
         _arguments.dtype(op, name, x.dtype, _arguments.ORDERED_DTYPES)
     axis = _arguments.indexed_axis(op, "sorted", sorted, axis)
     split = manual(op, names, sorted.shape[axis])
-    dtype, shape = jnp.result_type(sorted, queries), queries.shape
+    dtype, shape = _arguments.promoted(op, sorted=sorted, queries=queries), queries.shape
     sorted, queries = sorted.astype(dtype), queries.astype(dtype)
     if sorted.ndim == 1:
         queries = queries.reshape(shape or (1,))
@@ -115,11 +115,14 @@ def _shape_of_places(op, sorted, queries, axis):
 # ---- What a mask chooses --------------------------------------------------------------------------------------------
 
 
-def _size(op: str, value: Any) -> int:
-    value = _arguments.integer(op, "size", value)
-    if isinstance(value, int) and not 0 <= value < 1 << 31:
-        raise ValueError(f"{op}: size must be between 0 and {(1 << 31) - 1}, got {value}")
-    return value
+def _fill(op: str, value: ArrayLike, dtype: np.dtype) -> jax.Array:
+    """Checks that a fill value is a scalar; returns it in this dtype."""
+    fill = _arguments.array(op, "fill_value", value)
+    if fill.ndim:
+        raise ValueError(f"{op}: fill_value must be a scalar, got shape {fill.shape}")
+    if fill.dtype in _arguments.COMPLEX and dtype not in _arguments.COMPLEX:
+        raise TypeError(f"{op}: fill_value must not be complex where x has dtype {dtype}, got {fill.dtype}")
+    return fill.astype(dtype)
 
 
 def _flat(op, name, x):
@@ -167,7 +170,8 @@ def nonzero(
         if value.ndim:
             raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
     computed = x.dtype != np.dtype(bool) or isinstance(x, jax.core.Tracer)
-    return _nonzero(x, [value.astype(np.int32) for value in fills], _size(op, size), computed)
+    size = _arguments.size(op, "size", size)
+    return _nonzero(x, [value.astype(np.int32) for value in fills], size, computed)
 
 
 # XLA computes four elements of a mask in a thread only if their number is a multiple of four. Padding is free: it is
@@ -229,10 +233,8 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
     _arguments.dtype(op, "mask", mask.dtype, [np.dtype(bool)])
     if mask.ndim == 0 or x.shape[: mask.ndim] != mask.shape:
         raise ValueError(f"{op}: mask must have the first dimensions of x, of shape {x.shape}, got {mask.shape}")
-    fill = _arguments.array(op, "fill_value", fill_value)
-    if fill.ndim:
-        raise ValueError(f"{op}: fill_value must be a scalar, got shape {fill.shape}")
-    return _compact(x, mask, fill.astype(x.dtype), _size(op, size), isinstance(mask, jax.core.Tracer))
+    fill, size = _fill(op, fill_value, x.dtype), _arguments.size(op, "size", size)
+    return _compact(x, mask, fill, size, isinstance(mask, jax.core.Tracer))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4), inline=True)
@@ -326,12 +328,10 @@ def unique(
     """
     op = "jaxgpuops.unique"
     x = _arguments.array(op, "x", x)
-    fill = _arguments.optional(op, "fill_value", fill_value)
-    if fill is not None and fill.ndim:
-        raise ValueError(f"{op}: fill_value must be a scalar, got shape {fill.shape}")
+    fill = None if fill_value is None else _fill(op, fill_value, x.dtype).reshape(1)
     flags = {"return_index": return_index, "return_inverse": return_inverse, "return_counts": return_counts}
     wanted = tuple(_arguments.flag(op, name, value) for name, value in flags.items())
-    outs = _unique(x, fill, _size(op, size), wanted)
+    outs = _unique(x, fill, _arguments.size(op, "size", size), wanted)
     return outs if any(wanted) else outs[0]
 
 
@@ -400,9 +400,7 @@ def _unique(x, fill, size, wanted):
     if length == 0 and fill is None:
         if size != 0:
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
-        fill = np.zeros((), x.dtype)
-    if fill is not None:
-        fill = fill.astype(x.dtype).reshape(1)
+        fill = np.zeros(1, x.dtype)
     index, inverse, counts = wanted
     row = gathered(row, 0)
     if _prefers_counts(x.dtype, length) and not index and not inverse:
