@@ -105,7 +105,7 @@ def test_dtypes_that_jax_does_not_promote(x64):
 
 def test_explain_wants_a_function():
     with pytest.raises(TypeError, match="jaxgpuops.explain: fn must be a function, got 3"):
-        jaxgpuops.explain(3, X)  # pyright: ignore[reportArgumentType]
+        jaxgpuops.explain(3, X)
 
 
 @pytest.mark.parametrize("x64", [False, True])
