@@ -404,6 +404,9 @@ def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
     return x.reshape(*x.shape[:first], math.prod(own), *x.shape[after:])
 
 
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
+
+
 def _lower_fun(ctx, function, operands):
     """Lowers plain JAX with explicit mesh axes as automatic ones, since explicit types refuse much that XLA can do."""
     meshes = {aval.sharding.mesh for aval in ctx.avals_in if any(aval.sharding.spec)}
@@ -414,7 +417,9 @@ def _lower_fun(ctx, function, operands):
         untyped = lambda aval: aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim)))
         ctx = ctx.replace(avals_in=list(map(untyped, ctx.avals_in)), avals_out=list(map(untyped, ctx.avals_out)))
         context = use_abstract_mesh(mesh)
-    with context:
+    # Sorts join keys to integers of 64 bits, also where the user has not enabled these.
+    is_wide = any(aval.dtype in _WIDE for aval in ctx.avals_in)
+    with context, jax.enable_x64(is_wide or jax.config.jax_enable_x64):
         return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 

@@ -63,6 +63,23 @@ def test_fallback_equals_kernel(monkeypatch, dtype):
                 np.testing.assert_array_equal(bits(a), bits(b), err_msg=str(call))
 
 
+def test_sorts_by_joined_keys(monkeypatch):
+    """Without x64, too, keys of 32 bits are joined to integers of 64 bits."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-2, 3, (3, 40)).astype(np.float32)
+    y, offsets = x[:, ::-1].astype(np.int32), np.array([0, 7, 4, 30])
+    calls = [
+        lambda x, y: jaxgpuops.sort(x, offsets=offsets, descending=True),
+        lambda x, y: jaxgpuops.argsort(x, offsets=offsets),
+        lambda x, y: jaxgpuops.topk(x, 3, offsets=offsets),
+        lambda x, y: jaxgpuops.sort(jax.lax.complex(x, y.astype(x.dtype))),
+        lambda x, y: jaxgpuops.lax.sort((x, y, y.astype(np.int8), -x), num_keys=4),
+        lambda x, y: jax.grad(lambda x: (jaxgpuops.sort(x, offsets=offsets) * y).sum())(x),
+    ]
+    kernels, plain = both_ways(monkeypatch, calls, x, y)
+    jax.tree.map(np.testing.assert_array_equal, kernels, plain)
+
+
 def scan_calls(kind, dtype):
     """Kernel calls on small integers: sums and products of them are exact, so that every order gives the same."""
     rng = np.random.default_rng(0)
