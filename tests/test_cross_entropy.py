@@ -153,6 +153,17 @@ def test_reductions_are_reductions_of_losses():
         np.testing.assert_allclose(fn(reduction="mean"), loss[where].mean(), rtol=1e-6)
 
 
+@tiers
+def test_cross_entropy_without_classes(module, paths):
+    """No label is a class, so losses are NaN; there is nothing that could have a gradient."""
+    for reduction in (None, "mean"):
+        loss = functools.partial(
+            module.softmax_cross_entropy, labels=np.zeros(3, int), label_smoothing=0.1, z_loss=0.1, reduction=reduction
+        )
+        value, gradient = jax.value_and_grad(lambda x, loss=loss: loss(x).sum())(np.zeros((3, 0), np.float32))
+        assert np.isnan(value) and gradient.shape == (3, 0)
+
+
 WRONG_CROSS_ENTROPY = {
     "logits dtype": (TypeError, {"logits": np.zeros((3, 4), int)}, "logits has dtype int"),
     "labels dtype": (TypeError, {"labels": np.zeros(3)}, "labels has dtype float32; allowed are int16"),

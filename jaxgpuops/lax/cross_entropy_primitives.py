@@ -77,7 +77,8 @@ def _slope(p, less_one, is_label, lse, label_smoothing, z_loss, n):
     if z_loss:
         slope += p * (2 * z_loss * lse)
     if label_smoothing:
-        slope += jnp.where(is_label, label_smoothing - label_smoothing / n, -label_smoothing / n)
+        share = label_smoothing / (max(n, 1) if isinstance(n, int) else n)  # n may be 0, or a symbol
+        slope += jnp.where(is_label, label_smoothing - share, -share)
     return slope
 
 
