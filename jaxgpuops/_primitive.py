@@ -567,7 +567,9 @@ def align(*operands: jax.Array, apart: int | None = None) -> list[jax.Array]:
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
         return operands
-    spec, sizes = _merged_spec(avals, apart), [max(sizes) for sizes in zip(*(a.shape for a in avals), strict=True)]
+    # A dimension may be empty in some operands, and have size 1 in others.
+    sizes = [next((n for n in each if n != 1), 1) for each in zip(*(a.shape for a in avals), strict=True)]
+    spec = _merged_spec(avals, apart)
 
     def aligned(x, aval):
         own = [s if n == m else None for s, n, m in zip(spec, aval.shape, sizes, strict=True)]

@@ -79,6 +79,8 @@ class Split:
         return lax.pad(x, np.zeros((), x.dtype), [(0, more if d == dim else 0, 0) for d in range(x.ndim)])
 
     def gather(self, x: jax.Array, dim: int) -> jax.Array:
+        if x.shape[dim] == 0:  # JAX refuses to gather nothing
+            return x
         _note("all-gather", x, self.shards)
         return _as_bits(lambda x: lax.all_gather(x, self.names, axis=dim, tiled=True), x)
 

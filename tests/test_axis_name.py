@@ -291,6 +291,20 @@ def test_second_derivatives_and_vmap(mesh):
     np.testing.assert_allclose(hessian_times(part)(x, y), hessian_times(whole)(x, y), rtol=1e-4, atol=1e-5)
 
 
+def test_nothing_is_selected(mesh):
+    x = np.arange(16.0, dtype=np.float32).reshape(2, 8)
+
+    def nothing(x):
+        return [
+            *jaxgpuops.topk(x, 0, axis_name="b"),
+            *jaxgpuops.lax.top_k(x, 0, axis_name="b"),
+            *jaxgpuops.topk_softmax(x, 0, axis_name="b"),
+        ]
+
+    found = jax.jit(jax.shard_map(nothing, mesh=mesh, in_specs=P(None, "b"), out_specs=P()))(x)
+    assert [y.shape for y in found] == [(2, 0)] * 6
+
+
 def test_other_dimensions_may_be_split_by_xla(mesh):
     x, y = arrays()
     f = functools.partial(jaxgpuops.topk, k=3, axis=AXIS)

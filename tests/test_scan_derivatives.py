@@ -343,6 +343,21 @@ def test_second_derivatives_of_recurrences(a_shape):
             jax.tree.map(np.testing.assert_array_equal, jax.jit(fn)(a, b, h0), expected)
 
 
+@pytest.mark.parametrize("tier", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
+def test_gradients_without_steps(tier):
+    """Without steps the last state is the first one, and nothing else depends on it."""
+    a, b, h0 = np.ones((0, 3), np.float32), np.zeros((0, 3), np.float32), np.arange(3, dtype=np.float32)
+    for reverse, last in itertools.product((False, True), repeat=2):
+
+        def loss(a, b, h0, reverse=reverse, last=last):
+            h, *state = jax.tree.leaves(tier.linear_scan(a, b, h0, axis=0, reverse=reverse, return_last=last))
+            return h.sum() + sum((s**2).sum() for s in state)
+
+        da, db, dh0 = jax.grad(loss, argnums=(0, 1, 2))(a, b, h0)
+        assert da.shape == db.shape == (0, 3)
+        np.testing.assert_array_equal(dh0, 2 * h0 if last else np.zeros(3))
+
+
 def test_gradients_in_narrow_and_complex_types():
     rng = np.random.default_rng(0)
     for dtype in (np.float16, ml_dtypes.bfloat16):

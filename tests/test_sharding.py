@@ -231,6 +231,13 @@ def test_explicit_types_keep_batch_shardings(explicit_mesh):
     assert_equal(first, np.argmax(example(), AXIS))
 
 
+def test_explicit_types_of_an_empty_axis(explicit_mesh):
+    with jax.set_mesh(explicit_mesh):
+        x = jax.sharding.reshard(jnp.zeros((4, 0)), P(None, "a"))
+        states, last = jaxgpuops.linear_scan(x, x, jnp.ones(4), return_last=True)
+        assert states.shape == (4, 0) and last.tolist() == [1.0] * 4
+
+
 def test_explicit_types_of_operands_that_broadcast(explicit_mesh):
     with jax.set_mesh(explicit_mesh):
         x = jax.device_put(example(), P("a", "b"))

@@ -211,9 +211,15 @@ def _linear_scan(a, b, h0, starts, axis, names, reverse, return_last):
     return states(b, a, h0, starts, axis, manual(op, names, b.shape[axis]), reverse, return_last)
 
 
+def entering(h0, b, axis):
+    """Returns the state that enters a recurrence: none if there are no steps."""
+    return None if b.shape[axis] == 0 else h0
+
+
 def states(b, a, h0, starts, axis, split, reverse, return_last):
-    operands = given(b, a, h0, starts)
-    [h] = linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=h0 is not None, split=split)
+    own = entering(h0, b, axis)
+    operands = given(b, a, own, starts)
+    [h] = linear_scan_p(*operands, axis=axis, reverse=reverse, transpose=False, initial=own is not None, split=split)
     return with_last(h, h0, axis, reverse, split) if return_last else h
 
 

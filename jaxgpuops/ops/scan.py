@@ -425,7 +425,7 @@ def _jitted_linear(a, b, h0, starts, axis, names, reverse, return_last):
     b, a, h0, starts, axis = scan.linear_operands(op, a, b, h0, starts, axis)
     if names is not None:
         return scan.states(b, a, h0, starts, axis, manual(op, names, b.shape[axis]), reverse, return_last)
-    h = _linear(axis, reverse, a, b, h0, starts)
+    h = _linear(axis, reverse, a, b, scan.entering(h0, b, axis), starts)
     return scan.with_last(h, h0, axis, reverse) if return_last else h
 
 
