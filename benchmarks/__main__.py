@@ -1,12 +1,13 @@
-"""``python -m benchmarks <family> | sweep | programs | sharded | table | plot``; run it in the root of the source tree, with
-jaxgpuops installed."""
+"""``python -m benchmarks <family> | sweep | programs | sharded | table | plot``; run it in the root of the source tree,
+with jaxgpuops installed."""
 
 import argparse
 import os
 import pathlib
 import sys
 
-# Python may have put the source tree first on the path, but its jaxgpuops has no compiled modules: use the installed one.
+# Python may have put the source tree first on the path, but its jaxgpuops has no compiled modules: use the installed
+# one.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:] = [path for path in sys.path if pathlib.Path(path).resolve() != ROOT] + [str(ROOT)]
 # torch and CuPy need memory, too; before JAX starts.

@@ -1,6 +1,6 @@
-"""The rows of a mixture of experts: route, plan, dispatch, combine and their gradients, and all that a layer moves in a training
-step. They are compared with the idioms of JAX programs, with the fastest plain JAX that we found, with the idioms of torch,
-and with kernels in Triton."""
+"""The rows of a mixture of experts: route, plan, dispatch, combine and their gradients, and all that a layer moves in a
+training step. They are compared with the idioms of JAX programs, with the fastest plain JAX that we found, with the
+idioms of torch, and with kernels in Triton."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GPU = [
 ]
 CPU = [(32, 8, 128, 1024), (512, 8, 128, 1024), (2048, 2, 8, 1024)]
 
-# Targets on an H200, in us of kernel time. They follow from known kernels, and from some that were written to see what is
-# possible.
+# Targets on an H200, in us of kernel time. They follow from known kernels, and from some that were written to see what
+# is possible.
 TARGETS = {
     "route": [None] * 6,
     "plan": [2.5, 3.6, 4.2, 7, 3.2, 10],
@@ -332,8 +332,8 @@ def _rewritten_layer(k, logits, x, y):
     return rewritten_combine(_experts(rows, y), jax.nn.softmax(chosen), order, inverse), rows
 
 
-# This stands for the experts, without their arithmetic: their answers are y, and the cotangent of their rows is that of the
-# answers.
+# This stands for the experts, without their arithmetic: their answers are y, and the cotangent of their rows is that of
+# the answers.
 @jax.custom_vjp
 def _experts(rows, y):
     return y
@@ -343,8 +343,8 @@ _experts.defvjp(lambda rows, y: (y, None), lambda _, ct: (jax.lax.optimization_b
 
 
 def _layer(layer, k, logits, x, weights, ct, y):
-    """The forward and the backward pass of a layer, and its rows. As in a training step, the backward pass begins after the
-    forward pass: XLA would let a gradient run before the result of combine, on which nothing here depends."""
+    """The forward and the backward pass of a layer, and its rows. As in a training step, the backward pass begins after
+    the forward pass: XLA would let a gradient run before the result of combine, on which nothing here depends."""
     out, pull, rows = jax.vjp(lambda logits, x: layer(k, logits, x, y), logits, x, has_aux=True)
     out, ct = jax.lax.optimization_barrier((out, ct))
     return out, *pull(ct), rows

@@ -2,9 +2,9 @@
 
     python -m benchmarks programs
 
-XLA fuses its own reductions, softmaxes and short scans with the operations around them; a custom call costs one more write,
-read and launch. Times of kernels alone do not show that. Times are of calls in flight, one after another, with one wait at the end:
-what a program costs that keeps the device busy.
+XLA fuses its own reductions, softmaxes and short scans with the operations around them; a custom call costs one more
+write, read and launch. Times of kernels alone do not show that. Times are of calls in flight, one after another, with
+one wait at the end: what a program costs that keeps the device busy.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Case:
     target: time to reach on a GPU, as a multiple of the floor's.
     tolerance: by how much results may differ, relative to the largest of them: rounding, where orders of it differ.
     in_place: in JAX's programs the first result takes the memory of the first argument, which nothing needs any more.
-    hostile: by name, functions that turn these arguments into others of the same shapes, which may take us longer; timed on
-        GPUs only.
+    hostile: by name, functions that turn these arguments into others of the same shapes, which may take us longer;
+        timed on GPUs only.
     facts: more about the case, for its row in the JSON file.
     """
 
@@ -201,8 +201,8 @@ def measure(
     kernels: tuple[float, float] | None = None,
     programs: Programs | None = None,
 ) -> dict[str, Any]:
-    """``kernels``: what `timing.floor_of_kernels` returns, if kernels alone are to be timed. Programs that are not among
-    ``programs`` are compiled here."""
+    """``kernels``: what `timing.floor_of_kernels` returns, if kernels alone are to be timed. Programs that are not
+    among ``programs`` are compiled here."""
     programs = programs or {}
     gpu = jax.default_backend() == "gpu"
     if why := jaxgpuops._native.missing("cuda" if gpu else "cpu"):

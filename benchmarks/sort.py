@@ -1,4 +1,5 @@
-"""Sort: `jaxgpuops.sort` and `argsort` on normal random data and on hostile rows, `sort_key_val`, two keys, segments."""
+"""Sort: `jaxgpuops.sort` and `argsort` on normal random data and on hostile rows, `sort_key_val`, two keys,
+segments."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def _enough(measure: Callable[[int], float]) -> int:
 
 
 def _median_of_more(measure: Callable[[int], float], agree: Callable[[int], int] = int) -> float:
-    """Returns the seconds per run of work that the host starts and waits for. They follow from how much longer three times
-    as many runs take.
+    """Returns the seconds per run of work that the host starts and waits for. They follow from how much longer three
+    times as many runs take.
 
     The host's way to the first run and its wake-up after the last, 0.3 to 2 ms together, are in both and drop out.
     ``agree`` makes the number of runs the same in all processes that take part.
@@ -50,8 +50,8 @@ def _median_of_more(measure: Callable[[int], float], agree: Callable[[int], int]
 
 @functools.cache
 def _keep_memory() -> None:
-    """Keeps large blocks in the heap of the whole process. Otherwise glibc may or may not return them to the system, and
-    the page faults of a result of 16 MiB take as long as a softmax of it.
+    """Keeps large blocks in the heap of the whole process. Otherwise glibc may or may not return them to the system,
+    and the page faults of a result of 16 MiB take as long as a softmax of it.
     """
     with contextlib.suppress(OSError, AttributeError):  # this is another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -155,8 +155,8 @@ def jax_on_gpu(fn: Callable, calls: Sequence[tuple]) -> Callable[[Sequence[tuple
 def jax_on_mesh(
     fn: Callable, args: tuple, mesh: Mesh, calls: int, options: Mapping[str, object], agree: Callable[[int], int]
 ) -> float:
-    """Returns the microseconds of a call of ``fn``, in a program of many calls, one after another, whose arguments lie on a
-    mesh.
+    """Returns the microseconds of a call of ``fn``, in a program of many calls, one after another, whose arguments lie
+    on a mesh.
 
     All processes of the mesh run it. The calls have the same arguments, which are in the L2 cache where they fit. As in
     `jax_on_gpu`, one element of each result of each device leaves the program. ``options`` are those of the compiler.

@@ -11,8 +11,8 @@ from benchmarks.runner import Case, array_name
 from jaxgpuops.lax.along_axis import put_along_axis
 
 # Cases for GPUs. `target` and `floor` are in us on an H200; the floor is the time of a kernel that only reads the
-# input. `record` is the fastest kernel known on an H200 before this package, under whatever contract. Peers in torch and
-# JAX are measured beside ours; records are not.
+# input. `record` is the fastest kernel known on an H200 before this package, under whatever contract. Peers in torch
+# and JAX are measured beside ours; records are not.
 GPU = [
     # (shape, axis, dtype, k, target, floor, record)
     ((1, 1 << 20), 1, "float32", 64, 8, 2.8, "20.6 CUB, unsorted"),

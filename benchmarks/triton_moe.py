@@ -1,5 +1,5 @@
-"""Peers in Triton: a gather of tokens to the rows of their experts, a program a row and part; the sum of a token's rows, a
-program a token and part; and the gradient of that sum, a program a row."""
+"""Peers in Triton: a gather of tokens to the rows of their experts, a program a row and part; the sum of a token's
+rows, a program a token and part; and the gradient of that sum, a program a row."""
 
 import torch
 import triton

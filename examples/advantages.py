@@ -39,7 +39,8 @@ def main():
     values = 10 * jax.random.normal(keys[1], (STEPS + 1, ENVIRONMENTS))
     dones = jax.random.bernoulli(keys[2], 0.02, (STEPS, ENVIRONMENTS)).astype(jnp.float32)
     ours, loop = (np.asarray(fn(rewards, values, dones)) for fn in (advantages, advantages_by_loop))
-    # In float32, both have errors of about 1e-7 of the terms that they add, which are at most 40 or so and become smaller.
+    # In float32, both have errors of about 1e-7 of the terms that they add, which are at most 40 or so and become
+    # smaller.
     np.testing.assert_allclose(ours, loop, rtol=1e-5, atol=1e-4)
     print(f"{STEPS} steps of {ENVIRONMENTS} environments: advantages up to {np.abs(loop).max():.1f}, which differ from")
     print(f"those of a loop by {np.abs(ours - loop).max():.1e} at most")

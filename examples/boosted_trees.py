@@ -1,12 +1,13 @@
-"""Gradient boosting of decision trees on histograms, as LightGBM does it, in JAX: tumours are told apart by 30 measurements.
+"""Gradient boosting of decision trees on histograms, as LightGBM does it, in JAX: tumours are told apart by 30
+measurements.
 
-Values become bins. A tree grows leaf by leaf, always where a split gains most. The gain of a split is computed from sums of
-gradients and hessians by bin. One `segment_sum` makes these sums for the smaller child; those of its sibling are the
-difference from their parent's. `argsort` finds the rows of the child, and `cumsum` adds up bins.
+Values become bins. A tree grows leaf by leaf, always where a split gains most. The gain of a split is computed from
+sums of gradients and hessians by bin. One `segment_sum` makes these sums for the smaller child; those of its sibling
+are the difference from their parent's. `argsort` finds the rows of the child, and `cumsum` adds up bins.
 
-Rows may be split over devices, as in LightGBM's data-parallel mode: each device adds up its own, one reduce-scatter gives
-each the sums of some features, and the best of their best splits is taken. Gradients are whole numbers (LightGBM's
-"quantized training"), so sums are exact in any order: the trees are those of one device.
+Rows may be split over devices, as in LightGBM's data-parallel mode: each device adds up its own, one reduce-scatter
+gives each the sums of some features, and the best of their best splits is taken. Gradients are whole numbers
+(LightGBM's "quantized training"), so sums are exact in any order: the trees are those of one device.
 """
 
 import contextlib
@@ -31,7 +32,8 @@ BINS, LEAVES, RATE, LEAST_ROWS, LEAST_HESSIAN = 255, 31, 0.1, 20, 1e-3  # LightG
 
 
 class Split(NamedTuple):
-    """The best split of a leaf: rows whose bin of the feature is above the threshold go right. left: the sums of the others."""
+    """The best split of a leaf: rows whose bin of the feature is above the threshold go right. left: the sums of the
+    others."""
 
     gain: jax.Array
     feature: jax.Array

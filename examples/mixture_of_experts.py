@@ -1,7 +1,7 @@
-"""A layer of a mixture of experts, trained on handwritten digits: route, dispatch, two `jax.lax.ragged_dot`s with SwiGLU,
-combine. It is equal to a dense layer that asks every expert, forward and backward, on one device and with experts that
-are split over eight. The gate is that of DeepSeek-V3: sigmoid scores, the best two of four groups of experts, and a bias
-that only chooses and evens out the load."""
+"""A layer of a mixture of experts, trained on handwritten digits: route, dispatch, two `jax.lax.ragged_dot`s with
+SwiGLU, combine. It is equal to a dense layer that asks every expert, forward and backward, on one device and with
+experts that are split over eight. The gate is that of DeepSeek-V3: sigmoid scores, the best two of four groups of
+experts, and a bias that only chooses and evens out the load."""
 
 import contextlib
 import functools

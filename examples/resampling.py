@@ -1,5 +1,5 @@
-"""A particle filter for many tracks at once: a step forward, weights, and systematic resampling, which is a cumulative sum
-and a search; then quantiles of the estimates."""
+"""A particle filter for many tracks at once: a step forward, weights, and systematic resampling, which is a cumulative
+sum and a search; then quantiles of the estimates."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ DRIFT, NOISE, ERROR = 0.9, 0.5, 1.0
 
 
 def resample(key, particles, log_weights):
-    """Repeats particles in proportion to their weights: in each row, takes those at evenly spaced points of the cumulative
-    sum."""
+    """Repeats particles in proportion to their weights: in each row, takes those at evenly spaced points of the
+    cumulative sum."""
     shares = jaxgpuops.cumsum(jaxgpuops.softmax(log_weights))
     offset = jax.random.uniform(key, (len(particles), 1))
     points = (jnp.arange(PARTICLES) + offset) / PARTICLES * shares[:, -1:]

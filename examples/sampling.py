@@ -1,5 +1,5 @@
-"""A small language model, trained here, and a sampler for its logits: temperature, top-k and top-p, each of them its own
-for every text, in one jitted program."""
+"""A small language model, trained here, and a sampler for its logits: temperature, top-k and top-p, each of them its
+own for every text, in one jitted program."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ def step(parameters, contexts, letters):
 
 
 def sample(key, logits, temperature, p):
-    """Draws a letter for each row: among the K likeliest, and of these among the likeliest that have probability p together."""
+    """Draws a letter for each row: among the K likeliest, and of these among the likeliest that have probability p
+    together."""
     values, letters = jaxgpuops.topk(logits, K)
     probabilities = jaxgpuops.softmax(values, scale=1 / temperature[:, None])
     nucleus = jaxgpuops.cumsum(probabilities, exclusive=True) < p[:, None]  # the likeliest letter is always in it

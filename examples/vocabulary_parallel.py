@@ -1,7 +1,8 @@
 """A head of a language model, trained with its vocabulary split over eight devices, and on one: the same losses.
 
-The logits of all words are never on one device: each device has those of its words, and devices exchange a few numbers for
-each token. The exchanged bytes are read from the compiled program, and compared with those of the same step in plain JAX.
+The logits of all words are never on one device: each device has those of its words, and devices exchange a few numbers
+for each token. The exchanged bytes are read from the compiled program, and compared with those of the same step in
+plain JAX.
 """
 
 import contextlib

@@ -42,8 +42,8 @@ def given(*operands: jax.Array | None) -> list[jax.Array]:
 
 
 def array(op: str, name: str, x: Any, keys: bool = False) -> jax.Array:
-    """Converts any array-like to a JAX array. Tracers and JAX arrays are returned as they are; those of random keys only
-    where ``keys`` are allowed."""
+    """Converts any array-like to a JAX array. Tracers and JAX arrays are returned as they are; those of random keys
+    only where ``keys`` are allowed."""
     if isinstance(x, jax.Array):
         if not keys and not isinstance(x.dtype, np.dtype):
             raise TypeError(f"{op}: {name} must be an array of numbers or booleans, got one of dtype {x.dtype}")
@@ -62,8 +62,8 @@ def optional(op: str, name: str, x: Any) -> jax.Array | None:
 
 
 def labels(op: str, name: str, x: Any) -> jax.Array:
-    """Converts any array-like of class numbers, or of places. Where JAX would truncate 64 bits to 32, numbers that do not
-    fit become -1 or 2^31 - 1, which are out of range, too, so that those in ascending order stay in it."""
+    """Converts any array-like of class numbers, or of places. Where JAX would truncate 64 bits to 32, numbers that do
+    not fit become -1 or 2^31 - 1, which are out of range, too, so that those in ascending order stay in it."""
     if not isinstance(x, jax.Array) and not jax.config.jax_enable_x64:
         try:
             wide = np.asarray(x)

@@ -1,4 +1,5 @@
-"""The demo of ``python -m jaxgpuops``: k nearest neighbours classify handwritten digits, with top-k from here and from JAX."""
+"""The demo of ``python -m jaxgpuops``: k nearest neighbours classify handwritten digits, with top-k from here and from
+JAX."""
 
 from __future__ import annotations
 

@@ -24,19 +24,19 @@ def explain(
     Args:
       fn: a function of arrays. It is traced and lowered, not run.
       *args: its arguments, arrays or `jax.ShapeDtypeStruct`.
-      platform: "cpu", "cuda" or "gpu" (the same), or None for the platform of JAX. No GPU is needed to ask about "cuda":
-        plans are then made for an H200.
+      platform: "cpu", "cuda" or "gpu" (the same), or None for the platform of JAX. No GPU is needed to ask about
+        "cuda": plans are then made for an H200.
 
     Returns:
       A list with one record for each jaxgpuops call that ``fn`` lowers. A record has ``op``, ``shape``, ``dtype``,
-      ``params``, ``platform``, ``kernel`` (the custom call; None for plain JAX), ``plan`` (what the CUDA kernel's planner
-      chose) and ``why`` (the reason for plain JAX). Equal calls are lowered, and listed, once. A call that devices share,
-      and that is made of other kernels, has no ``kernel``; ``why`` says so.
+      ``params``, ``platform``, ``kernel`` (the custom call; None for plain JAX), ``plan`` (what the CUDA kernel's
+      planner chose) and ``why`` (the reason for plain JAX). Equal calls are lowered, and listed, once. A call that
+      devices share, and that is made of other kernels, has no ``kernel``; ``why`` says so.
 
     In a program for several devices of this machine, which is then compiled too, calls that XLA partitions also have
-    ``part``, the shape of each device's part, and ``collectives``, the bytes that a device receives for the call, by kind:
-    ``{}`` if nothing moves. Arrays that XLA gathers because the call needs them whole are not counted; ``part`` is then
-    the whole shape. With an abstract mesh, ``part`` is None: a program for no devices is not compiled.
+    ``part``, the shape of each device's part, and ``collectives``, the bytes that a device receives for the call, by
+    kind: ``{}`` if nothing moves. Arrays that XLA gathers because the call needs them whole are not counted; ``part``
+    is then the whole shape. With an abstract mesh, ``part`` is None: a program for no devices is not compiled.
 
     Raises:
       TypeError: for a ``fn`` that cannot be called.

@@ -260,21 +260,21 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
     """Routes JAX's own primitives to jaxgpuops kernels, on CPU and CUDA.
 
     Afterwards `jax.lax.top_k`, `jnp.cumsum` and whatever is built on them run on our kernels, with JAX's own
-    derivative, batching and sharding rules. By default only those calls are routed that make whole programs faster: on a
-    GPU every top-k, and scans that are large enough. XLA fuses small scans, and every argmax, with the operations around
-    them, which no kernel of ours can. Operations that are asked for by name are always routed. `jaxgpuops.explain` says
-    what became of each call, and why.
+    derivative, batching and sharding rules. By default only those calls are routed that make whole programs faster: on
+    a GPU every top-k, and scans that are large enough. XLA fuses small scans, and every argmax, with the operations
+    around them, which no kernel of ours can. Operations that are asked for by name are always routed.
+    `jaxgpuops.explain` says what became of each call, and why.
 
-    Calls that no kernel covers are lowered by JAX as before, and so are programs under `jax.export`, which must run where
-    jaxgpuops is not installed. Functions that are already compiled are compiled again when they are called next, since
-    JAX's caches are cleared whenever something changes. To call `install` again is harmless.
+    Calls that no kernel covers are lowered by JAX as before, and so are programs under `jax.export`, which must run
+    where jaxgpuops is not installed. Functions that are already compiled are compiled again when they are called next,
+    since JAX's caches are cleared whenever something changes. To call `install` again is harmless.
 
-    Softmax, log_softmax and logsumexp are functions in JAX. They are replaced only when asked for by name, and only where
-    a program looks them up as `jax.nn.softmax`, `jax.nn.log_softmax`, `jax.nn.logsumexp` or
-    `jax.scipy.special.logsumexp`; a function that was imported before, under a name of its own, stays JAX's. Derivatives
-    are then those of `jaxgpuops.lax`, and exported programs contain our calls. Calls that we do not cover (complex numbers,
-    ``b``, ``return_sign``) run JAX's own function. The same holds for `jax.ops.segment_sum`, `segment_max` and
-    `segment_min`, with a static number of segments.
+    Softmax, log_softmax and logsumexp are functions in JAX. They are replaced only when asked for by name, and only
+    where a program looks them up as `jax.nn.softmax`, `jax.nn.log_softmax`, `jax.nn.logsumexp` or
+    `jax.scipy.special.logsumexp`; a function that was imported before, under a name of its own, stays JAX's.
+    Derivatives are then those of `jaxgpuops.lax`, and exported programs contain our calls. Calls that we do not cover
+    (complex numbers, ``b``, ``return_sign``) run JAX's own function. The same holds for `jax.ops.segment_sum`,
+    `segment_max` and `segment_min`, with a static number of segments.
 
     Args:
       names: any of ``"top_k"``, ``"cumsum"``, ``"cumprod"``, ``"cummax"``, ``"cummin"``, ``"cumlogsumexp"``,

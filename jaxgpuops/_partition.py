@@ -300,9 +300,9 @@ def _places(mesh, axes: set[str], others: set[str]) -> list[dict[str, str | None
 
 
 def _resharded(aval, mesh, before, after) -> int:
-    """Returns the bytes that a device gets where an array that is split along some mesh axes becomes split along others:
-    none where parts are only split further. XLA gathers one dimension after the other, the last one first. Where devices
-    that follow each other do not have neighbouring parts, it first exchanges these."""
+    """Returns the bytes that a device gets where an array that is split along some mesh axes becomes split along
+    others: none where parts are only split further. XLA gathers one dimension after the other, the last one first.
+    Where devices that follow each other do not have neighbouring parts, it first exchanges these."""
     shards = lambda names: math.prod(mesh.shape[name] for name in names)
     size = lambda entries: (
         aval.dtype.itemsize * math.prod(-(-n // shards(names)) for n, names in zip(aval.shape, entries, strict=True))

@@ -4,8 +4,8 @@ Everything that kernels share is here, once: shapes and shardings of results, ba
 plain-JAX fallback, hidden workspaces, sharding contracts, eager calls and derivatives. A kernel works along one axis of
 its operands. XLA hands it row-major buffers, which it reads as (outer, length, inner): the dimensions before the axis,
 the axis, and the dimensions after it. So batching never moves data, it only shifts the axis. If a kernel's results lack
-the axis, or have another one in its place, ``axis`` may also be a tuple of neighbouring axes; these are merged where the
-call is lowered, on each device, so that any of them may be split over devices.
+the axis, or have another one in its place, ``axis`` may also be a tuple of neighbouring axes; these are merged where
+the call is lowered, on each device, so that any of them may be split over devices.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Kernel:
         and in calls whose param ``permutes`` is True, they are split as the operands are.
       splits_as_one: for a kernel whose fallback is made of other kernels: whether XLA is asked once how to split all of
         it over devices, and not once for each of these kernels, where the fallback runs.
-      known: ``known(operands, axis, **params)`` gives the results if the way in which operands are made tells them, else
-        None; all of these are MLIR values.
+      known: ``known(operands, axis, **params)`` gives the results if the way in which operands are made tells them,
+        else None; all of these are MLIR values.
     """
 
     looks_at_uses = False  # whether the lowering looks at what reads operands
@@ -431,8 +431,8 @@ def _attribute(value):
 
 
 def jitted(static_argnums: Sequence[int]) -> Callable[[Callable], Callable]:
-    """Compiles a function for calls outside of a program. In a program it is called as it is: even with ``inline``, JAX lowers
-    a function by itself, where lowering rules do not see what reads their operands."""
+    """Compiles a function for calls outside of a program. In a program it is called as it is: even with ``inline``, JAX
+    lowers a function by itself, where lowering rules do not see what reads their operands."""
 
     def decorate(function):
         compiled = jax.jit(function, static_argnums=tuple(static_argnums), inline=True)
@@ -460,7 +460,8 @@ def is_unused(operand) -> bool:
 
 
 def _may_be_worth_a_copy(platform, ctx, i, operand) -> bool:
-    """Whether aliasing an operand may save enough memory to be worth the copy that XLA makes if the operand lives on."""
+    """Whether aliasing an operand may save enough memory to be worth the copy that XLA makes if the operand lives
+    on."""
     aval = ctx.avals_in[i]
     count = math.prod(aval.shape)
     large = jax.export.is_symbolic_dim(count) or count * aval.dtype.itemsize >= 64 << 20

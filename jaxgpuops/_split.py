@@ -1,7 +1,7 @@
 """An axis that is split over devices, as rules of kernels see it.
 
-A kernel's `Rule` says what the kernel does on each device if its axis is split: most often a local call, a collective of
-little, and a local finish. Rules stand beside the kernels, in `RULES`. They serve arrays of a mesh, of which XLA's
+A kernel's `Rule` says what the kernel does on each device if its axis is split: most often a local call, a collective
+of little, and a local finish. Rules stand beside the kernels, in `RULES`. They serve arrays of a mesh, of which XLA's
 partitioner asks (`_partition`), and `axis_name`, with which a program inside `jax.shard_map` says so itself.
 """
 
@@ -96,8 +96,8 @@ class Split:
 
     def sums(self, *xs: jax.Array) -> Sequence[jax.Array]:
         """Returns the sums of several arrays. XLA adds them up in one collective, or drops those that nothing needs."""
-        # XLA for GPUs joins collectives after it has fused what is around them. Without the barrier, a fusion might make
-        # one array from the sum of another, too.
+        # XLA for GPUs joins collectives after it has fused what is around them. Without the barrier, a fusion might
+        # make one array from the sum of another, too.
         return [self.sum(x) for x in lax.optimization_barrier(xs)]
 
     def sum_parts(self, x: jax.Array, dim: int) -> jax.Array:
@@ -188,28 +188,28 @@ class Rule:
     Args:
       local: ``local(splits, *operands, axis, **params)`` gives this device's part of the results from its part of the
         operands; ``splits`` has a `Split` for each dimension that is split, with the rank of rows as key for units (see
-        ``free``). It is called if the axis is split (of several axes, any), or a dimension whose index matters, or units.
-        If only other dimensions are split, it is called for a result that is a sum over one of them whose parts are not
-        equal; it then adds up the sums of all devices.
+        ``free``). It is called if the axis is split (of several axes, any), or a dimension whose index matters, or
+        units. If only other dimensions are split, it is called for a result that is a sum over one of them whose parts
+        are not equal; it then adds up the sums of all devices.
       operands: which operands are split with the axis if they have all of it, by index; None: every one. If the first
         operand is not one of them, the axis is that of the results.
       keeps: whether results that have the axis are split along it. Otherwise every device has all of them.
-      pays: ``pays(split, avals, **params)`` says whether ``local`` moves fewer bytes than gathering the axis. It gets the
-        split of the axis, and the types of one device's part of the operands and, after these, of the results. For
+      pays: ``pays(split, avals, **params)`` says whether ``local`` moves fewer bytes than gathering the axis. It gets
+        the split of the axis, and the types of one device's part of the operands and, after these, of the results. For
         several axes it is called once.
-      free: ``{array: size}`` for operands (0, 1, ..) and results (~0, ~1, ..) whose axis is not that of the others. This
-        axis consists of units of that size, which do not depend on each other. So it is split like a dimension off the
-        axis, in equal parts of whole units; never if the size is 0.
+      free: ``{array: size}`` for operands (0, 1, ..) and results (~0, ~1, ..) whose axis is not that of the others.
+        This axis consists of units of that size, which do not depend on each other. So it is split like a dimension off
+        the axis, in equal parts of whole units; never if the size is 0.
       scatters: whether a dimension off the axis may be split along the same mesh axes as the axis is, if no array has
         both. Each device then gets its part of that dimension, of the sum of what all devices have.
       gathers: operands, by index, that are never split along mesh axes along which the axis is split.
-      moves: ``moves(splits, avals, axis, **params)``, with avals as for ``pays``, returns the bytes that ``local`` moves, or
-        infinity if it cannot split the call in this way. It takes the place of ``pays``: the call is split in the way
-        that moves the fewest bytes, including those that XLA moves to split the operands in this way, and the results as
-        they are wanted.
-      beside: ``beside(*operands, axis, **params)`` returns arrays that XLA computes from the whole operands, outside the
-        call, since it may know more about them (for instance that they are constants). ``local`` gets them as further
-        operands, not split along the axis, and may ignore them. With ``axis_name`` there are none.
+      moves: ``moves(splits, avals, axis, **params)``, with avals as for ``pays``, returns the bytes that ``local``
+        moves, or infinity if it cannot split the call in this way. It takes the place of ``pays``: the call is split in
+        the way that moves the fewest bytes, including those that XLA moves to split the operands in this way, and the
+        results as they are wanted.
+      beside: ``beside(*operands, axis, **params)`` returns arrays that XLA computes from the whole operands, outside
+        the call, since it may know more about them (for instance that they are constants). ``local`` gets them as
+        further operands, not split along the axis, and may ignore them. With ``axis_name`` there are none.
     """
 
     local: Callable[..., Sequence[jax.Array]]

@@ -1,6 +1,6 @@
-"""Functions that the files of tests for GPUs share. These files test what only a GPU can show: every kernel and every form
-of it, at sizes that would take minutes on a CPU, determinism, CUDA graphs, more than 2^31 elements. A file that imports
-this module is skipped where there is no GPU."""
+"""Functions that the files of tests for GPUs share. These files test what only a GPU can show: every kernel and every
+form of it, at sizes that would take minutes on a CPU, determinism, CUDA graphs, more than 2^31 elements. A file that
+imports this module is skipped where there is no GPU."""
 
 import contextlib
 import functools

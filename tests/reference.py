@@ -1,5 +1,5 @@
-"""What tests of values share: top-k and argmax in NumPy, on integer keys, data that is hard on selection algorithms, and
-a comparison of floats."""
+"""What tests of values share: top-k and argmax in NumPy, on integer keys, data that is hard on selection algorithms,
+and a comparison of floats."""
 
 import jax
 import ml_dtypes

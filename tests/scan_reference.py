@@ -1,4 +1,5 @@
-"""Scans in NumPy: loops along the axis in the widest type there is, with bounds on what rounding may do to the result."""
+"""Scans in NumPy: loops along the axis in the widest type there is, with bounds on what rounding may do to the
+result."""
 
 import hypothesis.strategies as st
 import ml_dtypes
@@ -131,8 +132,8 @@ def cumulative_bound(name, x, axis=-1, reverse=False, exclusive=False, starts=No
 
     A sum of n terms, in any order: each term goes through at most n - 1 additions, so it is off by a factor of
     1 + n eps. A product is off by that factor too (complex ones by 4 times as much). A logarithm of a sum is off by
-    eps relative to the largest value on its way for each of n steps, and by n eps more from the sum itself; the factor 4
-    is for exp and log, which are not correctly rounded.
+    eps relative to the largest value on its way for each of n steps, and by n eps more from the sum itself; the factor
+    4 is for exp and log, which are not correctly rounded.
     """
     x = np.asarray(x)
     n = x.shape[axis]

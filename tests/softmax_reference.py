@@ -10,7 +10,8 @@ NAN = wide(np.nan)
 
 
 class Logits:
-    """The logits z of a call along one axis, which entries count, the factor between x and z, and the error bound of z."""
+    """The logits z of a call along one axis, which entries count, the factor between x and z, and the error bound of
+    z."""
 
     def __init__(self, x, axis, where=None, scale=None, bias=None, causal=False):
         self.dtype, self.axis = np.dtype(x.dtype), axis

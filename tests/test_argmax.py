@@ -60,8 +60,8 @@ def test_every_dtype_and_special_value(dtype):
 
 @pytest.mark.parametrize("dtype", reference.DTYPES, ids=str)
 def test_the_fallback_has_the_same_results(dtype):
-    """Plain JAX also treats subnormal numbers, zeros and NaNs as the kernels do, since it compares integers. What is left
-    to XLA on a GPU compares floats; for these, XLA's CPU backend takes subnormal numbers for zeros."""
+    """Plain JAX also treats subnormal numbers, zeros and NaNs as the kernels do, since it compares integers. What is
+    left to XLA on a GPU compares floats; for these, XLA's CPU backend takes subnormal numbers for zeros."""
     rng = np.random.default_rng(1)
     special = reference.special_values(dtype)
     for x in (special[rng.integers(0, len(special), (30, 50))], reference.random_bits(rng, (4, 3001), dtype)):

@@ -80,7 +80,8 @@ def test_vocabularies(n):
 
 @pytest.mark.parametrize("n", [1, 2, 10, 25, 65])
 def test_many_short_rows(n):
-    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has alone."""
+    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has
+    alone."""
     rng = np.random.default_rng(0)
     x = 4 * rng.standard_normal((2100, n)).astype(np.float32)
     labels, rows = rng.integers(0, n, 2100), rng.random(2100) < 0.8

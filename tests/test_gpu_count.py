@@ -180,8 +180,8 @@ def test_data_that_features_share(length, features, segments, is_sorted):
 @pytest.mark.parametrize("hot", [0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_atomics_add_exactly(dtype, hot, size, columns, has_table):
-    """Tests sums that cancel, of numbers of all sizes, and infinities and NaNs. The rows of one segment that a warp adds up
-    need several accumulators; of many rows, blocks have some of these in shared memory."""
+    """Tests sums that cancel, of numbers of all sizes, and infinities and NaNs. The rows of one segment that a warp
+    adds up need several accumulators; of many rows, blocks have some of these in shared memory."""
     check_exact_sums(dtype, hot, size, columns, has_table)
 
 
@@ -478,8 +478,9 @@ CHOICES = [
     + [(shape, dtype) for shape in CHOICES[:-1] for dtype in ("uint8", "float16", "float32", "int64")],
 )
 def test_choose(shape, dtype):
-    """Rows of odd lengths begin anywhere in a vector. Where a result is too short for all places, it has the first; where
-    it is longer, blocks without elements fill it. With a dtype, elements that differ from the one before are chosen."""
+    """Rows of odd lengths begin anywhere in a vector. Where a result is too short for all places, it has the first;
+    where it is longer, blocks without elements fill it. With a dtype, elements that differ from the one before are
+    chosen."""
     rng = np.random.default_rng(0)
     rows, length = shape
     rising = np.linspace(0, 1, length, dtype=np.float32)

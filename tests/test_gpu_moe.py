@@ -42,7 +42,8 @@ def test_plans_for_older_gpus():
 
 @pytest.mark.parametrize("batch", [2, 5, 140])
 def test_plans_of_batches_are_those_of_their_elements(batch):
-    """Several blocks share each plan, or each block has a plan of its own and reads twice what its registers do not hold."""
+    """Several blocks share each plan, or each block has a plan of its own and reads twice what its registers do not
+    hold."""
     ids = jax.random.randint(jax.random.key(0), (batch, 8500, 2), -1, 71)
     whole = jaxgpuops.moe_plan(ids, 70, align=8)
     for i in {0, batch // 2, batch - 1}:
@@ -133,13 +134,14 @@ def test_command_buffers_with_changing_inputs():
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(
     "width, tokens, k",
-    # Blocks that have a row, some, or all of a token; warps that have a row; rows of part of a warp, of vectors or not, and
-    # too long for a block.
+    # Blocks that have a row, some, or all of a token; warps that have a row; rows of part of a warp, of vectors or not,
+    # and too long for a block.
     [(24, 300, 6), (1001, 30, 6), (1001, 3000, 6), (1000, 400, 40), (7168, 40, 6), (7168, 600, 6), (20_000, 100, 6)]
     + [(4096, 600, 6), (2048, 250, 10)],
 )
 def test_gradients_of_combine_have_the_same_bits_in_every_run(width, tokens, k, dtype):
-    """The order of additions is the same for a few of the tokens, and for a slice whose rows are not aligned to vectors."""
+    """The order of additions is the same for a few of the tokens, and for a slice whose rows are not aligned to
+    vectors."""
     with jax.enable_x64(dtype == "float64"):
         ids, x, w = operands(2, tokens, width, dtype, k)
         if dtype == "float64":
@@ -223,8 +225,8 @@ def test_more_than_2_to_31_elements(width):
 @pytest.mark.parametrize("capacity", [None, 40])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_reach_experts_on_other_gpus(kind, capacity):
-    """Rows go to the devices of their experts, and answers and gradients come back. Numbers are whole, so that every order
-    of additions gives the same sums."""
+    """Rows go to the devices of their experts, and answers and gradients come back. Numbers are whole, so that every
+    order of additions gives the same sums."""
     devices = 2 ** (len(jax.devices()).bit_length() - 1)
     tokens, k, experts, features = 64 * devices, 3, 4 * devices, 24
     random = np.random.default_rng(29)

@@ -1,4 +1,5 @@
-"""What is planned is what runs: calls for a part of the batch that was planned, and the kernels that `explain` names."""
+"""What is planned is what runs: calls for a part of the batch that was planned, and the kernels that `explain`
+names."""
 
 import glob
 import itertools

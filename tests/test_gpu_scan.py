@@ -217,7 +217,8 @@ def test_gradients_of_scans(shape, axis):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_tangents_that_make_y_have_the_bits_of_two_kernels(dtype):
-    """The same columns are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two."""
+    """The same columns are in a small array, whose gradient is one kernel, and in a large one, whose gradient is
+    two."""
     with jax.enable_x64(dtype == "float64"):
         for length, inner in ((4, 1), (5, 7), (16, 1), (16, 3), (29, 1), (32, 2)):
             many = 300_000 // (length * inner)
@@ -284,8 +285,8 @@ def test_scans_of_a_row_are_those_of_the_row_in_its_batch(shape, axis):
     whole = run_scans(x, axis)
     for i in range(5):
         assert not [name for name, wrong in differ(run_scans(x[i : i + 1], axis), whole, i).items() if wrong]
-    # There are enough rows for the kernel that gives each to one block, and more elements than the kernels for few take;
-    # or as many as there is memory for.
+    # There are enough rows for the kernel that gives each to one block, and more elements than the kernels for few
+    # take; or as many as there is memory for.
     many = max(1, min(max(120, (1 << 22) // x.size + 1), memory() // (160 * x.nbytes)))
     repeated = run_scans(jnp.concatenate([x] * many), axis)
     assert not [name for name, wrong in differ(whole, repeated, 5 * (many - 1)).items() if wrong]

@@ -222,8 +222,8 @@ def test_a_row_is_that_of_the_row_in_its_batch(shape, axis):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_few_rows_have_the_bits_of_many(dtype):
-    """If rows are few, a lane has one or two vectors; if they are many, as many as its registers hold, or rows of float64
-    go through shared memory."""
+    """If rows are few, a lane has one or two vectors; if they are many, as many as its registers hold, or rows of
+    float64 go through shared memory."""
 
     def derivatives(fn):
         return lambda x, t: jax.vjp(fn, x)[1](t)[0]
@@ -274,8 +274,8 @@ def test_plain_cross_entropy_has_the_bits_of_any(dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_gradients_from_x_have_the_bits_of_those_from_the_result(dtype, monkeypatch):
-    """The same rows are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two: something
-    else reads the result."""
+    """The same rows are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two:
+    something else reads the result."""
     for name in ("_MOST_BYTES", "_MOST_BYTES_OF_SHORT"):
         monkeypatch.setattr(softmax_primitives._Derivative, name, 4 << 20)
     item = jnp.dtype(dtype).itemsize

@@ -227,8 +227,8 @@ ranked_data = pytest.mark.parametrize(
     [(501, 100), (300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22), (269, 131_072)],
 )
 def test_elements_by_rank(shape, kind, dtype):
-    """Selected elements are those of the sort, in rows that a block holds and in longer ones. If elements are near or equal,
-    many are left after the first step."""
+    """Selected elements are those of the sort, in rows that a block holds and in longer ones. If elements are near or
+    equal, many are left after the first step."""
     n = shape[1]
     with jax.enable_x64(dtype == "float64"):
         x = of_kind(kind, shape, dtype)

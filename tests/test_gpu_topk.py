@@ -236,8 +236,8 @@ def test_lengths(dtype):
 
 
 def test_samples_that_mislead():
-    """Where the sampled elements of `buckets` are the largest, too few reach the threshold, and where they are the least, too
-    many."""
+    """Where the sampled elements of `buckets` are the largest, too few reach the threshold, and where they are the
+    least, too many."""
     n, k = 300_001, 12_000
     mixed = np.arange(512 * 16, dtype=np.uint32) * np.uint32(0x9E3779B1)
     mixed = (mixed ^ mixed >> 15) * np.uint32(0x85EBCA77)
@@ -253,7 +253,8 @@ def test_samples_that_mislead():
 @pytest.mark.parametrize("name", [name for name in REGIMES if name.startswith("argmax")])
 @pytest.mark.parametrize("left", [False, True], ids=["kernels", "as planned"])
 def test_argmax_and_argmin(name, dtype, left, monkeypatch):
-    """Their order is another than that of top-1: NaNs are equal, and zeros. XLA, to which many are left, has it, too."""
+    """Their order is another than that of top-1: NaNs are equal, and zeros. XLA, to which many are left, has it,
+    too."""
     if not left:
         monkeypatch.setattr(_primitive.KERNELS["argmax"], "leaves", None)
     shape, axis, _ = REGIMES[name]

@@ -42,7 +42,8 @@ GROUPS = {61: 61, 256: 8}  # groups by the number of experts; 4 for other number
 
 
 def flags_of(length, k):
-    """The results of several gates: first of those whose choice is exact, then of those that choose by score and bias."""
+    """The results of several gates: first of those whose choice is exact, then of those that choose by score and
+    bias."""
     bias = jnp.linspace(0, 0.1, length)
     groups = {"groups": GROUPS.get(length, 4)}
     groups["topk_groups"] = max(2, -(-k * groups["groups"] // length))
@@ -68,7 +69,8 @@ def gates(x, axis, k):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @regimes
 def test_gates_are_those_of_the_cpu(shape, axis, k, dtype):
-    """Results are equal. Only choices by score and bias may differ, in last bits; exact keys show that these are right."""
+    """Results are equal. Only choices by score and bias may differ, in last bits; exact keys show that these are
+    right."""
     distributions = reference.adversarial(np.random.default_rng(0), shape[axis], jnp.dtype(dtype))
     rows = jnp.asarray(
         np.stack(

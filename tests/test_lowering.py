@@ -82,7 +82,8 @@ OPS = {
 
 
 def batched(fn, op, axis, batch):
-    """vmap over dimension `batch`. The batch dimension of the result is where it then is, so that nothing needs to move."""
+    """vmap over dimension `batch`. The batch dimension of the result is where it then is, so that nothing needs to
+    move."""
     out = batch - 1 if op in REDUCTIONS and batch > axis else batch
     return jax.vmap(functools.partial(fn, axis=axis), in_axes=batch, out_axes=out)
 
@@ -165,8 +166,8 @@ def test_gradient_of_a_scan_is_one_kernel_each_way(cuda, name):
 
 @pytest.mark.parametrize("name", ["cumprod", "cummax", "cummin", "cumlogsumexp"])
 def test_gradient_of_a_scan_is_made_of_x(cuda, name):
-    """Its kernel does not read the result of the forward pass, so that XLA drops the kernel that made that. If something
-    else reads it, only kernels of few elements do without it."""
+    """Its kernel does not read the result of the forward pass, so that XLA drops the kernel that made that. If
+    something else reads it, only kernels of few elements do without it."""
 
     def operands(shape, beside=False, **options):
         def gradient(x, ct):

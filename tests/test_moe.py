@@ -1,5 +1,5 @@
-"""Plan, dispatch and combine of a mixture of experts: results are exact if numbers are moved or whole, and compared with
-float64 otherwise."""
+"""Plan, dispatch and combine of a mixture of experts: results are exact if numbers are moved or whole, and compared
+with float64 otherwise."""
 
 import functools
 import itertools
@@ -287,8 +287,8 @@ def idiom_of_flax(ids, x, w, experts, capacity, expert):
     [(idiom_of_maxtext, True, None), (idiom_of_tunix, False, None), (idiom_of_flax, True, 9)],
 )
 def test_idioms_of_others(idiom, weighted, capacity, kind):
-    """Compares the programs of docs/moe.md with ours, forward and backward. Numbers are whole, so any order of additions is
-    right."""
+    """Compares the programs of docs/moe.md with ours, forward and backward. Numbers are whole, so any order of
+    additions is right."""
     tokens, k, experts = 40, 2, 6
     ids = jnp.asarray(ids_of(kind, tokens, k, experts, np.random.default_rng(17)))
     x, w, ct = (numbers((tokens, n), "float32", seed) for n, seed in ((5, 18), (k, 19), (5, 20)))
@@ -465,7 +465,8 @@ def test_losses_of_a_route(dtype, score, capacity):
 
 
 def is_free(line):
-    """Whether an operation does no work on the device. Broadcasts to new dimensions of size 1, and sums over these, do none."""
+    """Whether an operation does no work on the device. Broadcasts to new dimensions of size 1, and sums over these, do
+    none."""
     sizes = [np.prod([int(n) for n in re.findall(r"(\d+)x", shape)]) for shape in re.findall(r"tensor<([^>]*)>", line)]
     name = line.removeprefix("stablehlo.").partition("(")[0].split()[0]
     return name in ("constant", "reshape") or (name in ("broadcast_in_dim", "reduce") and sizes[0] == sizes[-1])
@@ -711,7 +712,8 @@ def test_errors_of_axis_names():
 @pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
 @pytest.mark.parametrize("k", [1, 2])
 def test_weights_of_16_bits_on_several_devices(k):
-    """Where rows, tokens or features are split, sums over devices are of float32, and rounded once. Numbers are whole."""
+    """Where rows, tokens or features are split, sums over devices are of float32, and rounded once. Numbers are
+    whole."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     plan = jaxgpuops.moe_plan(ids_of("out of range", 32, k, 6, np.random.default_rng(40)), 6, align=8)
     y, w = numbers((plan.assignment_of_row.size, 16), "bfloat16", 41), numbers((32, k), "bfloat16", 42)

@@ -26,7 +26,8 @@ def reduce_planner(op, dtype, masked):
 
 
 def test_columns():
-    """Short axes are walked along, few columns read as flat rows, others in vectors; masks have kernels of their own."""
+    """Short axes are walked along, few columns read as flat rows, others in vectors; masks have kernels of their
+    own."""
     for (length, inner), dtype, expected in [
         ((2, 388_374), "bfloat16", "columns_walk"),
         ((21, 262_145), "float64", "columns_walk"),
@@ -94,7 +95,8 @@ def test_columns_of_integers():
 
 
 def test_few_long_rows():
-    """Few rows are shared by more blocks with fewer warps, and some by blocks that leave their sums for a second kernel."""
+    """Few rows are shared by more blocks with fewer warps, and some by blocks that leave their sums for a second
+    kernel."""
     for op, dtype, outer, length, algorithm, blocks in (
         ("logsumexp", "float32", 10, 16_384, "rows", 4),
         ("logsumexp", "float32", 100, 16_384, "rows", 2),
@@ -125,8 +127,8 @@ def test_narrow_columns(dtype):
 
 
 def test_few_rows_of_statistics():
-    """If there are few rows, each has a block for its statistics, whose lanes have two vectors; those of 16-bit rows that
-    are not aligned have one, unless rows are more."""
+    """If there are few rows, each has a block for its statistics, whose lanes have two vectors; those of 16-bit rows
+    that are not aligned have one, unless rows are more."""
     for op, length, dtype, warps, most in (
         ("logsumexp", 2982, "bfloat16", 12, 12),
         ("logsumexp", 518, "float16", 3, 12),
@@ -150,8 +152,8 @@ def test_few_rows_of_statistics():
 
 
 def test_lanes_that_share_short_rows():
-    """Lanes have one vector of a row if rows are few, else two, or four of longer rows; if rows are many, what one lane has
-    depends on the op alone. Rows are added up in the same order."""
+    """Lanes have one vector of a row if rows are few, else two, or four of longer rows; if rows are many, what one lane
+    has depends on the op alone. Rows are added up in the same order."""
     for op, dtype, length, lanes, few, many in (
         ("softmax", "float32", 64, 4, 8 * 132 * 2, 64 * 132 * 4),
         ("log_softmax", "bfloat16", 100, 4, None, None),  # of rows that are not aligned, lanes have one vector, or many
@@ -226,8 +228,8 @@ def test_results_that_all_blocks_make_together():
 
 
 def test_sums_by_two_kernels():
-    """Sums of many long rows of float32 that are not aligned, and of a row, or of two that are not aligned, that would take
-    the largest blocks, are those of parts. Any batch has room for them."""
+    """Sums of many long rows of float32 that are not aligned, and of a row, or of two that are not aligned, that would
+    take the largest blocks, are those of parts. Any batch has room for them."""
     for dtype, length, outer, split in (
         ("float32", 58_007, 1145, True),
         ("float32", 58_007, 200, False),
@@ -329,7 +331,8 @@ def test_tiles_of_short_rows():
 
 
 def test_long_rows_of_float64():
-    """Results are left to a third kernel where blocks that hold a row would be too large, however many rows there are."""
+    """Results are left to a third kernel where blocks that hold a row would be too large, however many rows there
+    are."""
     for op, outer in itertools.product(("softmax", "cross_entropy_grad", "softmax_jvp"), (1, 100, 10_000)):
         planner = softmax_planner(op, "float64", False)
         assert planner(outer, 32_768, 1, 90)["algorithm"] == "rows", (op, outer)
@@ -342,8 +345,8 @@ def test_long_rows_of_float64():
 
 
 def test_few_rows_with_labels():
-    """A lane has one vector if there are few warps per multiprocessor so, else two, or as many as it holds; lanes of short
-    rows share a warp."""
+    """A lane has one vector if there are few warps per multiprocessor so, else two, or as many as it holds; lanes of
+    short rows share a warp."""
     planner = softmax_planner("cross_entropy_grad", "float32", False)
     plans = [planner(outer, 364, 1, 90) for outer in (352, 353, 1056, 1057)]
     assert [plan["threads"] for plan in plans] == [96, 64, 64, 32]
@@ -426,8 +429,8 @@ PLANNERS = {
 
 
 def test_few_elements():
-    """Arrays of few elements have kernels of their own, for calls that are walked; scans also where bits do not depend on
-    the order."""
+    """Arrays of few elements have kernels of their own, for calls that are walked; scans also where bits do not depend
+    on the order."""
 
     def small(planner, length, inner, most=1 << 17):
         """The kernel that one column takes, as many columns as have `most` elements, and more."""

@@ -162,8 +162,8 @@ def test_short_columns_in_lanes():
 
 
 def test_scans_in_pieces():
-    """Columns of few elements have blocks of their own; the order of folding stays. Recurrences along longer axes have so
-    only if they are fewer."""
+    """Columns of few elements have blocks of their own; the order of folding stays. Recurrences along longer axes have
+    so only if they are fewer."""
     for op, dtype, rows, most in (
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
@@ -281,7 +281,8 @@ def test_scans_of_few_columns():
 
 
 def test_spans_that_are_resident():
-    """If the GPU has all tiles of few columns at a time, one kernel takes them; its tiles are those of larger batches."""
+    """If the GPU has all tiles of few columns at a time, one kernel takes them; its tiles are those of larger
+    batches."""
     for call, dtype, rows, most in (
         ("linear_scan", "float32", (21_158, 4), 19),  # 396 tiles in all
         ("linear_scan", "bfloat16", (459_413, 2), 3),

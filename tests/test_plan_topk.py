@@ -112,7 +112,8 @@ def test_forms(capability):
 
 
 def test_only_clusters_are_missing_on_older_gpus():
-    """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit elements."""
+    """Kernels exist beside those that need more shared memory: for the largest k of the sieve, and for 64-bit
+    elements."""
     for call in calls():
         _, length, inner, k, bits, sorted = call
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
@@ -389,8 +390,8 @@ def test_many_narrow_rows_have_fewer_threads():
 
 
 def test_teams_compare_rows_whole():
-    """Rows of up to 128 elements have a team of lanes each, in blocks of 128 threads: the time of a small call depends on
-    nothing else."""
+    """Rows of up to 128 elements have a team of lanes each, in blocks of 128 threads: the time of a small call depends
+    on nothing else."""
     for length, lanes in ((2, 4), (5, 8), (16, 16), (17, 32), (33, 32), (64, 32), (65, 128), (128, 128)):
         for outer, inner in ((70, 1), (1, 70), (7, 10)):
             plan = plan_topk(outer, length, inner, min(length, 9), 32, True, 90)
@@ -479,8 +480,8 @@ def test_topk_softmax():
             short = length <= 16 and k <= 8  # a lane has a row alone
             assert (plan["lanes"] == 1) == short and plan["lanes"] * plan["elements"] >= length
             assert plan["elements"] >= k if short else 2 * plan["lanes"] >= k
-            # Rows have the same bits in every batch. Where these depend on the lanes of a row, the plan does not depend on
-            # the number of rows.
+            # Rows have the same bits in every batch. Where these depend on the lanes of a row, the plan does not depend
+            # on the number of rows.
             plan = plan_of(many, k, biased=True)
             assert plan == plan_of(many, k, sums_rows=True) == plan_of(few, k, sums_rows=True)
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k

@@ -229,7 +229,8 @@ def test_finite_differences(module):
 
 @pytest.mark.parametrize("n", [1, 3, 12, 13])
 def test_many_short_rows(n):
-    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has alone."""
+    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has
+    alone."""
     rng = np.random.default_rng(0)
     where = rng.random((2100, n)) < 0.8
     for dtype in ("float32", "float64", ml_dtypes.bfloat16, "int8", "uint16"):

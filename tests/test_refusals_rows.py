@@ -73,8 +73,8 @@ def test_linear_scans_refuse_h0(target):
 
 @pytest.mark.parametrize("target", CUMULATIVE)
 def test_cumulative_scans_refuse_h0(target):
-    """h0 is in the place of starts, from which its dtype, which is not bool, tells it apart. For sums of 16-bit floats it is
-    float32."""
+    """h0 is in the place of starts, from which its dtype, which is not bool, tells it apart. For sums of 16-bit floats
+    it is float32."""
     extreme = target in ("cummax", "cummin")
     with refuses(target, r"h0 has shape \(4, 8\), expected \(4, 1\)"):
         call_scan(target, {"h0": X})
@@ -166,7 +166,8 @@ OPTIONAL = {  # operand -> its flag, and its type
 
 
 def call_rows(target, changed=(), more=(), **flags):
-    """Calls a handler with the right operands and results, but for those that are given by name, and with further operands."""
+    """Calls a handler with the right operands and results, but for those that are given by name, and with further
+    operands."""
     operands, results, attributes = ROWS[target]
     operands, results = ({k: dict(changed).get(k, v) for k, v in d.items()} for d in (operands, results))
     return call(target, list(results.values()), *operands.values(), *more, **{"axis": 1} | attributes | flags)

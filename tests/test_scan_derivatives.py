@@ -275,8 +275,8 @@ LONG = [((3000,), 0), ((2, 700), 1), ((1025, 4), 0), ((2, 1030, 3), 1), ((1537, 
 @pytest.mark.parametrize("shape, axis", LONG, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_of_long_rows(shape, axis, reverse):
-    """Lengths at which rows are divided into blocks and parts. Nothing is rounded, so results are compared with the sums
-    themselves."""
+    """Lengths at which rows are divided into blocks and parts. Nothing is rounded, so results are compared with the
+    sums themselves."""
     rng = np.random.default_rng(0)
     n, steps = shape[axis], slice(None, None, -1 if reverse else 1)
     along = lambda x: np.moveaxis(np.asarray(x), axis, 0)[steps]  # puts the steps in the order of the scan

@@ -22,7 +22,8 @@ SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.5, 1e-40]
 
 
 def data(seed, shape, dtype, special=True):
-    """Few different values, so that many are equal; among floats also NaNs, infinities, both zeros, subnormal numbers."""
+    """Few different values, so that many are equal; among floats also NaNs, infinities, both zeros, subnormal
+    numbers."""
     rng = np.random.default_rng(seed)
     if jnp.issubdtype(dtype, jnp.floating):
         return rng.choice(SPECIAL if special else [-2.0, 0.5, 1.0, 3.0, 7.0, -11.0], shape).astype(dtype)
@@ -283,8 +284,8 @@ def test_unique_is_jaxs(dtype, size):
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e5m2", "uint16", "float16", "bfloat16"])
 def test_unique_of_many_elements_of_few_bits(dtype):
-    """These are counted, not sorted. Of -0 and +0, and of NaNs, the first is kept, and gradients reach the first of equal
-    elements."""
+    """These are counted, not sorted. Of -0 and +0, and of NaNs, the first is kept, and gradients reach the first of
+    equal elements."""
     dtype = jnp.dtype(dtype)
     n = 1 << 19 if jnp.issubdtype(dtype, jnp.floating) else 20_000
     rng, unsigned = np.random.default_rng(0), np.dtype(f"uint{8 * dtype.itemsize}")
@@ -449,7 +450,8 @@ def hard_rows(kind, shape, dtype, rng):
 @pytest.mark.parametrize("kind", ["uniform", "few values", "one value", "near", "ascending"])
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float16", "float32", "int64", "float64"])
 def test_elements_by_rank(dtype, kind):
-    """Elements are those of the sort, bit for bit: along either axis, for ranks that rows share and for those of each row."""
+    """Elements are those of the sort, bit for bit: along either axis, for ranks that rows share and for those of each
+    row."""
     rng = np.random.default_rng(0)
     bits = lambda y: np.asarray(y).view(f"uint{8 * np.dtype(dtype).itemsize}")
     with jax.enable_x64("64" in dtype):

@@ -364,8 +364,8 @@ def test_cross_entropy_of_a_sharded_batch(mesh, reduction):
     compiled = jax.jit(jax.value_and_grad(fn)).lower(*(sharded := list(sharded))).compile()
     hlo = compiled.as_text()
     assert "jaxgpuops.cross_entropy" in hlo and "all-gather" not in hlo and "all-to-all" not in hlo
-    # The partitioned program's arguments may be anything in the whole program, so the gradient is in their place. (On a GPU
-    # that is not worth a copy of so few.)
+    # The partitioned program's arguments may be anything in the whole program, so the gradient is in their place. (On a
+    # GPU that is not worth a copy of so few.)
     in_place = reduction == "mean" and jax.default_backend() == "cpu"
     assert ("output_to_operand_aliasing" in hlo) == in_place
     loss, gradient = compiled(*sharded)

@@ -1,5 +1,5 @@
-"""Every op with its axis, or a dimension beside it, split over devices: the results are those of one device, and no more
-bytes move than with JAX.
+"""Every op with its axis, or a dimension beside it, split over devices: the results are those of one device, and no
+more bytes move than with JAX.
 
 Bytes are those of the results of the collectives in the compiled program of one device.
 """
@@ -243,9 +243,9 @@ SAID = {
 def assert_close(actual, expected, exact):
     """Exactly, or within what the order of additions may change.
 
-    A sum of n terms, in any order, is off by at most n u times the sum of their sizes, with u = 2^-24 (Higham, "Accuracy
-    and stability of numerical algorithms", section 4.2); two orders differ by at most twice that. Results here are such
-    sums, or have one for a factor; the largest of a result is as large as its terms.
+    A sum of n terms, in any order, is off by at most n u times the sum of their sizes, with u = 2^-24 (Higham,
+    "Accuracy and stability of numerical algorithms", section 4.2); two orders differ by at most twice that. Results
+    here are such sums, or have one for a factor; the largest of a result is as large as its terms.
     """
     bound = 0 if exact else 2 * SHAPE[AXIS] * 2.0**-24
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
@@ -406,8 +406,8 @@ def test_rows_of_a_table_and_ids_that_are_split_in_any_way(mesh, spec):
             assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
 
 
-# What random layouts found: meshes, and how a table and ids are split along their axes a, b and c. Mesh axes of both, of
-# features and ids, and some that nothing is split along, which XLA uses.
+# What random layouts found: meshes, and how a table and ids are split along their axes a, b and c. Mesh axes of both,
+# of features and ids, and some that nothing is split along, which XLA uses.
 FOUND = [
     ((2, 2, 2), (128, 8), P("c", ("a", "b")), (8,), P("c")),
     ((2, 2, 2), (16, 8, 8), P("a", ("b", "c")), (8, 8, 8), P(None, None, "c")),
@@ -478,8 +478,8 @@ def test_parts_that_are_not_equal(mesh, name, monkeypatch):
 
 @pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b", "a"), P(("a", "b"))])
 def test_a_loss_of_rows_that_devices_do_not_share_evenly(mesh, spec):
-    """Tests sums over all rows and over those of each element of a batch, labels that are no classes, and rows that do not
-    count."""
+    """Tests sums over all rows and over those of each element of a batch, labels that are no classes, and rows that do
+    not count."""
     x, labels = 3 * integers((7, 13, 5)), np.arange(35).reshape(7, 5) % 13
     split = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     loss = functools.partial(jaxgpuops.softmax_cross_entropy, axis=1, reduction="mean", z_loss=0.1, label_smoothing=0.2)

@@ -1,5 +1,5 @@
-"""Experts whose tokens, rows or features are split over devices: results are those of one device, and no more bytes move
-than with JAX."""
+"""Experts whose tokens, rows or features are split over devices: results are those of one device, and no more bytes
+move than with JAX."""
 
 import functools
 

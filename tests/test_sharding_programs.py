@@ -1,4 +1,5 @@
-"""Whole programs on meshes: partitioners, lowering without devices, caches, donation, export, install, two processes."""
+"""Whole programs on meshes: partitioners, lowering without devices, caches, donation, export, install, two
+processes."""
 
 import functools
 import math

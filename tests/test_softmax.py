@@ -51,7 +51,8 @@ def numbers_of(options):
 
 
 def as_arrays(dtype, options):
-    """Returns the options with the mask as an array, and the scale as an array of the dtype in which logits are computed."""
+    """Returns the options with the mask as an array, and the scale as an array of the dtype in which logits are
+    computed."""
     where, scale = options.get("where"), options.get("scale")
     if where is not None:
         options = options | {"where": np.asarray(where)}
@@ -169,7 +170,8 @@ def test_lengths(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length, inner", [(3, 65), (2500, 65), (300, 1056), (40, 2100), (20, 5000)])
 def test_columns(name, length, inner):
-    """Many columns are side by side, in blocks and strips. They have the same bits however many arrays of them there are."""
+    """Many columns are side by side, in blocks and strips. They have the same bits however many arrays of them there
+    are."""
     rng = np.random.default_rng(0)
     x, ct = (4 * rng.standard_normal((1, length, inner)).astype(np.float32) for _ in range(2))
     check(name, x, axis=1, ct=ct if name != "logsumexp" else ct[:, 0])
@@ -180,7 +182,8 @@ def test_columns(name, length, inner):
 
 @pytest.mark.parametrize("n", [1, 2, 10, 25, 65])
 def test_many_short_rows(n):
-    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has alone."""
+    """There are more rows than one strip has, and the last strip is not full. Each row has the bits that it has
+    alone."""
     rng = np.random.default_rng(0)
     x, ct = (4 * rng.standard_normal((2100, n)).astype(np.float32) for _ in range(2))
     where, scale = rng.random(x.shape) < 0.8, rng.uniform(0.5, 2, (2100, 1))
@@ -412,8 +415,8 @@ SIZES = [1e3, 1e4, 1e6, 1e7, 1e30]
 
 
 def large(rng, size, dtype, shape):
-    """Returns numbers near ``size`` and a unit. Halves of the numbers, and their sums with small multiples of the unit, are
-    exact."""
+    """Returns numbers near ``size`` and a unit. Halves of the numbers, and their sums with small multiples of the unit,
+    are exact."""
     unit = max(1 / 16, 4 * float(ml_dtypes.finfo(dtype).eps) * size)
     return (np.array(size, dtype) + unit * rng.integers(-60, 60, shape)).astype(dtype), unit
 

@@ -137,8 +137,8 @@ def derivatives(module, fn, x, ct, t, arrays):
 
 
 def relative_error(reference):
-    """The relative error of probabilities that are computed again from the maximum and the logarithm of the sum: that of the
-    exponent, and 4 units for the second exponential and the products."""
+    """The relative error of probabilities that are computed again from the maximum and the logarithm of the sum: that
+    of the exponent, and 4 units for the second exponential and the products."""
     return reference._exponent() + 4 * scan_reference.eps(reference.dtype)
 
 
@@ -327,9 +327,9 @@ def test_forward_mode_is_refused_with_a_reason():
 
 
 def test_gradients_make_the_result_again(cuda_build):
-    """On a GPU small gradients, and those of rows that no cluster holds, of few long columns and along short axes, are made
-    from x, so that XLA drops the forward kernel if nothing else needs its result. So are those of rows of log_softmax of
-    any size."""
+    """On a GPU small gradients, and those of rows that no cluster holds, of few long columns and along short axes, are
+    made from x, so that XLA drops the forward kernel if nothing else needs its result. So are those of rows of
+    log_softmax of any size."""
     shaped = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
 
     def from_x(fn, x, beside=True):

@@ -1,4 +1,5 @@
-"""Values of `jaxgpuops.topk` and `jaxgpuops.lax.top_k`: every dtype, flag and bit pattern, against NumPy and jax.lax."""
+"""Values of `jaxgpuops.topk` and `jaxgpuops.lax.top_k`: every dtype, flag and bit pattern, against NumPy and
+jax.lax."""
 
 import functools
 import itertools
@@ -110,8 +111,8 @@ def test_lax_top_k():
 
 @functools.cache
 def boundaries(rows, k, key_bits, up_to):
-    """Lengths n for which the plan takes another form than for n - 1. Of each kind of change it has the first and the last,
-    since some changes occur at every length that is a whole number of vectors."""
+    """Lengths n for which the plan takes another form than for n - 1. Of each kind of change it has the first and the
+    last, since some changes occur at every length that is a whole number of vectors."""
 
     def form(n):
         plan = plan_topk(rows, n, 1, k, key_bits, True, 90)
@@ -253,8 +254,8 @@ def filled(x, k, largest, sorted):
 
 
 def same_but_for_payloads(values, bits):
-    """The bits of an array, but one pattern for all NaNs of 8 and 16 bits, since XLA's CPU backend may move them as longer
-    floats."""
+    """The bits of an array, but one pattern for all NaNs of 8 and 16 bits, since XLA's CPU backend may move them as
+    longer floats."""
     values = np.asarray(values)
     expected = bits.astype(f"uint{8 * values.dtype.itemsize}").view(values.dtype)
     if values.dtype.itemsize <= 2 and reference.is_float(values.dtype):

@@ -66,10 +66,10 @@ def check(logits, k, axis=-1, score="softmax", normalize=True):
 def rounding_of_keys(length, keys, dtype):
     """How far score + bias may be from that in float64, where nothing but rounding is wrong: a number for each row.
 
-    In halves of an epsilon, relative to the largest number or 1: the argument of exp is rounded, which moves a score by at
-    most |x| e^-|x| < 1, and exp is off by up to 8, as are log and square root; the reciprocal, the product and the sum with
-    the bias add 1 each. The sum of all exps is off by what each is, whose arguments have a weighted mean of at most
-    log(length), and by one for each addition in a row, of which every kernel has at most length / 8 + 8.
+    In halves of an epsilon, relative to the largest number or 1: the argument of exp is rounded, which moves a score by
+    at most |x| e^-|x| < 1, and exp is off by up to 8, as are log and square root; the reciprocal, the product and the
+    sum with the bias add 1 each. The sum of all exps is off by what each is, whose arguments have a weighted mean of at
+    most log(length), and by one for each addition in a row, of which every kernel has at most length / 8 + 8.
     """
     units = 8 + 4 + 8 + 2 * np.log(length) + length / 8 + 8
     wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
@@ -367,7 +367,8 @@ def test_hostile_groups():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("length, k, groups, topk_groups", [(256, 8, 8, 4), (60, 7, 4, 3), (64, 6, 64, 9)])
 def test_hostile_rows_in_groups(monkeypatch, length, k, groups, topk_groups, dtype):
-    """Experts of a group that is not chosen are never chosen, whatever their scores; the kernel and the composition agree."""
+    """Experts of a group that is not chosen are never chosen, whatever their scores; the kernel and the composition
+    agree."""
     rows = reference.adversarial(np.random.default_rng(length), length, np.dtype(jnp.dtype(dtype)))
     logits = np.stack(list(rows.values()))
     bias = jnp.linspace(-1, 1, length).at[length // 3].set(jnp.nan).at[0].set(-jnp.inf)
@@ -391,7 +392,8 @@ def test_hostile_rows_in_groups(monkeypatch, length, k, groups, topk_groups, dty
 
 @kinds
 def test_scale(score, normalize):
-    """A scale that is a number is part of the kernel, which rounds once; a traced one multiplies the kernel's result."""
+    """A scale that is a number is part of the kernel, which rounds once; a traced one multiplies the kernel's
+    result."""
     logits = jnp.asarray(normal((50, 64), "bfloat16", scale=1))
     call = lambda z, scale=None: jaxgpuops.topk_softmax(z, 4, score=score, normalize=normalize, scale=scale).weights
     exact = 2.5 * weights_of(logits, np.asarray(jaxgpuops.topk_softmax(logits, 4).indices), -1, score, normalize)

@@ -263,7 +263,8 @@ def x_of_eighths(rng, shape):
 
 
 def x_bias_where(rng, shape):
-    """A bias that the first dimension shares, a mask that the last shares; the first entry of the axis always counts."""
+    """A bias that the first dimension shares, a mask that the last shares; the first entry of the axis always
+    counts."""
     where = rng.random((*shape[:2], 1)) < 0.7
     where[:, 0] = True
     return x_of_eighths(rng, shape), x_of_eighths(rng, (1, *shape[1:])), where
@@ -348,8 +349,8 @@ def x_and_experts(rng, shape):
 
 
 def rows_of(experts):
-    """Returns the row of each assignment as a matrix of zeros and ones. (In a shard_map, the result of JAX's argsort does not
-    vary over the mesh axes of its keys.)"""
+    """Returns the row of each assignment as a matrix of zeros and ones. (In a shard_map, the result of JAX's argsort
+    does not vary over the mesh axes of its keys.)"""
     mine, other = experts.ravel()[:, None], experts.ravel()[None]
     earlier = jnp.tril(jnp.ones((mine.size, mine.size), bool), -1)
     return jax.nn.one_hot(((other < mine) | ((other == mine) & earlier)).sum(1), mine.size)

@@ -207,7 +207,8 @@ def jit(fn, case):
 
 @check(expected=lambda fn, case: (value(fn, case), values(fn, case), gradient(fn, case)))
 def disable_jit(fn, case):
-    """`jax.disable_jit`, which people use to debug. Every custom_vjp, batching rule and kernel is then called eagerly."""
+    """`jax.disable_jit`, which people use to debug. Every custom_vjp, batching rule and kernel is then called
+    eagerly."""
     args = case.example()
     with jax.disable_jit():
         return fn(*map(jnp.asarray, args)), jax.vmap(fn)(*case.examples(3)), jax.grad(loss(fn))(*args)

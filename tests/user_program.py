@@ -1,6 +1,6 @@
 # pyright: reportArgumentType=true, reportAttributeAccessIssue=true
-"""Calls that pyright checks (.ci/run) as a user's editor would; they are not run. Where an error is expected and pyright
-finds none, the check fails."""
+"""Calls that pyright checks (.ci/run) as a user's editor would; they are not run. Where an error is expected and
+pyright finds none, the check fails."""
 
 from typing import assert_type
 

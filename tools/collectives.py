@@ -1,12 +1,14 @@
 """Compares the bytes that cross between GPUs with those of plain JAX: for every op of the table in
-tests/test_sharding_axis.py, and for the unchanged programs of tests/test_sharding_programs.py after `install()`. No GPU is
-needed.
+tests/test_sharding_axis.py, and for the unchanged programs of tests/test_sharding_programs.py after `install()`. No GPU
+is needed.
 
-    python -P tools/collectives.py [parts of the names of ops] [--devices N] [--target FILE] [--seconds N] [--hlo FOLDER]
+    python -P tools/collectives.py [parts of the names of ops] [--devices N] [--target FILE] [--seconds N] [--hlo
+    FOLDER]
 
-XLA compiles each op, split in each way of the table, for N GPUs (by default 8; a multiple of 2). For each, the tool prints
-the bytes and the number of collectives of our program and of plain JAX's, and MORE where ours moves more bytes, or the same
-bytes by more collectives. The exit status is 1 if there is such a case, or if one of ours did not compile in time.
+XLA compiles each op, split in each way of the table, for N GPUs (by default 8; a multiple of 2). For each, the tool
+prints the bytes and the number of collectives of our program and of plain JAX's, and MORE where ours moves more bytes,
+or the same bytes by more collectives. The exit status is 1 if there is such a case, or if one of ours did not compile
+in time.
 
 Needs a build with CUDA, and JAX's CUDA plugin of jaxlib's version. The GPUs are H100s, or those that the text of a
 `GpuTargetConfigProto` in FILE describes. With --hlo, the compiled programs are written to FOLDER.

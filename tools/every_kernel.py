@@ -610,7 +610,8 @@ COUNTS = [
     ((8, 270_001), 300_001),
 ]
 SEGMENTS = [
-    # (shape of the data, segments): few rows; few columns, by tables of lanes or warps or by atomics; rows in order of ids
+    # (shape of the data, segments): few rows; few columns, by tables of lanes or warps or by atomics; rows in order of
+    # ids
     ((29, 5), 4),
     ((129, 3), 41),
     ((301, 17), 41),
@@ -709,8 +710,8 @@ def run_counts(rng):
                 row = row[(row >= ends[0]) & (row <= ends[-1])]
                 place = np.minimum(np.searchsorted(ends, row, "right") - 1, bins - 1)
                 np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
-    # few rows; rows that ascend; clusters; blocks that share rows, with cells in shared memory and without; rows in order
-    # of ids
+    # few rows; rows that ascend; clusters; blocks that share rows, with cells in shared memory and without; rows in
+    # order of ids
     softmaxes = [((301, 40), 30), ((2048,), 3000), ((1030, 3), 9), ((6001, 4), 200), ((6002, 4), 200), ((6002,), 5000)]
     for shape, segments in (*softmaxes, ((70_002,), 200), ((20_002, 100), 5000)):
         x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])

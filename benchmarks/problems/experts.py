@@ -8,7 +8,8 @@ from benchmarks.problems.problem import Problem, bytes_of, is_near, rounding_of
 
 
 def moe(shape, axis, dtype, *, experts, k, op="plan", **kwargs) -> Problem:
-    """The plan for experts of shape (tokens, k); or tokens of shape (tokens, width) that are dispatched and combined."""
+    """The plan for experts of shape (tokens, k); or tokens of shape (tokens, width) that are dispatched and
+    combined."""
     tokens = shape[0]
     ids = ((f"ids below {experts}", (tokens, k), "int32"),)
 

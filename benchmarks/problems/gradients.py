@@ -50,7 +50,8 @@ def _is_gradient(op, function, axis):
     return right
 
 
-# How many arrays of the size of x a function and its gradient must move together: top-k reads x and writes its gradient.
+# How many arrays of the size of x a function and its gradient must move together: top-k reads x and writes its
+# gradient.
 MOVED = {"topk": 2, "cumsum": 2, "cumprod": 4, "cummax": 3, "cumlogsumexp": 4, "linear_scan": 2, "logsumexp": 2}
 
 

@@ -20,9 +20,10 @@ class Problem:
       may be missing.
     right: ``right(operands, results)`` is a boolean scalar, in JAX.
     others: kind, shape and dtype of operands after the first: "values", "labels" (indices along the axis), "cotangent",
-      "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis), "sorted" (values that do).
-    kind: that of the first operand: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to 1)
-      or ids.
+      "ids below 9" (or another number), "offsets" (which ascend, up to the length of the axis), "sorted" (values that
+      do).
+    kind: that of the first operand: "values", "factors" (whose products neither vanish nor overflow), "decay" (in 0 to
+      1) or ids.
     data: the distribution of values, one of `drawn.DATA`.
     """
 

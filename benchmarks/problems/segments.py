@@ -8,7 +8,8 @@ from benchmarks.problems.problem import Problem, as_ordered, bytes_of, is_near, 
 
 
 def _segment_of(offsets, n):
-    """The number of the segment of each place, from 1 on; 0, or one more than there are segments, outside all segments."""
+    """The number of the segment of each place, from 1 on; 0, or one more than there are segments, outside all
+    segments."""
     return jnp.searchsorted(offsets, jax.lax.iota(jnp.int32, n), side="right")
 
 

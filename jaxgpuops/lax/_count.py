@@ -37,8 +37,8 @@ def _plan_bincount(rows, avals, compute_capability, axis, *, length):
 
 
 def _leaves_counts(rows, avals, *, length):
-    """Whether XLA is faster on an H200: at one bin, which is a sum, and at so few ids that its atomics hardly wait for each
-    other, even if all are equal."""
+    """Whether XLA is faster on an H200: at one bin, which is a sum, and at so few ids that its atomics hardly wait for
+    each other, even if all are equal."""
     size = math.prod(rows)
     return length == 1 or size <= 1 << 10 or (rows[1] <= 256 and size <= 1 << 19)
 
@@ -113,8 +113,8 @@ def histogram(x: jax.Array, edges: jax.Array, axis: int, split=None) -> jax.Arra
 
 
 # ---- Segments and rows ----------------------------------------------------------------------------------------------
-# Ids stand along the axis (or axes; segments may have several). After it they have size 1. Before it, ids, data and tables
-# may have size 1 where others have more: the ids of several features may share data.
+# Ids stand along the axis (or axes; segments may have several). After it they have size 1. Before it, ids, data and
+# tables may have size 1 where others have more: the ids of several features may share data.
 
 
 def _in_range(ids, length):
@@ -164,8 +164,8 @@ def _plan_segments(rows, avals, compute_capability, axis, *, length, sorted, nam
 
 
 def _leaves_segments(rows, avals, *, name, **_):
-    """Whether XLA's atomics are faster on an H200: at few numbers whose fold is the same in any order, and that one atomic
-    instruction takes. So are sums of one or two numbers."""
+    """Whether XLA's atomics are faster on an H200: at few numbers whose fold is the same in any order, and that one
+    atomic instruction takes. So are sums of one or two numbers."""
     dtype, size = avals[0].dtype, math.prod(rows)
     exact = dtype in _arguments.INTEGERS or (dtype == np.dtype(np.float32) and (name != "segment_sum" or rows[1] <= 2))
     return exact and dtype.itemsize >= 4 and (size <= 1 << 11 or (rows[1] <= 512 and size <= 1 << 14))
@@ -207,8 +207,8 @@ def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
     return (_each(one, table, ids, axis),)
 
 
-# XLA gathers rows at the speed of memory, so there is no kernel. It is a primitive to have its own derivative, and to be
-# split over devices as the gradient is: where both need the same ids, these are gathered once.
+# XLA gathers rows at the speed of memory, so there is no kernel. It is a primitive to have its own derivative, and to
+# be split over devices as the gradient is: where both need the same ids, these are gathered once.
 take_rows_p = Kernel(
     "take_rows",
     results=lambda table, ids, *, axis, sorted, fill, along: [(ids.shape[axis], table.dtype)],
@@ -234,8 +234,8 @@ def segments(
     along=None,
     split=None,
 ) -> jax.Array:
-    """Reduces segments. Of several axes, the result has one, the segments. Over an explicit mesh, this is split ``along``
-    these mesh axes."""
+    """Reduces segments. Of several axes, the result has one, the segments. Over an explicit mesh, this is split
+    ``along`` these mesh axes."""
     return kernel(data, ids, axis=axis, length=length, sorted=sorted, along=along, split=split)[0]
 
 
@@ -262,14 +262,15 @@ def segments_of_rows(name: str, data: jax.Array, ids: jax.Array, length: int, so
 def take_rows(table: jax.Array, ids: jax.Array, axis: int, sorted: bool, fill: bool = True) -> jax.Array:
     """Returns ``out[.., j, ..] = table[.., ids[.., j], ..]``, with zeros where an id is out of range.
 
-    Without ``fill``, it has any values there: filling is a choice, and XLA's CPU backend makes slow loops of what follows
-    one.
+    Without ``fill``, it has any values there: filling is a choice, and XLA's CPU backend makes slow loops of what
+    follows one.
     """
     return take_rows_p(table, ids.astype(np.int32), axis=axis, sorted=sorted, fill=fill, along=along(ids, axis))[0]
 
 
 def rows_of_segments(table: jax.Array, ids: jax.Array, axis: int | tuple[int, ...], sorted: bool) -> jax.Array:
-    """Returns for each row the result of its segment: `take_rows` of a result of `segments`, with the same ids and axes."""
+    """Returns for each row the result of its segment: `take_rows` of a result of `segments`, with the same ids and
+    axes."""
     first, after = ends(axis)
     return take_rows(jax.lax.expand_dims(table, range(first, after - 1)), ids, after - 1, sorted)
 
@@ -380,8 +381,8 @@ def _histogram_split(splits, x, edges, *, axis):
 
 
 def _segments_split(name, splits, data, ids, *, axis, length, sorted, along):
-    """Each device reduces its part of the rows, to those segments that it is to have a part of. Sums of floats are added
-    in the order of `psum`."""
+    """Each device reduces its part of the rows, to those segments that it is to have a part of. Sums of floats are
+    added in the order of `psum`."""
     rows = [splits[d] for d in range(*ends(axis)) if d in splits]
     units = splits.get(data.ndim)  # of the segments
     if units or any(split.uneven for split in rows):
@@ -446,8 +447,8 @@ def _segments_move(splits, avals, *, axis, **_):
 
 
 def _take_split(splits, table, ids, *, axis, **params):
-    """Each device gives the rows of its part of the table, as bits, and zeros for others. Along mesh axes along which the
-    result is split, too, it has the ids of all devices, and each gets the rows of its own."""
+    """Each device gives the rows of its part of the table, as bits, and zeros for others. Along mesh axes along which
+    the result is split, too, it has the ids of all devices, and each gets the rows of its own."""
     if axis not in splits:
         return take_rows_p.primitive.bind(table, ids, axis=axis, **params)
     split, shared = splits[axis], _shared(splits, axis, table.ndim)

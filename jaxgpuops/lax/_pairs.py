@@ -1,5 +1,5 @@
-"""Softmax of pairs, and its gradients, as expressions that XLA's GPU backend compiles to one kernel, which it fuses with the
-operations around it."""
+"""Softmax of pairs, and its gradients, as expressions that XLA's GPU backend compiles to one kernel, which it fuses
+with the operations around it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def other(x, axis):
 def row_sum(x, axis):
     """Returns sums of rows, in a shape that broadcasts; those of pairs along other axes elementwise, in the shape of x.
 
-    For pairs along the last axis, the results before are reductions, too (see ``below_larger``). XLA compiles a chain of
-    reductions of rows to one kernel, but not if some of its steps are elementwise sums.
+    For pairs along the last axis, the results before are reductions, too (see ``below_larger``). XLA compiles a chain
+    of reductions of rows to one kernel, but not if some of its steps are elementwise sums.
     """
     if are_pairs(x, axis) and axis != x.ndim - 1:
         return x + other(x, axis)
@@ -73,7 +73,8 @@ def below_larger(z, axis):
     return d, jnp.exp(jnp.sum(d, axis, keepdims=True))
 
 
-# log(1 + e) / e for 0 <= e <= 1, from the highest power on. The relative error is 1e-5; 16-bit floats round by 2e-4 or more.
+# log(1 + e) / e for 0 <= e <= 1, from the highest power on. The relative error is 1e-5; 16-bit floats round by 2e-4 or
+# more.
 _LOG1P = (-0.0233356, 0.09986385, -0.20883141, 0.32475758, -0.49930251, 0.99999033)
 
 

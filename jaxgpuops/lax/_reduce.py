@@ -52,9 +52,9 @@ def _leaves_exact(rows, avals, *, masked, **_):
 
 
 def _leaves_extreme(rows, avals, *, masked, **_):
-    """As ``_leaves_exact``, but our kernels take large arrays of columns of 32 bits that XLA does not divide evenly among
-    warps: minima of 12 x 533 x 3450 int32 took 28 us, XLA's 41 (of floats, 24), and those of 1134 x 66 x 425 float32
-    45, XLA's 56."""
+    """As ``_leaves_exact``, but our kernels take large arrays of columns of 32 bits that XLA does not divide evenly
+    among warps: minima of 12 x 533 x 3450 int32 took 28 us, XLA's 41 (of floats, 24), and those of 1134 x 66 x 425
+    float32 45, XLA's 56."""
     (outer, length, inner), dtype = rows, avals[0].dtype
     size = outer * length * inner * dtype.itemsize
     if not masked and dtype.itemsize == 4 and inner >= 256:

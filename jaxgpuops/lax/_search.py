@@ -108,8 +108,8 @@ def_jvp(choose_p, lambda outs, primals, tangents, **_: (None,))
 
 
 def choose(mask: jax.Array, size: int, fill: jax.Array | None = None) -> jax.Array:
-    """Returns where a mask is True along its last axis, in order, ``size`` numbers: after the last, ``fill``, a scalar, or
-    the length of the axis."""
+    """Returns where a mask is True along its last axis, in order, ``size`` numbers: after the last, ``fill``, a scalar,
+    or the length of the axis."""
     fill = jnp.asarray(mask.shape[-1] if fill is None else fill, np.int32)
     return choose_p(mask, fill.reshape((1,) * mask.ndim), axis=mask.ndim - 1, size=size)[0]
 

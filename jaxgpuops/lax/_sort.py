@@ -28,8 +28,8 @@ MAX_KEYS = 4
 # The segment of each place is found by comparing it with all offsets, if there are at most so many pairs: XLA makes one
 # kernel of that, where counting and gathering take four. A GPU compares many more pairs in that time.
 MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
-# The longest rows that are sorted by two keys at once if that takes integers of 64 bits. To sort longer rows twice takes no
-# longer on a GPU, and half the time on a CPU.
+# The longest rows that are sorted by two keys at once if that takes integers of 64 bits. To sort longer rows twice
+# takes no longer on a GPU, and half the time on a CPU.
 MOST_TOGETHER = 1024
 # Longer rows are sorted by several blocks of a GPU (longest_of_one_block in sort/plan.cc).
 MOST_OF_BLOCK = 8192
@@ -137,8 +137,9 @@ def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: 
 def _of_segments(
     keys: Sequence[jax.Array], offsets: jax.Array, axis: int, descending: bool, split=None, most: int = MOST_COMPARED
 ) -> list[jax.Array]:
-    """Returns the numbers of segments, and keys, whose ascending order is that of ``keys`` in each segment. All elements before the first segment are
-    equal, and so are those after the last one, so that they stay where they are."""
+    """Returns the numbers of segments, and keys, whose ascending order is that of ``keys`` in each segment. All
+    elements before the first segment are equal, and so are those after the last one, so that they stay where they
+    are."""
     segments, count = _segments(keys[0].shape, offsets, axis, split, most), offsets.shape[0]
     inside = (segments > 0) & (segments < count)
     keys = [~sort_keys(key) if descending else sort_keys(key) for key in keys]
@@ -396,8 +397,8 @@ def sort(
 ) -> jax.Array | tuple[jax.Array, ...]:
     """Sorts one array, or several by the first of them: `jax.lax.sort` as a kernel.
 
-    Order, ties, NaNs and determinism are those of `jaxgpuops.sort`. Unlike that function, this one also has forward-mode
-    derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
+    Order, ties, NaNs and determinism are those of `jaxgpuops.sort`. Unlike that function, this one also has
+    forward-mode derivatives (`jax.jvp`, `jax.jacfwd`, `jax.linearize`).
 
     Args:
       operand: array, or arrays of one shape; keys of the dtypes of `jaxgpuops.sort`, the others of any.

@@ -135,7 +135,8 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1, axis_name: AxisName = N
 
 
 def _argmax_keys(x, largest):
-    """Returns unsigned integers of which the largest is the best element: NaNs are the best, and both zeros are equal."""
+    """Returns unsigned integers of which the largest is the best element: NaNs are the best, and both zeros are
+    equal."""
     keys = sort_keys(x)
     if largest:
         return keys
@@ -254,8 +255,8 @@ def_jvp(argmax_p, lambda outs, primals, tangents, **_: (None,))
 
 
 def _argmax_split(splits, x, *, axis, largest):
-    """Returns the first of the devices' best elements: of numbers made of a key and, below it, an index, the largest has
-    the best key and, among equals, the lowest index. So one all-reduce of 8 bytes for each row does it."""
+    """Returns the first of the devices' best elements: of numbers made of a key and, below it, an index, the largest
+    has the best key and, among equals, the lowest index. So one all-reduce of 8 bytes for each row does it."""
     split = splits[axis]
     x = split.fill(x, axis, identity("max" if largest else "min", x.dtype))
     [at] = argmax_p.primitive.bind(x, axis=axis, largest=largest)
@@ -298,9 +299,9 @@ def _index_dtype(op, value):
 def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike, *, axis_name: AxisName = None) -> jax.Array:
     """The index of the largest element along ``axis``: `jax.lax.argmax` as a kernel.
 
-    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are not
-    zeros, as in NumPy; XLA's CPU backend treats them as zeros. The result does not depend on the run or on the other rows,
-    and has no derivative.
+    The first of equal elements wins, -0 and +0 are equal, and a NaN (the first) beats everything. Subnormal numbers are
+    not zeros, as in NumPy; XLA's CPU backend treats them as zeros. The result does not depend on the run or on the
+    other rows, and has no derivative.
 
     Args:
       operand: array of shape ``(*before, n, *after)``, ``n >= 1``; dtypes as for `jaxgpuops.topk`.

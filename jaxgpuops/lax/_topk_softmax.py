@@ -236,8 +236,8 @@ def _total(x, axis):
     return sum(jax.lax.slice_in_dim(x, j, j + 1, axis=axis) for j in range(k))
 
 
-# Of so many logits or fewer (half as many if k is 16), each looks for itself among the chosen ones. That takes no kernel
-# of its own, but time for each of the k; XLA makes two kernels of more.
+# Of so many logits or fewer (half as many if k is 16), each looks for itself among the chosen ones. That takes no
+# kernel of its own, but time for each of the k; XLA makes two kernels of more.
 _FEW = 1 << 16
 
 

@@ -1,7 +1,7 @@
 """Cross-entropy of the softmax of logits as primitives, beside those of softmax_primitives.py.
 
-Its derivatives need only two numbers of a row, as those of logsumexp do. With a reduction, the loss and its gradient are
-one kernel.
+Its derivatives need only two numbers of a row, as those of logsumexp do. With a reduction, the loss and its gradient
+are one kernel.
 """
 
 from __future__ import annotations

@@ -126,9 +126,9 @@ def _logsumexp_grad_fallback(x, ct, m, log_sum, *, axis, split=None):
 class _LogSumExpGrad(Kernel):
     """The cotangent of x, given that of logsumexp(x) and the parts that the forward pass found.
 
-    The CUDA handler makes it of x and the cotangent alone: if nothing else needs the result, XLA drops the forward pass.
-    Rows and columns that no kernel holds would be read twice, so they are left to XLA, but for 16-bit rows, short columns
-    and long ones. The bits are others, so the choice is that of a large batch.
+    The CUDA handler makes it of x and the cotangent alone: if nothing else needs the result, XLA drops the forward
+    pass. Rows and columns that no kernel holds would be read twice, so they are left to XLA, but for 16-bit rows, short
+    columns and long ones. The bits are others, so the choice is that of a large batch.
     """
 
     def choose(self, platform, avals, *, axis, **params):

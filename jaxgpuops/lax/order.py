@@ -56,8 +56,8 @@ def sort_keys(x):
     keys = to_keys(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return keys
-    # -0 and NaNs are found by their keys: XLA's CPU backend treats denormals as zeros where it compares floats, and where
-    # it makes float comparisons of tests of bits.
+    # -0 and NaNs are found by their keys: XLA's CPU backend treats denormals as zeros where it compares floats, and
+    # where it makes float comparisons of tests of bits.
     unsigned = keys.dtype.type
     zero = unsigned(1 << (8 * keys.dtype.itemsize - 1))
     infinity = np.array(np.inf, x.dtype)

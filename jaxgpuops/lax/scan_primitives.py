@@ -33,9 +33,9 @@ SHORT = 3  # axes of up to so many positions are scanned in one expression
 
 
 def _leaves(name, rows, avals, **_):
-    """Whether XLA is faster on a GPU, as measured on an H200: it makes one loop of a scan along a short axis, its gradient,
-    and what is around them. (Ours are faster at forward scans of 16-bit rows, which they load as vectors.) The choice does
-    not depend on the batch, so neither do the bits of floats.
+    """Whether XLA is faster on a GPU, as measured on an H200: it makes one loop of a scan along a short axis, its
+    gradient, and what is around them. (Ours are faster at forward scans of 16-bit rows, which they load as vectors.)
+    The choice does not depend on the batch, so neither do the bits of floats.
     """
     _, length, inner = rows
     forward = name in _FOLD or name == "linear_scan"
@@ -144,8 +144,8 @@ def _or_zero(factor, x):
 
 
 def _scan_in_turn(fold, operands, *, axis, reverse):
-    """`lax.associative_scan` of a tuple of arrays along a short axis, one position after the other, of which XLA makes one
-    loop."""
+    """`lax.associative_scan` of a tuple of arrays along a short axis, one position after the other, of which XLA makes
+    one loop."""
 
     def accumulated(*operands):
         each = range(operands[0].shape[axis])
@@ -325,8 +325,8 @@ batching.primitive_batchers[linear_scan_vjp_p.primitive] = _batch_linear_scan_vj
 
 
 def _factors(name, x, y, before):
-    """Returns c and w of the derivative s_k = c_k s_{k-1} + w_k t_k of y, where ``before`` is the fold up to the previous
-    position."""
+    """Returns c and w of the derivative s_k = c_k s_{k-1} + w_k t_k of y, where ``before`` is the fold up to the
+    previous position."""
     if name == "cumprod":
         return x, before
     if name == "cumlogsumexp":
@@ -382,8 +382,8 @@ def _fold_in_turn(name, x, before):
 
 
 def _tangent_in_turn(name):
-    """Of a short axis, one position after the other: XLA makes one loop of it. It folds y again, which a kernel may compute,
-    so that the loop waits for none."""
+    """Of a short axis, one position after the other: XLA makes one loop of it. It folds y again, which a kernel may
+    compute, so that the loop waits for none."""
 
     def derivative(t, x, *starts, axis, reverse, exclusive, transpose):
         order = range(x.shape[axis])[:: -1 if reverse else 1]
@@ -438,9 +438,10 @@ def _tangent_in_turn(name):
 class _Tangent(Kernel):
     """A tangent, whose operands are t, x and y.
 
-    Where blocks have whole columns, the CUDA handler can make y of x. If nothing else needs y, or if there are few elements
-    along a short axis, it does so: XLA then drops the kernel that would make y. The bits are those of the two kernels. Such
-    calls have no ``starts``.
+    Where blocks have whole columns, the CUDA handler can make y of x. If nothing else needs y, or if there are few
+    elements
+    along a short axis, it does so: XLA then drops the kernel that would make y. The bits are those of the two kernels.
+    Such calls have no ``starts``.
     """
 
     looks_at_uses = True
@@ -537,8 +538,8 @@ CUMULATIVE_DTYPES = {
 
 
 def _cumulative_kernel(name, tangent_kernel=None):
-    """Makes the kernel of a cumulative operation. Only the rule of a split axis calls it with h0, the fold of everything
-    before the first position, and the param ``initial``."""
+    """Makes the kernel of a cumulative operation. Only the rule of a split axis calls it with h0, the fold of
+    everything before the first position, and the param ``initial``."""
     kernel = _kernel(
         name,
         1,

@@ -30,11 +30,12 @@ from jaxgpuops.lax import _pairs
 # ---- Logits -----------------------------------------------------------------------------------------------------------
 
 
-# Rows of up to so many numbers are left to XLA on a GPU: softmax and log_softmax of pairs, log-sum-exps of SHORT numbers. Each
-# is one expression of a row, so the order of additions is fixed, and XLA fuses it with the operations around it.
+# Rows of up to so many numbers are left to XLA on a GPU: softmax and log_softmax of pairs, log-sum-exps of SHORT
+# numbers. Each is one expression of a row, so the order of additions is fixed, and XLA fuses it with the operations
+# around it.
 SHORT = 8
-# Log-sum-exps of float32 columns of up to SHORT_COLUMN numbers are left to XLA, too, if at least BESIDE columns lie side by
-# side.
+# Log-sum-exps of float32 columns of up to SHORT_COLUMN numbers are left to XLA, too, if at least BESIDE columns lie
+# side by side.
 SHORT_COLUMN, BESIDE = 16, 16
 
 
@@ -203,14 +204,15 @@ def _times(y, factor, scale):
 class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
-    A call without a scale and a mask may have the param ``of_logits``, and x as a last operand. The CUDA handler may then
-    be given x in the place of y, and computes y itself: if nothing else needs y, XLA drops the kernel that made it. Where
-    the handler is given y, x is left out. A function that is left to XLA has both.
+    A call without a scale and a mask may have the param ``of_logits``, and x as a last operand. The CUDA handler may
+    then
+    be given x in the place of y, and computes y itself: if nothing else needs y, XLA drops the kernel that made it.
+    Where the handler is given y, x is left out. A function that is left to XLA has both.
     """
 
     looks_at_uses = True
-    # Where something else needs y, x would stay in memory until the backward pass, too, so it is taken in arrays of up to
-    # so many bytes. The shortest rows are seldom scores of attention, of which a program has many arrays.
+    # Where something else needs y, x would stay in memory until the backward pass, too, so it is taken in arrays of up
+    # to so many bytes. The shortest rows are seldom scores of attention, of which a program has many arrays.
     _MOST_BYTES, _MOST_BYTES_OF_SHORT = 16 << 20, 128 << 20
 
     def _lower(self, platform, ctx, *operands, axis, of_logits=False, **params):
@@ -234,9 +236,9 @@ class _Derivative(Kernel):
         return (0, 1, 2) if partitioned and not _partition.missing else (0, 2)
 
     def _takes_x(self, choice, aval, partitioned, unused):
-        # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits are
-        # not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of any
-        # size, split over devices or not.
+        # A row or columns too long to be held are read once before their maximum and sum are known, so that the bits
+        # are not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of
+        # any size, split over devices or not.
         # The same holds for columns of few positions, whose sums are added up in another order.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk"):
             return True
@@ -250,8 +252,8 @@ class _Derivative(Kernel):
 
 
 class _DerivativeOfLogs(_Derivative):
-    """That of log_softmax. Programs mostly read its result once, at labels, so x stays in memory in its place: x is taken
-    in arrays of any size.
+    """That of log_softmax. Programs mostly read its result once, at labels, so x stays in memory in its place: x is
+    taken in arrays of any size.
     """
 
     def _takes_x(self, choice, aval, partitioned, unused):

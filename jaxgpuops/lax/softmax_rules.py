@@ -1,8 +1,9 @@
 """Softmax and its family where the axis, or the dimension of causal queries, is split over devices.
 
-Along a split axis each device reduces its part of a row in one read, by the kernel of logsumexp, which gives the maximum
-and the logarithm of the sum. Collectives then reduce the numbers of all devices: first the maxima, then the sums. The
-results are elementwise, plain JAX, which reads the array a second time. A probability near 1 loses digits of 1 - p here,
+Along a split axis each device reduces its part of a row in one read, by the kernel of logsumexp, which gives the
+maximum and the logarithm of the sum. Collectives then reduce the numbers of all devices: first the maxima, then the
+sums. The results are elementwise, plain JAX, which reads the array a second time. A probability near 1 loses digits of
+1 - p here,
 which the kernels keep: to keep them across devices would take one more number for each row than JAX moves.
 """
 
@@ -58,8 +59,8 @@ def _mask(splits, shape, where, axis, query_axis):
 
 
 def _statistics(split, x, scale, bias, mask, axis, factor):
-    """Returns for whole rows, with the axis: the largest logit m (0 where it is not finite), and this device's summand of
-    the sum of e^(z - m)."""
+    """Returns for whole rows, with the axis: the largest logit m (0 where it is not finite), and this device's summand
+    of the sum of e^(z - m)."""
     flags = {"factor": factor, "scaled": scale is not None, "biased": bias is not None, "masked": mask is not None}
     operands = given(x, scale, bias, mask)
     own = logsumexp_p.primitive.bind(*operands, axis=axis, query_axis=None, parts=True, **flags)

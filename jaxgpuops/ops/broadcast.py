@@ -25,12 +25,12 @@ def expand(x: ArrayLike, shape: int | Sequence[int]) -> jax.Array:
       shape: the shape, static, that ``x`` broadcasts to by NumPy's rules.
 
     Returns:
-      An array of that shape and the dtype of ``x``. XLA makes it, and fuses it with what uses it: nothing is stored that
-      need not be.
+      An array of that shape and the dtype of ``x``. XLA makes it, and fuses it with what uses it: nothing is stored
+      that need not be.
 
-    Derivatives: the cotangent is summed over the dimensions that ``x`` does not have: floats of 8 and 16 bits in float32,
-    rounded once, in an order that does not depend on the run. (JAX's adds up in the dtype itself.) For forward mode at the
-    bottom use `jax.numpy.broadcast_to`; here JAX raises TypeError.
+    Derivatives: the cotangent is summed over the dimensions that ``x`` does not have: floats of 8 and 16 bits in
+    float32, rounded once, in an order that does not depend on the run. (JAX's adds up in the dtype itself.) For forward
+    mode at the bottom use `jax.numpy.broadcast_to`; here JAX raises TypeError.
 
     Raises:
       TypeError: for a ``shape`` that is not integers known at trace time.
@@ -85,9 +85,9 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> jax.Array:
     Returns:
       An array of the shape that they broadcast to. XLA makes it, and fuses it with what uses it.
 
-    Derivatives: the cotangent of the elements that were taken, summed over the dimensions that an array does not have, as
-    that of `jaxgpuops.expand`, with the same bits in every run; the sum reads the mask, nothing is expanded for it. A
-    cotangent of an element that was not taken does not count, even if it is NaN. For forward mode at the bottom use
+    Derivatives: the cotangent of the elements that were taken, summed over the dimensions that an array does not have,
+    as that of `jaxgpuops.expand`, with the same bits in every run; the sum reads the mask, nothing is expanded for it.
+    A cotangent of an element that was not taken does not count, even if it is NaN. For forward mode at the bottom use
     `jax.numpy.where`; here JAX raises TypeError.
 
     Raises:

@@ -48,12 +48,12 @@ def bincount(x: ArrayLike, length: int, weights: ArrayLike | None = None, *, axi
         docs/sharding.md.
 
     Returns:
-      Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights. A NaN weight makes its bin NaN. A
-      row has the same bits in every run, alone or in a batch. Gradients reach the weights.
+      Counts of shape ``(*batch, length)``, int32, or sums of the dtype of the weights. A NaN weight makes its bin NaN.
+      A row has the same bits in every run, alone or in a batch. Gradients reach the weights.
 
     Raises:
-      TypeError: for numbers that are not integers, weights of bools or floats of 8 bits, and a ``length`` that is not an
-        integer known at trace time.
+      TypeError: for numbers that are not integers, weights of bools or floats of 8 bits, and a ``length`` that is not
+        an integer known at trace time.
       ValueError: for a scalar ``x``, a negative ``length``, and weights that do not broadcast to x.
 
     Algorithms: docs/count.md.
@@ -188,8 +188,8 @@ def segment_sum(
         at trace time.
       ValueError: for shapes that do not fit, or a negative number of segments.
 
-    Derivatives: the gradient gathers rows of the cotangent. Reverse mode works, and whatever is built on top of it; there
-    is no forward mode (JAX raises TypeError).
+    Derivatives: the gradient gathers rows of the cotangent. Reverse mode works, and whatever is built on top of it;
+    there is no forward mode (JAX raises TypeError).
 
     Algorithms: docs/count.md.
 
@@ -218,8 +218,9 @@ def segment_max(
       segment_ids, num_segments, indices_are_sorted, axis_name: as for `segment_sum`.
 
     Returns:
-      An array of shape ``(num_segments, *features)`` and the dtype of data. A segment without rows has -inf, the smallest
-      integer or False, as `jax.ops.segment_max` gives. NaN if a row has a NaN. The same bits in every run and batch.
+      An array of shape ``(num_segments, *features)`` and the dtype of data. A segment without rows has -inf, the
+      smallest integer or False, as `jax.ops.segment_max` gives. NaN if a row has a NaN. The same bits in every run and
+      batch.
 
     Derivatives: rows that tie share the cotangent, as in JAX. Otherwise as `segment_sum`.
 
@@ -279,8 +280,9 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
       ``out[.., *features] = table[ids[..]]``, of shape ``(*ids.shape, *features)`` and the dtype of the table, bit for
       bit; zeros where an id is out of range, which neither wraps nor clamps.
 
-    Derivatives: the gradient of the table is a `segment_sum`, with the same bits in every run; that of a table of 16 bits
-    is added up in float32. Reverse mode works, and whatever is built on top of it; here forward mode raises TypeError.
+    Derivatives: the gradient of the table is a `segment_sum`, with the same bits in every run; that of a table of 16
+    bits is added up in float32. Reverse mode works, and whatever is built on top of it; here forward mode raises
+    TypeError.
 
     Raises:
       TypeError: for other dtypes of the table, and ids that are not integers.
@@ -347,7 +349,8 @@ _taken.defvjp(
 
 
 def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    """Checks the arguments; returns the data in the dtype of computations, the ids, the segments, and the dtype of data."""
+    """Checks the arguments; returns the data in the dtype of computations, the ids, the segments, and the dtype of
+    data."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
     ids, count = _rows_of_ids(op, data, segment_ids, num_segments)
@@ -473,8 +476,8 @@ def segment_softmax(
 
     Returns:
       An array of the shape and dtype of data, computed in float32 at least; rows whose id is out of range have 0. A
-      segment is NaN if it has a NaN, or rows of -inf only. Beside inf, whose rows are NaN, the others have 0. The same bits
-      in every run and batch.
+      segment is NaN if it has a NaN, or rows of -inf only. Beside inf, whose rows are NaN, the others have 0. The same
+      bits in every run and batch.
 
     Derivatives: the gradient has one segment sum. Otherwise as `segment_sum`.
 
@@ -525,8 +528,8 @@ def histogram(
 
     Raises:
       TypeError: for other dtypes, and ``bins`` that is neither an integer known at trace time nor an array.
-      ValueError: for a scalar ``x``, edges of another shape, fewer than two of them, a ``range`` that is not two numbers or
-        goes with edges, and weights that do not broadcast.
+      ValueError: for a scalar ``x``, edges of another shape, fewer than two of them, a ``range`` that is not two
+        numbers or goes with edges, and weights that do not broadcast.
 
     Algorithms: docs/count.md.
 

@@ -31,7 +31,8 @@ from jaxgpuops.ops.topk_softmax import gated
 
 
 class RaggedSizes(NamedTuple):
-    """The arguments of `jax.lax.ragged_all_to_all` after its two arrays, on one device; all int32 of shape ``(devices,)``.
+    """The arguments of `jax.lax.ragged_all_to_all` after its two arrays, on one device; all int32 of shape
+    ``(devices,)``.
 
     Attributes:
       input_offsets: where the rows that go to each device begin on this one.
@@ -52,8 +53,9 @@ class MoEExchange(NamedTuple):
     Attributes:
       there: the sizes for dispatched rows on their way to the experts.
       back: the sizes for the experts' answers on their way to the tokens.
-      expert_ids: ``(room, 1)``, int32: the expert of each row that arrives on this device, counted from the device's first
-        expert; -1 in unused rows. `moe_plan` makes of it the plan of this device's experts. There is room for any routing.
+      expert_ids: ``(room, 1)``, int32: the expert of each row that arrives on this device, counted from the device's
+        first expert; -1 in unused rows. `moe_plan` makes of it the plan of this device's experts. There is room for any
+        routing.
     """
 
     there: RaggedSizes
@@ -111,14 +113,14 @@ def moe_plan(
       A `MoEPlan`. Its number of rows is static, enough for any routing: ``tokens * k`` with ``align=1``, else up to
       ``align - 1`` more for each expert.
 
-    Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``: assignments of one expert keep their order, and
-    the plan is the same in every run. One launch of a counting sort without atomics.
+    Exactly ``argsort(expert_ids.ravel(), stable=True)`` and ``bincount``: assignments of one expert keep their order,
+    and the plan is the same in every run. One launch of a counting sort without atomics.
 
     Raises:
       TypeError: for ids that are not integers, and arguments that are not integers known at trace time.
       ValueError: for ids of fewer than two dimensions, ``num_experts`` or ``align`` below 1, ``capacity`` below 0, and
-        2**31 rows or more; with ``axis_name``, for a name that is not of a `jax.shard_map` around the call, experts that devices cannot share
-        evenly, batches, and ``align`` above 1.
+        2**31 rows or more; with ``axis_name``, for a name that is not of a `jax.shard_map` around the call, experts
+        that devices cannot share evenly, batches, and ``align`` above 1.
 
     Algorithms: docs/moe.md.
 
@@ -221,9 +223,9 @@ def moe_dispatch(x: ArrayLike, plan: MoEPlan) -> jax.Array:
 
     Elements are moved bit for bit, NaNs too. Each token is read once.
 
-    Derivatives: the gradient of a token adds up the cotangents of its rows, in the order of its choices: a gather, not a
-    scatter, with the same bits in every run. Reverse mode works, and whatever is built on top of it; forward mode raises
-    TypeError.
+    Derivatives: the gradient of a token adds up the cotangents of its rows, in the order of its choices: a gather, not
+    a scatter, with the same bits in every run. Reverse mode works, and whatever is built on top of it; forward mode
+    raises TypeError.
 
     Raises:
       TypeError: for other dtypes, and a plan that is no `MoEPlan`.
@@ -300,8 +302,8 @@ def moe_combine(y: ArrayLike, plan: MoEPlan, weights: ArrayLike | None = None) -
       without atomics, so the same bits in every run. Dropped assignments add nothing; a NaN makes its feature of the
       token NaN.
 
-    Derivatives: with respect to y and weights, both from one read of y. Reverse mode works, and whatever is built on top
-    of it; forward mode raises TypeError.
+    Derivatives: with respect to y and weights, both from one read of y. Reverse mode works, and whatever is built on
+    top of it; forward mode raises TypeError.
 
     Raises:
       TypeError: for other dtypes, and a plan that is no `MoEPlan`.
@@ -434,8 +436,8 @@ def moe_route(
 
     Returns:
       ``(weights, expert_ids, plan)``: weights (of the dtype of the logits) and ids (int32) of shape ``(*batch, tokens,
-      k)``, and a `MoEPlan`. With ``losses`` a fourth result, `MoELosses`. Gradients reach the logits through weights and
-      losses.
+      k)``, and a `MoEPlan`. With ``losses`` a fourth result, `MoELosses`. Gradients reach the logits through weights
+      and losses.
 
     Ties, NaNs and bits: as for `topk_softmax` and `moe_plan`.
 
@@ -492,8 +494,8 @@ def moe_losses(
 
       Both are 0 where there are no tokens, and NaN if a logit is NaN.
 
-    Gradients reach the logits, through ``p`` and z. This is plain JAX, which XLA fuses; `moe_route` gets most of it from its
-    kernels.
+    Gradients reach the logits, through ``p`` and z. This is plain JAX, which XLA fuses; `moe_route` gets most of it
+    from its kernels.
 
     Raises:
       TypeError: for logits that are not floats, ids that are not integers.

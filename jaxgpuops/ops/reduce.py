@@ -33,17 +33,17 @@ def sum(
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; with one ``axis`` only.
 
     Returns:
-      An array of the shape of ``x`` without the axes, of the dtype of ``x`` (`jnp.sum` widens small integers); int32 for
-      bool (int64 with x64 enabled). 0 for no elements.
+      An array of the shape of ``x`` without the axes, of the dtype of ``x`` (`jnp.sum` widens small integers); int32
+      for bool (int64 with x64 enabled). 0 for no elements.
 
     Numbers: floats of 8 and 16 bits are summed in float32 and rounded once, others are summed in their own dtype;
     integers wrap around; a NaN that counts makes the sum NaN. The order of the additions depends on the length, the
-    dimensions after the axis and the dtype, not on the run, on the batch, or on how it is sharded: a row has the same bits
-    wherever it is.
+    dimensions after the axis and the dtype, not on the run, on the batch, or on how it is sharded: a row has the same
+    bits wherever it is.
 
     Derivatives: the gradient is the cotangent at each element that counts, and 0 at the others. Reverse mode works, and
-    whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For forward mode at
-    the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sum`; here JAX raises TypeError.
+    whatever is built on top of it (`jax.grad`, `jax.jacrev`, `jax.hessian`, gradients of gradients). For forward mode
+    at the bottom (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sum`; here JAX raises TypeError.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` or a ``keepdims`` that is not known at trace time, and for ``where``
@@ -80,12 +80,12 @@ def mean(
       x, axis, where, keepdims, axis_name: as for `jaxgpuops.sum`.
 
     Returns:
-      An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools, which are converted
-      first, float32, or float64 where they have 64 bits, as `jnp.mean`. NaN for no elements.
+      An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools, which are
+      converted first, float32, or float64 where they have 64 bits, as `jnp.mean`. NaN for no elements.
 
-    Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. The sum is
-    multiplied by the reciprocal of the number, as XLA does for `jnp.mean`. With ``where``, XLA decides whether to divide
-    or multiply, so the last bit may depend on the program around the call. Forward mode: `jaxgpuops.lax.mean`.
+    Numbers, derivatives: as for `jaxgpuops.sum`; the sum of 16-bit floats is rounded only after the division. The sum
+    is multiplied by the reciprocal of the number, as XLA does for `jnp.mean`. With ``where``, XLA decides whether to
+    divide or multiply, so the last bit may depend on the program around the call. Forward mode: `jaxgpuops.lax.mean`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`.
@@ -122,8 +122,8 @@ def max(
 
     Order: NaN if an element that counts is NaN; which NaN, of several, and which zero, of -0 and +0, is not specified.
 
-    Derivatives: equal elements that are the maximum share the cotangent, as in JAX; of NaNs, all do. Computed from ``x``
-    and the result in plain JAX. Forward mode: `jaxgpuops.lax.max`.
+    Derivatives: equal elements that are the maximum share the cotangent, as in JAX; of NaNs, all do. Computed from
+    ``x`` and the result in plain JAX. Forward mode: `jaxgpuops.lax.max`.
 
     Raises:
       TypeError, ValueError: as `jaxgpuops.sum`; also ValueError where an axis has length 0.
@@ -155,8 +155,8 @@ def min(
       x, axis, where, keepdims, axis_name: as for `jaxgpuops.sum`. There must be an element.
 
     Returns:
-      An array of the shape of ``x`` without the axes, of the dtype of ``x``. Where no element counts, the highest value:
-      inf (448 for float8_e4m3fn, which has no infinity), the largest integer, True.
+      An array of the shape of ``x`` without the axes, of the dtype of ``x``. Where no element counts, the highest
+      value: inf (448 for float8_e4m3fn, which has no infinity), the largest integer, True.
 
     Order: NaN if an element that counts is NaN; which NaN, of several, and which zero, of -0 and +0, is not specified.
 
@@ -192,10 +192,11 @@ def dot(
       axis, where, keepdims, axis_name: as for `jaxgpuops.sum`, for what ``x`` and ``y`` broadcast to.
 
     Returns:
-      An array of the shape of ``x * y`` without the axes, of the promoted dtype; int32 for bools (int64 with x64 enabled).
+      An array of the shape of ``x * y`` without the axes, of the promoted dtype; int32 for bools (int64 with x64
+      enabled).
 
-    Numbers: as for `jaxgpuops.sum` of the products: the same bits in every run and batch. Products of floats of 8 and 16
-    bits are not rounded.
+    Numbers: as for `jaxgpuops.sum` of the products: the same bits in every run and batch. Products of floats of 8 and
+    16 bits are not rounded.
 
     Derivatives: with respect to both, the other array times the cotangent. Forward mode: `jaxgpuops.lax.dot`.
 

@@ -239,8 +239,8 @@ def cumlogsumexp(
     `jaxgpuops.cumsum`: the same bits in every run and batch.
 
     Derivatives: the gradient is one linear recurrence in the other direction with factors between 0 and 1; elements
-    that are -inf have the gradient 0. It is computed from the result, whose rounding it sees, as JAX's does: of float32,
-    3 % at 10^6. The gradient with respect to ``x - x.max()`` is the same, and accurate. Forward mode:
+    that are -inf have the gradient 0. It is computed from the result, whose rounding it sees, as JAX's does: of
+    float32, 3 % at 10^6. The gradient with respect to ``x - x.max()`` is the same, and accurate. Forward mode:
     `jaxgpuops.lax.cumlogsumexp`.
 
     Raises:

@@ -38,21 +38,22 @@ def searchsorted(
 
     Args:
       sorted: array of shape ``(*before, n, *after)``, ``n < 2**31``, of dtype bool, int8 to int64, uint8 to uint64,
-        float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or float64, whose rows along ``axis`` ascend in the order of
-        `jaxgpuops.sort`. In rows that do not, a place is anything between 0 and ``n``.
-      queries: array of shape ``(*before, m, *after)``, where either array may have size 1 in a dimension off the axis and
-        is then shared, not copied if it is ``sorted``; or of any shape, a scalar too, if ``sorted`` has one dimension. Of
-        a dtype as ``sorted``; different dtypes are promoted as in JAX.
+        float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or float64, whose rows along ``axis`` ascend in the order
+        of `jaxgpuops.sort`. In rows that do not, a place is anything between 0 and ``n``.
+      queries: array of shape ``(*before, m, *after)``, where either array may have size 1 in a dimension off the axis
+        and is then shared, not copied if it is ``sorted``; or of any shape, a scalar too, if ``sorted`` has one
+        dimension. Of a dtype as ``sorted``; different dtypes are promoted as in JAX.
       side: "left" for the first place that keeps the order, "right" for the last: before or after equal elements.
       axis: the axis of ``sorted``, and of ``queries`` unless ``sorted`` has one dimension.
-      axis_name: inside `jax.shard_map`, what the rows of ``sorted`` are split along, as for `jaxgpuops.topk`: queries are
-        the same on all devices, and so are the places, which are of the whole rows. One number crosses for each.
+      axis_name: inside `jax.shard_map`, what the rows of ``sorted`` are split along, as for `jaxgpuops.topk`: queries
+        are the same on all devices, and so are the places, which are of the whole rows. One number crosses for each.
 
     Returns:
       int32 array: for each query how many elements of its row are smaller ("left"), or smaller or equal ("right").
 
     Order: that of `jaxgpuops.sort`. NaNs are equal to each other and above every number, -0 and +0 are equal, subnormal
-    numbers are not zeros (as they are for XLA's CPU backend). The result is exact, and the same in every run. There is no
+    numbers are not zeros (as they are for XLA's CPU backend). The result is exact, and the same in every run. There is
+    no
     derivative: places are integers.
 
     Raises:
@@ -138,7 +139,8 @@ def nonzero(
     """The indices of the elements that are not zero, in row-major order: `jax.numpy.nonzero` with a static size.
 
     Args:
-      x: array of any shape but a scalar, of less than ``2**31`` elements: bools, or numbers of any dtype. NaN is not zero.
+      x: array of any shape but a scalar, of less than ``2**31`` elements: bools, or numbers of any dtype. NaN is not
+        zero.
       size: how many indices, static. If more are not zero, the first ``size`` of them.
       fill_value: what comes after the last: an integer, or one for each dimension; 0 by default.
 
@@ -209,8 +211,8 @@ def compact(x: ArrayLike, mask: ArrayLike, *, size: int, fill_value: ArrayLike =
       fill_value: what comes after the last: a scalar.
 
     Returns:
-      An array of shape ``(*batch, size, *features)`` and the dtype of ``x``: ``x[mask]`` of each row of the batch, cut or
-      filled. Elements are moved bit for bit, in the order in which they were; the result is the same in every run.
+      An array of shape ``(*batch, size, *features)`` and the dtype of ``x``: ``x[mask]`` of each row of the batch, cut
+      or filled. Elements are moved bit for bit, in the order in which they were; the result is the same in every run.
 
     Derivatives: the cotangents go back to where elements came from; fills have none, nor has the mask. Both modes.
 
@@ -293,23 +295,24 @@ def unique(
     Args:
       x: array of any shape, of less than ``2**31`` elements, of the dtypes of `jaxgpuops.searchsorted`.
       size: how many elements, static. If there are more different ones, the smallest ``size`` of them.
-      fill_value: what comes after the last; by default the smallest element. An ``x`` without elements needs one, unless
-        ``size`` is 0.
-      return_index: True for the index in the flattened ``x`` at which each element occurs first; in place of fills, that of
-        the smallest element.
-      return_inverse: True for the place of each element of ``x`` among the different ones, which may be beyond ``size``.
+      fill_value: what comes after the last; by default the smallest element. An ``x`` without elements needs one,
+        unless ``size`` is 0.
+      return_index: True for the index in the flattened ``x`` at which each element occurs first; in place of fills,
+        that of the smallest element.
+      return_inverse: True for the place of each element of ``x`` among the different ones, which may be beyond
+        ``size``.
       return_counts: True for how often each is there, 0 in place of fills.
 
     Returns:
       An array of shape ``(size,)``; with flags a tuple of it and of int32 arrays, in the order of the flags, of shape
       ``(size,)``, but for the inverse, which has that of ``x``.
 
-    Order: that of `jaxgpuops.sort`: NaNs are equal and last; of -0 and +0, which are equal, the first is kept. The result is
-    the same in every run. Derivatives: the cotangent of an element goes to its first occurrence. Both modes.
+    Order: that of `jaxgpuops.sort`: NaNs are equal and last; of -0 and +0, which are equal, the first is kept. The
+    result is the same in every run. Derivatives: the cotangent of an element goes to its first occurrence. Both modes.
 
     Raises:
-      TypeError: for other dtypes, a ``size`` that is not an integer, and flags that are not True or False, known at trace
-        time.
+      TypeError: for other dtypes, a ``size`` that is not an integer, and flags that are not True or False, known at
+        trace time.
       ValueError: for ``size`` out of range, and where there is nothing to fill with.
 
     Algorithms: a sort, and a comparison of neighbours; of many elements of 8 or 16 bits, the count of each possible
@@ -335,8 +338,8 @@ def unique(
     return outs if any(wanted) else outs[0]
 
 
-# The least length of x where counting each possible element is faster than sorting: of integers of 1 and 2 bytes, and of
-# floats, of which it must also be found which zero and which NaN comes first.
+# The least length of x where counting each possible element is faster than sorting: of integers of 1 and 2 bytes, and
+# of floats, of which it must also be found which zero and which NaN comes first.
 _LEAST_COUNTED, _LEAST_COUNTED_FLOATS = {1: 1 << 12, 2: 1 << 14}, 1 << 19
 
 

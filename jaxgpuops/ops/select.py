@@ -45,31 +45,31 @@ def quantile(
     Args:
       x: array of dtype bool, int8 to int64, uint8 to uint64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32 or
         float64.
-      q: probabilities from 0 to 1, a scalar or one dimension of them. Numbers that are known at trace time (Python's and
-        NumPy's) are counted with in float64, so that the elements are the right ones in rows of any length; those of a JAX
-        array in its dtype, float32 at least.
-      axis: the axis, or several, or None for all. (Of `jnp.quantile` the default is None.) Axes that are not neighbours are
-        first moved to the end, a copy.
-      method: what is taken of the two elements whose ranks are next to ``q * (n - 1)``: "linear" interpolates, "lower" and
-        "higher" take one, "midpoint" their mean, "nearest" the nearer, that of even rank if both are as near;
+      q: probabilities from 0 to 1, a scalar or one dimension of them. Numbers that are known at trace time (Python's
+        and NumPy's) are counted with in float64, so that the elements are the right ones in rows of any length; those
+        of a JAX array in its dtype, float32 at least.
+      axis: the axis, or several, or None for all. (Of `jnp.quantile` the default is None.) Axes that are not neighbours
+        are first moved to the end, a copy.
+      method: what is taken of the two elements whose ranks are next to ``q * (n - 1)``: "linear" interpolates, "lower"
+        and "higher" take one, "midpoint" their mean, "nearest" the nearer, that of even rank if both are as near;
         "inverted_cdf" takes the first element up to which there is a share of at least ``q``.
-      weights: how much each element counts, not negative; of the shape of ``x``, or of that of ``axis``, if that is one.
-        With method "inverted_cdf" only.
+      weights: how much each element counts, not negative; of the shape of ``x``, or of that of ``axis``, if that is
+        one. With method "inverted_cdf" only.
       keepdims: True to keep the axes, with length 1.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; with one ``axis`` only.
         Weights of the shape of ``axis`` are those of this device's part.
 
     Returns:
       An array of the shape of ``q`` and that of ``x`` without the axes, of the dtype of ``x``; for integers and bools
-      float32, or float64 where they have 64 bits. Unlike JAX's, it does not have the dtype of ``q``. Interpolation is in
-      float32 at least, rounded once.
+      float32, or float64 where they have 64 bits. Unlike JAX's, it does not have the dtype of ``q``. Interpolation is
+      in float32 at least, rounded once.
 
-    NaN where a row has a NaN, or no elements; where ``q`` is NaN or, if it is not known at trace time, not between 0 and 1;
-    and where weights add up to 0. Infinities stay infinities (NumPy makes NaNs of some). A row has the same bits in every run
-    and batch.
+    NaN where a row has a NaN, or no elements; where ``q`` is NaN or, if it is not known at trace time, not between 0
+    and 1; and where weights add up to 0. Infinities stay infinities (NumPy makes NaNs of some). A row has the same bits
+    in every run and batch.
 
-    Derivatives: with respect to ``x``, and to ``q`` where it is traced; each element has its share of the cotangent. Both
-    modes. Weights have none.
+    Derivatives: with respect to ``x``, and to ``q`` where it is traced; each element has its share of the cotangent.
+    Both modes. Weights have none.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` or a ``keepdims`` that is not known at trace time.
@@ -99,8 +99,8 @@ def median(x: ArrayLike, *, axis: Axis = -1, keepdims: bool = False, axis_name: 
 
     Returns:
       An array of the shape of ``x`` without the axes, of the dtype of ``x``; for integers and bools float32, or float64
-      where they have 64 bits. With an even number of elements, the mean of the two in the middle. NaN where a row has a NaN
-      or no elements.
+      where they have 64 bits. With an even number of elements, the mean of the two in the middle. NaN where a row has a
+      NaN or no elements.
 
     Determinism and derivatives: as for `jaxgpuops.quantile`; the elements in the middle share the cotangent.
 
@@ -246,8 +246,8 @@ def _at(x, place, axis, split):
 
 
 def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: AxisName):
-    """Checks an array and a rank along an axis. The rank counts from the largest if it is negative; returns the array, the
-    rank from the smallest, the axis and its names."""
+    """Checks an array and a rank along an axis. The rank counts from the largest if it is negative; returns the array,
+    the rank from the smallest, the axis and its names."""
     x = _arguments.array(op, "x", x)
     axis = check_operands(op, ("x",), (x,), _arguments.integer(op, "axis", axis), 1)
     names = _arguments.names(op, axis_name)
@@ -309,8 +309,8 @@ def _kth_value(x, k, axis, names):
 
 
 def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: AxisName = None) -> jax.Array:
-    """The elements along an axis, reordered: the kth is the one that a sort puts there, none before it is larger, and none
-    after it is smaller. That is the contract of `jax.numpy.partition`.
+    """The elements along an axis, reordered: the kth is the one that a sort puts there, none before it is larger, and
+    none after it is smaller. That is the contract of `jax.numpy.partition`.
 
     Args:
       x: array of the dtypes of `jaxgpuops.sort`.

@@ -61,9 +61,9 @@ def softmax(
     Numbers: floats of 8 and 16 bits are computed in float32 and rounded once, others in their own dtype; ``scale`` and
     what is computed from it have that dtype too. The maximum of a row is subtracted from the logits after these are
     scaled and rounded, so that nothing overflows. The order of the additions depends on ``n``, the dimensions after the
-    axis and the dtype, not on the run, on the batch, or on how it is sharded: a row has the same bits wherever it is. As
-    in `jax.nn.softmax`, a row with a NaN or +inf that is not masked is NaN, and so is one that is -inf everywhere; a row
-    that is masked whole is 0.
+    axis and the dtype, not on the run, on the batch, or on how it is sharded: a row has the same bits wherever it is.
+    As in `jax.nn.softmax`, a row with a NaN or +inf that is not masked is NaN, and so is one that is -inf everywhere; a
+    row that is masked whole is 0.
 
     Derivatives: with respect to ``x``, ``scale`` and ``bias``; a cotangent that broadcasts is summed. That of ``x`` is
     one kernel, which reads the cotangent and the result (``x``, if nothing else in the program reads the result, of
@@ -157,8 +157,8 @@ def logsumexp(
     """The logarithm of the sum of the exponentials along an axis: of the logits ``z = scale * x + bias``.
 
     Args:
-      x, axis, where, scale, bias, causal, axis_name: as for `jaxgpuops.softmax`. (`jax.nn.logsumexp` has another default
-        axis.)
+      x, axis, where, scale, bias, causal, axis_name: as for `jaxgpuops.softmax`. (`jax.nn.logsumexp` has another
+        default axis.)
       keepdims: True to keep the axes, with length 1.
 
     Returns:
@@ -294,9 +294,9 @@ def softmax_cross_entropy(
     Returns:
       The losses, of shape ``(*before, *after)``, or a scalar with a reduction; float32, or float64 for float64 logits.
 
-    Numbers: floats of 8 and 16 bits are computed in float32, others in their own dtype; a row has the same bits wherever
-    it is. The loss of a row that counts is NaN for a label that is no class (negative, or ``n`` and more, also of 64
-    bits where JAX has 32), and its gradient is too; NaNs and infinities are treated as by `jaxgpuops.logsumexp`.
+    Numbers: floats of 8 and 16 bits are computed in float32, others in their own dtype; a row has the same bits
+    wherever it is. The loss of a row that counts is NaN for a label that is no class (negative, or ``n`` and more, also
+    of 64 bits where JAX has 32), and its gradient is too; NaNs and infinities are treated as by `jaxgpuops.logsumexp`.
 
     Derivatives: with respect to the logits. With a reduction, the gradient is computed together with the loss, by one
     kernel that reads the logits once and writes it once, in their place if they are not used any more (donated, or
@@ -312,8 +312,8 @@ def softmax_cross_entropy(
       TypeError: for other dtypes, and for arguments that must be, and are not, numbers known at trace time.
       ValueError: for ``axis`` out of range, shapes that do not fit, numbers out of range, and another ``reduction``.
 
-    Algorithms: the gradient in the pass of the loss, in place, as in Hsu et al., "Liger Kernel: Efficient Triton Kernels
-    for LLM Training" (2024).
+    Algorithms: the gradient in the pass of the loss, in place, as in Hsu et al., "Liger Kernel: Efficient Triton
+    Kernels for LLM Training" (2024).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -330,8 +330,8 @@ def softmax_cross_entropy(
     return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
-# The function is inlined while its caller is traced, so that the kernel's lowering sees whether the logits are an argument of
-# the program. (In jax 0.12, True would lower it on its own first.)
+# The function is inlined while its caller is traced, so that the kernel's lowering sees whether the logits are an
+# argument of the program. (In jax 0.12, True would lower it on its own first.)
 _INLINE = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 

@@ -47,25 +47,26 @@ def sort(
     Order: numbers as usual, complex ones by their real parts and then by their imaginary parts. NaNs are equal to each
     other and above every number, so they come last, or first where ``descending``; -0 and +0 are equal. The sort is
     always stable: equal elements stay in the order in which they were, in both directions. Elements are moved, not
-    computed: signs of zeros, NaN payloads and subnormal numbers survive, and the last are compared as what they are (XLA's
-    CPU backend takes them for zeros). The result of a row does not depend on the run, on the batch it is in, or on how
-    it is sharded.
+    computed: signs of zeros, NaN payloads and subnormal numbers survive, and the last are compared as what they are
+    (XLA's CPU backend takes them for zeros). The result of a row does not depend on the run, on the batch it is in, or
+    on how it is sharded.
 
     Derivatives: the gradient puts the cotangents back where the elements came from, by the permutation of the forward
     pass. Reverse mode works, and whatever is built on top of it. For forward mode at the bottom (`jax.jvp`,
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
-    With segments, a GPU compares few elements with the others of their segments. It sorts more of them as a whole, by the
+    With segments, a GPU compares few elements with the others of their segments. It sorts more of them as a whole, by
+    the
     elements and by the numbers of the segments: in one sort if that is faster, otherwise in two. Then the lengths of
     segments do not matter. A CPU sorts one segment after another.
 
     Raises:
-      TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or False,
-        known at trace time; for offsets that are not integers.
+      TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or
+        False, known at trace time; for offsets that are not integers.
       ValueError: for a scalar ``x``, ``axis`` out of range, ``n >= 2**31``, offsets of another shape.
 
-    Algorithms: radix sorts and bitonic networks (docs/sort.md); Adinets & Merrill, "Onesweep: a faster least significant
-    digit radix sort for GPUs" (2022).
+    Algorithms: radix sorts and bitonic networks (docs/sort.md); Adinets & Merrill, "Onesweep: a faster least
+    significant digit radix sort for GPUs" (2022).
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -151,8 +152,8 @@ def sort_key_val(
     Raises:
       TypeError, ValueError: as `jaxgpuops.sort`; also ValueError for values of another shape than the keys.
 
-    Algorithms: as `jaxgpuops.sort`. Long rows of one array of values of up to 32 bits are moved with the keys; other values
-    are gathered by the permutation.
+    Algorithms: as `jaxgpuops.sort`. Long rows of one array of values of up to 32 bits are moved with the keys; other
+    values are gathered by the permutation.
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops

@@ -58,8 +58,8 @@ def topk(
       lengths: of rows that are padded: integers that broadcast to ``(*before, *after)``. Only the first ``length``
         elements of a row can be selected.
       axis_name: inside `jax.shard_map`, the name of the mesh axis that ``axis`` is split along, or several, the slowest
-        first. ``x`` is then this device's part; ``n``, ``k``, offsets, lengths and indices are of the whole axis, and all
-        devices get the same result. See docs/sharding.md.
+        first. ``x`` is then this device's part; ``n``, ``k``, offsets, lengths and indices are of the whole axis, and
+        all devices get the same result. See docs/sharding.md.
 
     Returns:
       ``TopK(values, indices)``, both of shape ``(*before, k, *after)``; values of dtype ``x.dtype``, indices int32.
@@ -146,8 +146,8 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     fill = identity("max" if largest else "min", x.dtype)
     within = lambda y, lengths: jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths
 
-    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. And a key is its value, which need not be taken from
-    # x again; only tangents are.
+    # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. And a key is its value, which need not be taken
+    # from x again; only tangents are.
     keys = to_keys(jax.lax.stop_gradient(x))
     # No key comes after that of padding; of equal keys, padding comes last.
     last = np.asarray(0 if largest else jnp.iinfo(keys.dtype).max, keys.dtype)

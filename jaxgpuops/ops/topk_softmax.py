@@ -47,9 +47,9 @@ def topk_softmax(
         loss. Of shape ``(n,)``, or any that broadcasts to that of the logits.
       groups: the number of groups; each has ``n / groups`` neighbouring experts, for instance those of one machine;
         static.
-      topk_groups: how many groups a row chooses from; static. These are the groups with the highest sum of their two best
-        ``score + bias``, or, without a bias, with the highest logit. Experts of other groups are never chosen. ``k`` must
-        not exceed the number of experts in the chosen groups. None: all groups.
+      topk_groups: how many groups a row chooses from; static. These are the groups with the highest sum of their two
+        best ``score + bias``, or, without a bias, with the highest logit. Experts of other groups are never chosen.
+        ``k`` must not exceed the number of experts in the chosen groups. None: all groups.
       scale: a number that weights are multiplied by before they are rounded; an array multiplies the rounded weights.
         None: 1.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`; a
@@ -61,16 +61,16 @@ def topk_softmax(
 
     Order: without a bias the choice is that of ``jax.lax.top_k(logits, k)`` exactly, so a NaN comes first and ties go
     to the lower index. With one it is made by ``score + bias``, in float32 (float64 where the logits are): the lower
-    index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are. A row has the
-    same result in every run and batch.
+    index wins a tie, NaNs come first. Weights that include a NaN are NaN, as those of softmax over +inf are. A row has
+    the same result in every run and batch.
 
     Derivatives: of the weights with respect to the logits and ``scale``; the choice is constant, the bias gets no
     gradient. Only the logits of chosen experts have a gradient, except with ``score="softmax"`` and
     ``normalize=False``, where all logits have one. Reverse mode works, and whatever is built on top of it; for forward
     mode at the bottom use `jaxgpuops.lax.topk_softmax`.
 
-    One kernel takes ``n <= 1024``, ``k <= 64`` and ``groups <= 64`` (not float64); other calls are composed of top-k and
-    other kernels.
+    One kernel takes ``n <= 1024``, ``k <= 64`` and ``groups <= 64`` (not float64); other calls are composed of top-k
+    and other kernels.
 
     Raises:
       TypeError: for other dtypes, for ``k`` or ``axis`` that are not integers, and a flag that is not True or False,

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def library(family):
-    """Returns the path of the library that has the family's kernels behind a C interface. JAXGPUOPS_LAB may name another one,
-    for example one that runs them on the host."""
+    """Returns the path of the library that has the family's kernels behind a C interface. JAXGPUOPS_LAB may name
+    another one, for example one that runs them on the host."""
     return pathlib.Path(os.environ.get("JAXGPUOPS_LAB", ROOT / "build" / "lab" / f"lib{family}.so"))
 
 

@@ -14,8 +14,8 @@ def logaddexp(a, b):
 
 
 def reference(call, x, a, y, h0, starts):
-    """Computes a call on (outer, length, inner) arrays one position after the other. Returns the results, and the sizes of
-    the numbers that were added up."""
+    """Computes a call on (outer, length, inner) arrays one position after the other. Returns the results, and the sizes
+    of the numbers that were added up."""
     kind, op, reverse, exclusive, transpose = (call[k] for k in ("kind", "op", "reverse", "exclusive", "transpose"))
     n = x.shape[1]
     cut = np.zeros(x.shape, bool)  # cut[k]: nothing passes between k - 1 and k

@@ -43,7 +43,8 @@ class Lab:
         self.workspace = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
 
     def run(self, x, values, indices, rows, k, largest=True, sorted=True, capability=90, forced=None):
-        """Runs a call by an algorithm. If x is a dtype, only returns the plan: (algorithm, threads, slices, lanes, workspace)."""
+        """Runs a call by an algorithm. If x is a dtype, only returns the plan: (algorithm, threads, slices, lanes,
+        workspace)."""
         torch, pointer = self.torch, lambda a: ctypes.c_void_p(None if a is None else a.data_ptr())
         dtype = x if isinstance(x, torch.dtype) else x.dtype
         kind = 2 if dtype.is_floating_point else 1 if dtype.is_signed else 0
