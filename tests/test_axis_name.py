@@ -291,6 +291,20 @@ def test_second_derivatives_and_vmap(mesh):
     np.testing.assert_allclose(hessian_times(part)(x, y), hessian_times(whole)(x, y), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("ops", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
+def test_parts_of_one_position(mesh, ops):
+    """The initial state has size 1 along the axis, too, but it is no part of the axis."""
+    x, h0 = np.arange(6.0, dtype=np.float32).reshape(2, 3), np.arange(1.0, 4.0, dtype=np.float32)
+
+    def states(x, a, h0, **names):
+        return ops.linear_scan(a, x, h0, axis=0, **names)
+
+    part = functools.partial(states, axis_name="b")
+    part = jax.shard_map(part, mesh=mesh, in_specs=(P("b"), P("b"), P()), out_specs=P("b"), check_vma=False)
+    for f in (lambda f: f, lambda f: jax.grad(lambda *args: (f(*args) ** 2).sum(), argnums=(0, 1, 2))):
+        jax.tree.map(np.testing.assert_array_equal, jax.jit(f(part))(x, x, h0), jax.jit(f(states))(x, x, h0))
+
+
 def test_nothing_is_selected(mesh):
     x = np.arange(16.0, dtype=np.float32).reshape(2, 8)
 

@@ -6,6 +6,7 @@ comes before it. (The fold of a linear recurrence is the last value of its scan.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -127,10 +128,20 @@ for _name in CUMULATIVE:
     RULES[_name] = Rule(_cumulative_split(_name), keeps=True, pays=functools.partial(_pays, 1))
 for _name, _kernel_of_tangents in TANGENT.items():
     RULES[_kernel_of_tangents.name] = plain_rule(_kernel_of_tangents, keeps=True, pays=functools.partial(_pays, 3))
-RULES["linear_scan"] = Rule(
+
+
+def _with_axis(rule, h0):
+    """Returns the rule for a call's params. Operand number ``h0`` is the initial state, if there is one: it has size 1
+    along the axis, as a part of one position has, but is never split."""
+    after = (*range(h0), h0 + 1)
+    return lambda initial, **_: dataclasses.replace(rule, operands=after if initial else None)
+
+
+_linear_scan_rule = Rule(
     lambda splits, *operands, axis, **params: _linear_scan_split(splits[axis], *operands, axis=axis, **params),
     keeps=True,
     pays=lambda split, avals, *, transpose, initial, **_: not (transpose and initial) and _pays(2, split, avals),
 )
-RULES["linear_scan_vjp"] = plain_rule(linear_scan_vjp_p, keeps=True, pays=functools.partial(_pays, 3))
-RULES["linear_scan_jvp"] = plain_rule(linear_scan_jvp_p, keeps=True)
+RULES["linear_scan"] = _with_axis(_linear_scan_rule, 2)
+RULES["linear_scan_vjp"] = _with_axis(plain_rule(linear_scan_vjp_p, keeps=True, pays=functools.partial(_pays, 3)), 3)
+RULES["linear_scan_jvp"] = _with_axis(plain_rule(linear_scan_jvp_p, keeps=True), 4)
