@@ -379,7 +379,6 @@ def test_histogram_refuses(x, edges, counts, axis, message):
         call("histogram", [counts], x, edges, axis=axis)
 
 
-MOE = ("moe_plan", "moe_dispatch", "moe_combine", "moe_combine_vjp")
 EXPERTS, ROWS_OF_EXPERTS = S((2, 6), S32), S((2, 8), S32)
 PLANS = [ROWS_OF_EXPERTS, EXPERTS, S((2, 3), S32), S((2, 4), S32)]
 WRONG_PLANS = {
