@@ -2,10 +2,9 @@
 
 Indices are made by this package: int32, in range, and distinct along the axis. So each op is the transpose of the
 other, and put scatters without atomics. If the axis is split over devices, some indices of put are out of range on a
-device,
-because they belong to other devices: these updates are dropped (the param ``drops`` tells plain JAX). If the indices
-permute the whole axis, as those of sorts do (the param ``permutes``), all arrays may be split along it; otherwise only
-the operand of take and the result of put, which have the whole axis.
+device, because they belong to other devices: these updates are dropped (the param ``drops`` tells plain JAX). If the
+indices permute the whole axis, as those of sorts do (the param ``permutes``), all arrays may be split along it;
+otherwise only the operand of take and the result of put, which have the whole axis.
 """
 
 from __future__ import annotations

@@ -439,9 +439,8 @@ class _Tangent(Kernel):
     """A tangent, whose operands are t, x and y.
 
     Where blocks have whole columns, the CUDA handler can make y of x. If nothing else needs y, or if there are few
-    elements
-    along a short axis, it does so: XLA then drops the kernel that would make y. The bits are those of the two kernels.
-    Such calls have no ``starts``.
+    elements along a short axis, it does so: XLA then drops the kernel that would make y. The bits are those of the two
+    kernels. Such calls have no ``starts``.
     """
 
     looks_at_uses = True

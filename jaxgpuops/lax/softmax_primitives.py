@@ -205,9 +205,8 @@ class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
     A call without a scale and a mask may have the param ``of_logits``, and x as a last operand. The CUDA handler may
-    then
-    be given x in the place of y, and computes y itself: if nothing else needs y, XLA drops the kernel that made it.
-    Where the handler is given y, x is left out. A function that is left to XLA has both.
+    then be given x in the place of y, and computes y itself: if nothing else needs y, XLA drops the kernel that made
+    it. Where the handler is given y, x is left out. A function that is left to XLA has both.
     """
 
     looks_at_uses = True

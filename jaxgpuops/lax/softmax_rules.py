@@ -3,8 +3,7 @@
 Along a split axis each device reduces its part of a row in one read, by the kernel of logsumexp, which gives the
 maximum and the logarithm of the sum. Collectives then reduce the numbers of all devices: first the maxima, then the
 sums. The results are elementwise, plain JAX, which reads the array a second time. A probability near 1 loses digits of
-1 - p here,
-which the kernels keep: to keep them across devices would take one more number for each row than JAX moves.
+1 - p here, which the kernels keep: to keep them across devices would take one more number for each row than JAX moves.
 """
 
 from __future__ import annotations

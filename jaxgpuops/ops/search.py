@@ -53,8 +53,7 @@ def searchsorted(
 
     Order: that of `jaxgpuops.sort`. NaNs are equal to each other and above every number, -0 and +0 are equal, subnormal
     numbers are not zeros (as they are for XLA's CPU backend). The result is exact, and the same in every run. There is
-    no
-    derivative: places are integers.
+    no derivative: places are integers.
 
     Raises:
       TypeError: for other dtypes, and an ``axis`` that is not an integer.

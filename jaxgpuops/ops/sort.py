@@ -56,9 +56,8 @@ def sort(
     `jax.jacfwd`, `jax.linearize`) use `jaxgpuops.lax.sort`; here JAX raises TypeError.
 
     With segments, a GPU compares few elements with the others of their segments. It sorts more of them as a whole, by
-    the
-    elements and by the numbers of the segments: in one sort if that is faster, otherwise in two. Then the lengths of
-    segments do not matter. A CPU sorts one segment after another.
+    the elements and by the numbers of the segments: in one sort if that is faster, otherwise in two. Then the lengths
+    of segments do not matter. A CPU sorts one segment after another.
 
     Raises:
       TypeError: for other dtypes, for an ``axis`` that is not an integer, and a ``descending`` that is not True or
