@@ -367,7 +367,8 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   // reads 16 elements (8 of 64 bits).
   const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
   plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
-  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - kStatic - counts - kLongThreads * 2 * plan.kept_steps;
+  const int64_t declared = problem.bits == 64 ? 4096 : kStatic;
+  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - declared - counts - kLongThreads * 2 * plan.kept_steps;
   const bool is_byte = problem.bits == 8;  // a block keeps its own counts of bytes
   if (room < 0 || is_byte) plan.kept_steps = 0;
   if (!is_byte) plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
