@@ -254,8 +254,8 @@ def test_plans_of_clusters(capability):
     for outer, length, inner, bits in itertools.product((1, 3000), (60_000, 2_000_000, 1 << 24), (1, 3), (16, 32, 64)):
         found = part(outer, length, inner, bits)
         assert found["algorithm"] == "part"
-        # Of a longer row: its head, tables and list, and what its tiles publish.
-        of_row = -(-(1024 + 3 * 2048 + (4 + bits // 8) * 2048 + 8 * -(-length // 8192)) // 256) * 256
+        # Of a longer row: its head, tables and list, and what its tiles publish, which begin at whole vectors.
+        of_row = -(-(1024 + 3 * 2048 + (4 + bits // 8) * 2048 + 8 * -(-(length + 128 // bits - 1) // 8192)) // 256) * 256
         if inner == 1:
             held = length == 60_000 and (most > 1 or length * bits // 8 < (SHARED_LIMIT[capability] - 6) << 10)
             assert found["workspace_bytes"] == (0 if held else of_row)

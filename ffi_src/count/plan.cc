@@ -379,7 +379,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.table_at = kLongHeadBytes;
   plan.list_at = plan.table_at + kLongTables * counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
-  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length, kPartitionTile);
+  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length + 128 / problem.bits - 1, kPartitionTile);
   plan.list_bytes = plan.list_size * (4 + problem.bits / 8);
   plan.row_bytes = aligned(plan.list_at + problem.count * plan.list_bytes + 8 * plan.tiles);
   plan.workspace_bytes += rows.inner * plan.row_bytes;
