@@ -199,7 +199,9 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   constexpr int64_t kMostTiny = 4096;  // rows of up to 8 elements, each of which a warp takes
   const bool reads = rows.inner == 1 || reads_columns(rows, problem.bits);
-  if (rows.length <= 8) return rows.count() <= kMostTiny && reads ? Selecting::kWarp : Selecting::kNone;
+  // Threads select from rows of up to 8 elements, for three ranks only if the rows are not too many.
+  const bool sorts = problem.bits == 64 || problem.count > 3 || (problem.count > 1 && rows.count() > 1 << 18);
+  if (rows.length <= 8 && sorts) return rows.count() <= kMostTiny && reads ? Selecting::kWarp : Selecting::kNone;
   // The largest tables of threads do not fit in the shared memory of every GPU.
   if (rows.length == kMostThreadSelect && problem.bits == 32 && gpu.shared_bytes <= 64 << 10) return Selecting::kNone;
   const bool few = rows.count() <= 2048;
@@ -232,7 +234,9 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
   plan.bisects = few_ranks && (length <= 256 || rows <= 1000);
   if (plan.bisects) return;
   constexpr int64_t kStep = 128;  // elements that a warp takes at a time
-  plan.pitch = round_up(length, kStep);
+  // Many columns come to shared memory together, with room between them, so that threads write to different banks.
+  const bool together = problem.rows.inner * problem.bits > 128 && !reads_columns(problem.rows, problem.bits);
+  plan.pitch = round_up(length, kStep) + (together ? 8 : 0);
   plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
 }
 
@@ -322,7 +326,9 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = plan.table_at + 4 * words;
     return plan;
   }
-  plan.turns = rows.inner > 1 && (plan.algorithm != Selecting::kWarp || !reads_columns(rows, problem.bits));
+  // Warps read columns in place, but for many short ones of 64 bits.
+  const bool in_place = rows.length > kMostThreadSelect || reads_columns(rows, problem.bits);
+  plan.turns = rows.inner > 1 && !(plan.algorithm == Selecting::kWarp && in_place);
   if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
   plan.workspace_bytes = plan.turned_bytes;
   if (plan.algorithm == Selecting::kWarp) {
