@@ -224,7 +224,17 @@ ranked_data = pytest.mark.parametrize(
 @ranked_data
 @pytest.mark.parametrize(
     "shape",
-    [(501, 100), (300, 1025), (41, 4096), (3, 20_001), (40, 70_001), (3, 250_001), (1, 1 << 22), (269, 131_072)],
+    [
+        (5000, 8),
+        (501, 100),
+        (300, 1025),
+        (41, 4096),
+        (3, 20_001),
+        (40, 70_001),
+        (3, 250_001),
+        (1, 1 << 22),
+        (269, 131_072),
+    ],
 )
 def test_elements_by_rank(shape, kind, dtype):
     """Selected elements are those of the sort, in rows that a block holds and in longer ones. If elements are near or
@@ -247,7 +257,9 @@ def test_elements_by_rank(shape, kind, dtype):
 
 
 @ranked_data
-@pytest.mark.parametrize("shape", [(7, 3000, 5), (2, 250_001, 3)])
+@pytest.mark.parametrize(
+    "shape", [(600, 8, 7), (7, 200, 33), (3, 700, 401), (2, 1000, 1), (7, 3000, 5), (2, 250_001, 3)]
+)
 def test_elements_by_rank_of_columns(shape, kind, dtype):
     with jax.enable_x64(dtype == "float64"):
         x = of_kind(kind, shape, dtype)
@@ -257,13 +269,15 @@ def test_elements_by_rank_of_columns(shape, kind, dtype):
         values, indices = jax.jit(lambda x: select_p(x, places[None, :, None], axis=1))(x)
         np.testing.assert_array_equal(indices, order[:, places])
         assert same_bits(values, whole[:, places])
-        each = np.array([[[0, n - 1, 5, 6, 7][: shape[2]]]], np.int32)
+        each = np.resize(np.array([0, n - 1, 5, 6, 7], np.int32), (1, 1, shape[2]))
         values, indices = jax.jit(lambda x: select_p(x, each, axis=1))(x)
         np.testing.assert_array_equal(indices, np.take_along_axis(np.asarray(order), each, 1))
 
 
 @ranked_data
-@pytest.mark.parametrize("shape", [(300, 1025, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3), (2, 1_000_001, 1)])
+@pytest.mark.parametrize(
+    "shape", [(300, 1025, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3), (2, 1_000_001, 1), (1, 2_500_003, 1)]
+)
 def test_parts_around_an_element(shape, kind, dtype):
     """The kth element is that of a sort. Before it and after it are the elements that a sort has there, in order of
     appearance."""

@@ -113,8 +113,8 @@ def test_plans_of_selections(capability):
     assert plan(0, 5, 1, 3, 32)["algorithm"] == plan(3, 5000, 1, 0, 32)["algorithm"] == "empty"
     for rows in (
         (3, 4096, 1, 10, 32),
-        (4097, 8, 1, 3, 32),
-        (1000, 8, 300, 3, 32),
+        (4097, 8, 1, 3, 64),
+        (1000, 8, 300, 3, 64),
         (9, 512, 1, 4, 32),
         (9, 600, 1, 4, 16),
     ):
@@ -128,8 +128,13 @@ def test_plans_of_selections(capability):
         assert many["algorithm"] == ("none" if bits == 64 else "thread")
         assert not many["turns"] and many["shared_bytes"] <= min(67, SHARED_LIMIT[capability]) << 10
     for length, inner, bits in itertools.product((2, 8), (1, 5), (8, 64)):  # few rows are not sorted first
-        found = plan(800, length, inner, 3, bits)
+        found = plan(200, length, inner, 3, bits)
         assert (found["algorithm"], found["workspace_bytes"]) == ("warp", 0)
+        for rows, count in ((1500, 3), (50_000, 3), (10**6, 1), (10**6, 2), (50_000, 4)):
+            selects = bits == 8 and (count == 1 or rows * inner <= 1 << 18) and count <= 3
+            by_warp = bits == 64 and rows * inner <= 4096
+            expected = "thread" if selects else "warp" if by_warp else "none"
+            assert plan(rows, length, inner, count, bits)["algorithm"] == expected
     # A part of a batch has a kernel if the batch has, and makes do with its part of the workspace.
     for length, count, inner, bits in itertools.product((5, 9, 20, 64, 65, 128, 129, 700), (3, 4), (1, 5), (8, 32, 64)):
         parts = [plan(outer, length, inner, count, bits) for outer in (1 << 20, 4000, 1500, 300, 1)]
@@ -162,10 +167,9 @@ def test_plans_of_selections(capability):
     assert not plan(9, 600, 1, 4, 32)["bisects"]
     for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
         found = plan(30_000, length, inner, 3, bits)
-        assert found["algorithm"] == "warp" and found["turns"] == (inner > 1)
-        assert not plan(12, length, inner, 3, bits)["turns"]  # few columns are read as they are
-        if length == 1024:
-            assert 4 * length * max(bits, 32) // 8 <= found["shared_bytes"] <= 32 << 10
+        assert (found["algorithm"], found["turns"], found["workspace_bytes"]) == ("warp", False, 0)
+        keys = 1024 + 8 * (inner * bits > 128)
+        assert found["shared_bytes"] == (4 * max(bits, 32) // 8 * keys if length == 1024 else 0)
     for inner, (length, bits) in itertools.product((1, 5), ((1025, 64), (4096, 64), (15_000, 8))):
         if length * bits // 8 + 32 + 9 * 2048 + 3072 > SHARED_LIMIT[capability] << 10:
             continue
@@ -254,8 +258,10 @@ def test_plans_of_clusters(capability):
     for outer, length, inner, bits in itertools.product((1, 3000), (60_000, 2_000_000, 1 << 24), (1, 3), (16, 32, 64)):
         found = part(outer, length, inner, bits)
         assert found["algorithm"] == "part"
-        # Of a longer row: its head, tables and list, and what its tiles publish.
-        of_row = -(-(1024 + 3 * 2048 + (4 + bits // 8) * 2048 + 8 * -(-length // 8192)) // 256) * 256
+        # Of a longer row: its head, tables and list, and what its tiles publish, which begin at whole vectors.
+        of_row = (
+            -(-(1024 + 3 * 2048 + (4 + bits // 8) * 2048 + 8 * -(-(length + 128 // bits - 1) // 8192)) // 256) * 256
+        )
         if inner == 1:
             held = length == 60_000 and (most > 1 or length * bits // 8 < (SHARED_LIMIT[capability] - 6) << 10)
             assert found["workspace_bytes"] == (0 if held else of_row)

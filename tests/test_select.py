@@ -326,6 +326,8 @@ def test_nonzero_of_many_numbers():
         for own, wanted in zip(found, np.nonzero(x), strict=True):
             count = min(size, len(wanted))
             np.testing.assert_array_equal(own, np.pad(wanted[:count], (0, size - count), constant_values=-1))
+    [row] = jaxgpuops.nonzero(x.ravel()[:5000], size=300_000, fill_value=-1)  # most are fills in any case
+    assert row.tolist() == [*np.flatnonzero(x.ravel()[:5000]), *[-1] * (300_000 - (x.ravel()[:5000] > 0).sum())]
     [row] = jaxgpuops.nonzero(x.ravel().astype(np.float32), size=40_000, fill_value=-1)
     np.testing.assert_array_equal(row, np.pad(np.flatnonzero(x), (0, 40_000 - (x > 0).sum()), constant_values=-1))
 

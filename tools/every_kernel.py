@@ -674,6 +674,7 @@ def run_counts(rng):
                 places = np.flatnonzero(row)[:size]
                 np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
     selections = [
+        (6000, 5),
         (6000, 30),
         (3, 50),
         (3, 100),
@@ -697,6 +698,10 @@ def run_counts(rng):
             values, indices = select(x, ranks, 1)
             np.testing.assert_array_equal(indices, order)
             np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(x), order, 1))
+            if m <= 1024:  # columns
+                values, indices = select(x.T, ranks.T, 0)
+                np.testing.assert_array_equal(indices.T, order)
+                np.testing.assert_array_equal(values.T, np.take_along_axis(np.asarray(x), order, 1))
             if dtype in ("bfloat16", "float32"):
                 found = jaxgpuops.quantile(x, [0.31, 0.5][m <= 1024 :])
                 expected = np.quantile(np.asarray(x, np.float64), [0.31, 0.5][m <= 1024 :], axis=1)

@@ -199,7 +199,9 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   constexpr int64_t kMostTiny = 4096;  // rows of up to 8 elements, each of which a warp takes
   const bool reads = rows.inner == 1 || reads_columns(rows, problem.bits);
-  if (rows.length <= 8) return rows.count() <= kMostTiny && reads ? Selecting::kWarp : Selecting::kNone;
+  // Threads select from rows of up to 8 elements, for three ranks only if the rows are not too many.
+  const bool sorts = problem.bits == 64 || problem.count > 3 || (problem.count > 1 && rows.count() > 1 << 18);
+  if (rows.length <= 8 && sorts) return rows.count() <= kMostTiny && reads ? Selecting::kWarp : Selecting::kNone;
   // The largest tables of threads do not fit in the shared memory of every GPU.
   if (rows.length == kMostThreadSelect && problem.bits == 32 && gpu.shared_bytes <= 64 << 10) return Selecting::kNone;
   const bool few = rows.count() <= 2048;
@@ -232,7 +234,9 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
   plan.bisects = few_ranks && (length <= 256 || rows <= 1000);
   if (plan.bisects) return;
   constexpr int64_t kStep = 128;  // elements that a warp takes at a time
-  plan.pitch = round_up(length, kStep);
+  // Many columns come to shared memory together, with room between them, so that threads write to different banks.
+  const bool together = problem.rows.inner * problem.bits > 128 && !reads_columns(problem.rows, problem.bits);
+  plan.pitch = round_up(length, kStep) + (together ? 8 : 0);
   plan.shared_bytes = kShortSelectThreads / 32 * plan.pitch * (problem.bits == 64 ? 8 : 4);
 }
 
@@ -322,7 +326,9 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.shared_bytes = plan.table_at + 4 * words;
     return plan;
   }
-  plan.turns = rows.inner > 1 && (plan.algorithm != Selecting::kWarp || !reads_columns(rows, problem.bits));
+  // Warps read columns in place, but for many short ones of 64 bits.
+  const bool in_place = rows.length > kMostThreadSelect || reads_columns(rows, problem.bits);
+  plan.turns = rows.inner > 1 && !(plan.algorithm == Selecting::kWarp && in_place);
   if (plan.turns) plan.turned_bytes = aligned(rows.length * rows.inner * problem.bits / 8);
   plan.workspace_bytes = plan.turned_bytes;
   if (plan.algorithm == Selecting::kWarp) {
@@ -367,7 +373,8 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   // reads 16 elements (8 of 64 bits).
   const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
   plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
-  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - kStatic - counts - kLongThreads * 2 * plan.kept_steps;
+  const int64_t declared = problem.bits == 64 ? 4096 : kStatic;
+  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - declared - counts - kLongThreads * 2 * plan.kept_steps;
   const bool is_byte = problem.bits == 8;  // a block keeps its own counts of bytes
   if (room < 0 || is_byte) plan.kept_steps = 0;
   if (!is_byte) plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
@@ -378,7 +385,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   plan.table_at = kLongHeadBytes;
   plan.list_at = plan.table_at + kLongTables * counts;
   plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
-  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length, kPartitionTile);
+  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length + 128 / problem.bits - 1, kPartitionTile);
   plan.list_bytes = plan.list_size * (4 + problem.bits / 8);
   plan.row_bytes = aligned(plan.list_at + problem.count * plan.list_bytes + 8 * plan.tiles);
   plan.workspace_bytes += rows.inner * plan.row_bytes;

@@ -247,6 +247,7 @@ __device__ __forceinline__ uint32_t last_of_words(uint32_t word, int32_t first) 
 struct Turn {
   uint32_t row, tile, part;
   bool is_tile;
+  bool counts;  // whether the block must know what is chosen before it: not for a part that has only fills in any case
 
   __device__ Turn(const ChooseArgs& a, uint32_t number) {
     const uint32_t tiles = a.outer * a.tiles;
@@ -254,6 +255,7 @@ struct Turn {
     row = is_tile ? number / a.tiles : (number - tiles) / (a.parts - 1);
     tile = is_tile ? number - row * a.tiles : a.tiles;
     part = is_tile ? 0 : 1 + (number - tiles) - row * (a.parts - 1);
+    counts = int64_t{part} * a.fill < a.length;
   }
 };
 
@@ -272,8 +274,8 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
   const Bits bits(a, turn.row);
   const bool is_last = turn.tile + 1 >= a.tiles;
   const Fills fills(a, turn.row, bits, is_last);
-  uint32_t word = 0, earlier = bits.count(turn.tile * threads), last = 0;
-  for (uint32_t t = Bits::kCounts ? turn.tile : 0; t <= turn.tile; ++t) {
+  uint32_t word = 0, earlier = bits.count(turn.counts ? turn.tile * threads : 0), last = 0;
+  for (uint32_t t = Bits::kCounts ? turn.tile : 0; t <= turn.tile && turn.counts; ++t) {
     earlier += __popc(word);
     if (kStarts && word) last = ((t - 1) * threads + threadIdx.x) * 32 + 32 - __clz(static_cast<int>(word));
     const uint32_t word_at = t * threads + threadIdx.x;
@@ -287,7 +289,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
   }
   uint32_t count = 0, before = 0, at = 0;
   if (turn.is_tile) at = sum_before(static_cast<uint32_t>(__popc(word)), sums, warps, count);
-  if (turn.tile > 0) sum_before(earlier, sums, warps, before);
+  if (turn.tile > 0 && turn.counts) sum_before(earlier, sums, warps, before);
   if (turn.is_tile) {
     const uint32_t before_unit = shuffle_from(at, 0);
     uint32_t before_last = 0;
@@ -371,7 +373,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     if constexpr (kStarts) word |= static_cast<Status>(own_last) << 32;
     store_relaxed(status + turn.tile, word);
   }
-  for (uint32_t t = threadIdx.x; t < turn.tile; t += kMostChooseThreads) {
+  for (uint32_t t = threadIdx.x; t < turn.tile && turn.counts; t += kMostChooseThreads) {
     Status word;
     do {
       word = load_relaxed(status + t);

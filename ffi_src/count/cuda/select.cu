@@ -140,11 +140,11 @@ __global__ void __maxnreg__(48)
     // In shorter rows, a small sample is enough: its interval may hold most of the row, and yet each part of it has few
     // elements. With more ranks the lists would be too many.
     if (length <= kFewSampled && wanted <= 3) {
-      sample_in_warp<0>(problem.order, x, length, sample);
-      set_first_tables(32, kBinBits, 3, wanted, length, has, rank, sample, found);
+      const auto scale = sample_in_warp<0>(problem.order, x, length, sample);
+      set_first_tables(32, kBinBits, 3, wanted, length, has, rank, sample, scale, found);
     } else {
-      sample_in_warp<kLaneSampleBits>(problem.order, x, length, sample);
-      set_first_tables(32 << kLaneSampleBits, kBinBits, 3, wanted, length, has, rank, sample, found);
+      const auto scale = sample_in_warp<kLaneSampleBits>(problem.order, x, length, sample);
+      set_first_tables(32 << kLaneSampleBits, kBinBits, 3, wanted, length, has, rank, sample, scale, found);
     }
   } else {
     clear_tables(32);

@@ -84,11 +84,48 @@ __device__ __forceinline__ void sort_in_warp(uint32_t (&v)[kOwn]) {
   }
 }
 
-// A word of 32 bits that orders keys: of a key of 64 bits, its high half.
+// How keys of a sample become words of 32 bits that order them. Those of 64 bits from `least` on have the words from 1
+// on, one for each 2^shift keys; keys below have the word 0. The largest word may stand for more keys.
+template <class T, bool kWide = sizeof(T) == 8>
+struct Scale {
+  __device__ __forceinline__ uint32_t word(T key) const { return key; }
+  // The first and the last key that have a word.
+  __device__ __forceinline__ uint32_t first(uint32_t word) const { return word; }
+  __device__ __forceinline__ uint32_t last(uint32_t word) const { return word; }
+  static __device__ __forceinline__ Scale whole() { return {}; }
+  template <int kOwn>
+  static __device__ __forceinline__ Scale of_warp(const T (&)[kOwn]) {
+    return {};
+  }
+};
 template <class T>
-__device__ __forceinline__ uint32_t word_of(T key) {
-  return static_cast<uint32_t>(sizeof(T) == 8 ? static_cast<uint64_t>(key) >> 32 : key);
-}
+struct Scale<T, true> {
+  using Word = unsigned long long;
+  Word least;
+  uint32_t shift;
+
+  // That of all keys.
+  static __device__ __forceinline__ Scale whole() { return {0, 32}; }
+  __device__ __forceinline__ uint32_t word(Word key) const {
+    const Word above = min((key - least) >> shift, Word{0xfffffffe});
+    return key < least ? 0 : static_cast<uint32_t>(above) + 1;
+  }
+  __device__ __forceinline__ Word first(uint32_t word) const { return least + (Word{max(word, 1u) - 1} << shift); }
+  __device__ __forceinline__ Word last(uint32_t word) const {
+    const Word from = first(word);
+    return from + min((Word{1} << shift) - 1, ~from);
+  }
+  // That of the keys of all lanes of a warp.
+  template <int kOwn>
+  static __device__ __forceinline__ Scale of_warp(const T (&key)[kOwn]) {
+    uint64_t most = 0, below = 0;  // `below`: the largest complement, which is that of the least key
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) most = max(most, key[i]), below = max(below, ~key[i]);
+    most = largest_of_warp(most), below = largest_of_warp(below);
+    const int bits = 64 - __clzll(static_cast<long long>(most - ~below));
+    return {~below, static_cast<uint32_t>(max(bits - 32, 0))};
+  }
+};
 
 // A sample has 2^sample_bits elements of a row. The row is cut into as many parts, and one element is taken from a
 // pseudorandom place in each. Returns the place in a part.
@@ -97,25 +134,31 @@ __device__ __forceinline__ uint32_t sampled_place(int sample_bits, uint32_t leng
   return static_cast<uint32_t>((part * uint64_t{length} + (share * uint64_t{length} >> 16)) >> sample_bits);
 }
 
-// Returns the word of the element there.
+// Returns the key of the element there.
 template <class T>
-__device__ __forceinline__ uint32_t sampled_word(int sample_bits, const SortOrder& order, const T* x, uint32_t length,
-                                                 uint32_t part) {
-  return word_of(sort_key(x[sampled_place(sample_bits, length, part)], order));
+__device__ __forceinline__ T sampled_key(int sample_bits, const SortOrder& order, const T* x, uint32_t length,
+                                         uint32_t part) {
+  return sort_key(x[sampled_place(sample_bits, length, part)], order);
 }
 
-// Stores a sorted sample, of which each lane of the warp that calls this takes 2^kOwnBits elements.
+// Stores the words of a sorted sample, of which each lane of the warp that calls this takes 2^kOwnBits elements.
 template <int kOwnBits, class T>
-__device__ __forceinline__ void sample_in_warp(const SortOrder& order, const T* x, uint32_t length, uint32_t* sample) {
+__device__ __forceinline__ Scale<T> sample_in_warp(const SortOrder& order, const T* x, uint32_t length,
+                                                   uint32_t* sample) {
   const int lane = threadIdx.x & 31;
   constexpr int kOwn = 1 << kOwnBits;
+  T key[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) key[i] = sampled_key(5 + kOwnBits, order, x, length, i * 32 + lane);
+  const auto scale = Scale<T>::of_warp(key);
   uint32_t own[kOwn];
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) own[i] = sampled_word(5 + kOwnBits, order, x, length, i * 32 + lane);
+  for (int i = 0; i < kOwn; ++i) own[i] = scale.word(key[i]);
   sort_in_warp(own);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) sample[lane * kOwn + i] = own[i];
   __syncwarp();
+  return scale;
 }
 
 // ---- Intervals ------------------------------------------------------------------------------------------------------
@@ -211,27 +254,26 @@ __device__ __forceinline__ int place_in_sample(int samples, uint32_t rank, uint3
          sign * (static_cast<int>(deviations * sqrtf(samples * share * fmaxf(1 - share, 0.f))) + 2);
 }
 
-// Turns the words of the elements at places `from` and `to`, or at the sample's ends, into keys. If the wanted element
-// may lie beyond an end of the sample, the interval goes on there by four times its width.
+// Widens an interval, from the element at place `from` of a sorted sample to that at `to`, or between the sample's
+// ends. If the wanted element may lie beyond an end of the sample, the interval goes on there by four times its width.
 template <class T, class Word>
-__device__ __forceinline__ void widen_interval(int samples, int from, int to, uint32_t lowest, uint32_t highest,
-                                               Word& low, Word& high) {
+__device__ __forceinline__ void widen_interval(int samples, int from, int to, Word& low, Word& high) {
   constexpr Word kAll = static_cast<T>(~T{0});
-  const uint32_t all = sizeof(T) == 8 ? ~0u : static_cast<uint32_t>(kAll), distance = highest - lowest;
-  const uint32_t beyond = distance < all / 4 ? 4 * distance : all;
-  low = from < 0 ? lowest - min(beyond, lowest) : lowest;
-  high = to >= samples ? highest + min(beyond, all - highest) : highest;
-  if (sizeof(T) == 8) low <<= sizeof(T) * 4, high = high << sizeof(T) * 4 | 0xffffffff;
+  const Word distance = high - low, beyond = distance < kAll / 4 ? 4 * distance : kAll;
+  if (from < 0) low -= min(beyond, low);
+  if (to >= samples) high += min(beyond, kAll - high);
 }
 
 // Finds an interval that most likely has the elements of all ranks from `least` to `most` of a row. `sampled`: returns
-// an element of the row's sorted sample of `samples` elements. `deviations`: see place_in_sample().
+// the word of an element of the row's sorted sample of `samples` elements. `deviations`: see place_in_sample().
 template <class T, class Sampled, class Word>
 __device__ __forceinline__ void find_interval(int samples, uint32_t least, uint32_t most, uint32_t length,
-                                              float deviations, Sampled sampled, Word& low, Word& high) {
+                                              float deviations, Sampled sampled, Word& low, Word& high,
+                                              const Scale<T>& scale = Scale<T>::whole()) {
   const int from = place_in_sample(samples, least, length, deviations, -1);
   const int to = place_in_sample(samples, most, length, deviations, 1);
-  widen_interval<T>(samples, from, to, sampled(max(from, 0)), sampled(min(to, samples - 1)), low, high);
+  low = scale.first(sampled(max(from, 0))), high = scale.last(sampled(min(to, samples - 1)));
+  widen_interval<T>(samples, from, to, low, high);
 }
 
 // Returns whether a lane of a warp has a rank that needs an interval, and sets this rank. Each lane has one of the
@@ -276,14 +318,15 @@ __device__ __forceinline__ void set_tables(int samples, int bin_bits, int wanted
   }
 }
 
-// Finds the first intervals of the ranks that lanes have; one warp calls this. `sample`: `samples` sorted elements of
-// the row. `deviations`: see place_in_sample().
+// Finds the first intervals of the ranks that lanes have; one warp calls this. `sample`: the words of `samples` sorted
+// elements of the row. `deviations`: see place_in_sample().
 template <class T>
 __device__ __forceinline__ void set_first_tables(int samples, int bin_bits, float deviations, int wanted,
                                                  uint32_t length, bool has, uint32_t rank, const uint32_t* sample,
-                                                 Found<T>& found) {
+                                                 const Scale<T>& scale, Found<T>& found) {
   typename Found<T>::Word low = 0, high = 0;
-  if (has) find_interval<T>(samples, rank, rank, length, deviations, [&](int i) { return sample[i]; }, low, high);
+  const auto sampled = [&](int i) { return sample[i]; };
+  if (has) find_interval<T>(samples, rank, rank, length, deviations, sampled, low, high, scale);
   set_tables(samples, bin_bits, wanted, length, has, rank, low, high, found);
 }
 

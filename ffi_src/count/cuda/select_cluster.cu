@@ -106,11 +106,9 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     uint32_t rank;
     const bool has = own_rank(problem, length, own_ranks, rank);
     const bool is_small = length <= kSmallSampled;
-    if (is_small)
-      sample_in_warp<kSmallBits>(problem.order, x, length, sample);
-    else
-      sample_in_warp<kSmallBits + 1>(problem.order, x, length, sample);
-    set_first_tables((is_small ? 32 : 64) << kSmallBits, kBinBits, 3, wanted, length, has, rank, sample, found);
+    const auto scale = is_small ? sample_in_warp<kSmallBits>(problem.order, x, length, sample)
+                                : sample_in_warp<kSmallBits + 1>(problem.order, x, length, sample);
+    set_first_tables((is_small ? 32 : 64) << kSmallBits, kBinBits, 3, wanted, length, has, rank, sample, scale, found);
   } else {
     clear_tables(32);
   }

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __shared__ Word single_key[kMostRanks];
   __shared__ float least_number[kMostRanks], most_number[kMostRanks];  // the ends of intervals
   __shared__ Choice<Word> choice;
-  __shared__ Sample sample;
+  __shared__ Sample<T> sample;
   // Tables of counts, and what warps keep; in the end, the keys of a list and their indices.
   auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;

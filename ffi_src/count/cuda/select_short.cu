@@ -174,7 +174,7 @@ struct WarpRow {
                                        uint32_t& sampled) const {
     const T* const x = static_cast<const T*>(all_x) + at;
     const uint32_t lane = threadIdx.x & 31;
-    sampled = word_of(sort_key(x[sampled_place(5, length, lane) * stride], order));
+    sampled = Scale<T>::whole().word(sort_key(x[sampled_place(5, length, lane) * stride], order));
     Word highest = 0;
 #pragma unroll 1
     for (uint32_t start = 0; start < length; start += 2 * kStep) {
@@ -297,19 +297,42 @@ __device__ __forceinline__ Word load_row(WarpRow<Word>& r, const Args& a, int64_
   return highest;
 }
 
+// Loads the keys of the columns of a block's warps, and behind them what WarpRow needs.
+template <class Word>
+__device__ __forceinline__ void load_columns(const Args& a, Word* keys) {
+  const SortOrder order = one_flip<std::conditional_t<sizeof(Word) == 8, uint64_t, uint32_t>>(a.problem.order);
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  const auto load = [&](auto width, const SortOrder& order) {
+    using T = decltype(width);
+    for_columns<T>(a, [&](uint32_t of, uint32_t i, T element) { keys[of * a.pitch + i] = sort_key(element, order); });
+  };
+  if constexpr (sizeof(Word) == 8) {
+    load(uint64_t{}, a.problem.order);
+  } else {
+    if (a.problem.bits == 8) load(uint8_t{}, a.problem.order);
+    if (a.problem.bits == 16) load(uint16_t{}, a.problem.order);
+    if (a.problem.bits == 32) load(uint32_t{}, order);
+  }
+  for (uint32_t i = length + threadIdx.x % 32; i < a.pitch; i += 32) keys[threadIdx.x / 32 * a.pitch + i] = ~Word{0};
+  __syncthreads();
+}
+
 template <class Word>
 __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_constant__ Args a) {
   __shared__ __align__(16) uint32_t counts[kWarps][kBins];
   __shared__ uint32_t lists[kWarps][32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, wanted = static_cast<int>(a.problem.count);
   const uint32_t row = blockIdx.x * kWarps + warp;
+  WarpRow<Word> r;
+  r.length = static_cast<uint32_t>(a.problem.rows.length);
+  auto* const keys = reinterpret_cast<Word*>(dynamic_shared_memory());
+  r.keys = keys + warp * a.pitch;
+  const bool together = a.stride > 1 && a.pitch % kStep != 0;  // see plan_warp_select()
+  if (together) load_columns(a, keys);
   if (row >= a.problem.rows.count()) return;
   const Place place(a.problem, row);
   __shared__ Quantiles<Word> quantiles[kWarps];
   begin_row(a, place, quantiles[warp]);
-  WarpRow<Word> r;
-  r.length = static_cast<uint32_t>(a.problem.rows.length);
-  r.keys = reinterpret_cast<Word*>(dynamic_shared_memory()) + warp * a.pitch;
   r.counts = counts[warp];
   r.list = lists[warp];
   // A lane has a rank, and an element of a sample.
@@ -317,7 +340,13 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   const bool has = lane < wanted;
   const int64_t x = a.stride == 1 ? int64_t{row} * r.length : place.x;  // rows, or columns that have been turned
   uint32_t sample[1];
-  Word highest = load_row(r, a, x, sample[0]);
+  Word highest = 0;
+  if (!together) {
+    highest = load_row(r, a, x, sample[0]);
+  } else {
+    sample[0] = Scale<Word>::whole().word(r.keys[sampled_place(5, r.length, lane)]);
+    r.each([&](Word key, uint32_t at) { highest = at < r.length ? max(highest, key) : highest; });
+  }
 
   uint32_t end = 0;  // index of the element of the last rank: the last one that has the largest key
   if (__any_sync(kEveryLane, has && own_rank == last)) {
@@ -486,6 +515,7 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
   if (plan.algorithm == Selecting::kWarp)
     return problem.bits == 64 ? launch(stream, config, select_warp_kernel<unsigned long long>, args)
                               : launch(stream, config, select_warp_kernel<uint32_t>, args);
+  if (length <= 8) return launch(stream, config, select_thread_kernel<8>, args);
   if (length <= 16) return launch(stream, config, select_thread_kernel<16>, args);
   return length <= 40 ? launch(stream, config, select_thread_kernel<40>, args)
                       : launch(stream, config, select_thread_kernel<64>, args);

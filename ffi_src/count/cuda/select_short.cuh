@@ -99,6 +99,27 @@ __device__ __forceinline__ void write_element(const Args& a, int64_t to, Word el
   }
 }
 
+// Calls `visit(warp, i, element)` for all elements of the columns of a block's warps. Neighbouring threads load those
+// of neighbouring columns. The whole block calls this.
+template <class T, class Visit>
+__device__ __forceinline__ void for_columns(const Args& a, Visit visit) {
+  const uint32_t warp = threadIdx.x % kWarps, last = static_cast<uint32_t>(a.problem.rows.count()) - 1;
+  const Place place(a.problem, min(blockIdx.x * kWarps + warp, last));
+  const auto length = static_cast<uint32_t>(a.problem.rows.length);
+  const T* const from = static_cast<const T*>(a.x) + place.x;
+  constexpr uint32_t kAhead = 16, kStep = kThreads / kWarps;
+#pragma unroll 1
+  for (uint32_t start = threadIdx.x / kWarps; start < length; start += kAhead * kStep) {
+    T element[kAhead];
+#pragma unroll
+    for (uint32_t j = 0; j < kAhead; ++j)
+      if (start + j * kStep < length) element[j] = from[int64_t{start + j * kStep} * a.stride];
+#pragma unroll
+    for (uint32_t j = 0; j < kAhead; ++j)
+      if (start + j * kStep < length) visit(warp, start + j * kStep, element[j]);
+  }
+}
+
 // Begins a row: loads its quantiles, if these are wanted. A warp calls this.
 template <class Word>
 __device__ __forceinline__ void begin_row(const Args& a, const Place& place, Quantiles<Word>& quantiles) {

@@ -55,12 +55,50 @@ __global__ void __launch_bounds__(kTurnThreads)
   }
 }
 
+// Few columns of whole vectors: a thread turns as many rows as a vector has elements, with whole vectors on both sides.
+constexpr int kMostNarrow = 8, kNarrowThreads = 128;
+
+template <class T, int kColumns>
+__global__ void __launch_bounds__(kNarrowThreads)
+    turn_narrow_kernel(const T* __restrict__ from, T* __restrict__ to, uint32_t vectors, uint32_t blocks) {
+  constexpr int kVector = 16 / sizeof(T);
+  struct alignas(16) Vector {
+    T element[kVector];
+  };
+  const uint32_t outer = blockIdx.x / blocks, v = (blockIdx.x - outer * blocks) * kNarrowThreads + threadIdx.x;
+  if (v >= vectors) return;
+  const int64_t first = int64_t{outer} * vectors * kColumns;
+  const auto* const in = reinterpret_cast<const Vector*>(from) + first + int64_t{v} * kColumns;
+  auto* const out = reinterpret_cast<Vector*>(to) + first + v;
+  Vector rows[kColumns], column[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) rows[i] = in[i];
+#pragma unroll
+  for (int e = 0; e < kColumns * kVector; ++e)
+    column[e % kColumns].element[e / kColumns] = rows[e / kVector].element[e % kVector];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) out[c * int64_t{vectors}] = column[c];
+}
+
+template <class T, int kColumns = kMostNarrow>
+cudaError_t launch_narrow(cudaStream_t stream, const T* from, T* to, int64_t outer, int64_t rows, int64_t columns) {
+  if constexpr (kColumns > 2)
+    if (columns < kColumns) return launch_narrow<T, kColumns - 1>(stream, from, to, outer, rows, columns);
+  const auto vectors = static_cast<uint32_t>(rows * sizeof(T) / 16);
+  const uint32_t blocks = (vectors + kNarrowThreads - 1) / kNarrowThreads;
+  return launch(stream, {dim3(static_cast<unsigned>(outer * blocks)), dim3(kNarrowThreads)},
+                turn_narrow_kernel<T, kColumns>, from, to, vectors, blocks);
+}
+
 }  // namespace
 
 cudaError_t launch_turn(cudaStream_t stream, const void* from, void* to, int64_t outer, int64_t rows, int64_t columns,
                         int bits) {
   return dispatch_key(bits, [&](auto element) {
     using T = decltype(element);
+    const auto address = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
+    if (columns > 1 && columns <= kMostNarrow && (address | rows * sizeof(T)) % 16 == 0)
+      return launch_narrow(stream, static_cast<const T*>(from), static_cast<T*>(to), outer, rows, columns);
     // Lines of a tile have 32 elements or more, both read and written. If the array has fewer rows or columns than
     // that, the other side is longer.
     int column_bits = 0, row_bits = 0;
