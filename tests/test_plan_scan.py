@@ -180,7 +180,7 @@ def test_scans_in_pieces():
         assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
         assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
-    for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
+    for op in ("cumlogsumexp", "linear_scan_vjp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
@@ -477,8 +477,12 @@ def test_derivatives_make_y_of_x():
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp"):
         for dtype in ("bfloat16", "float32", "float64"):
             assert takes(op, (7, 4, 1), dtype) == takes(op, (1, 32, 90), dtype) == "small"
-        assert takes(op, (7, 33, 1), segmented=True) == takes(op, (7, 33, 1), "float64") == "none"
-    assert takes("cumprod_jvp", (7, 4, 1), "complex64") == takes("cumprod_jvp", (7, 33, 1), "complex64") == "none"
+        assert takes(op, (7, 33, 1), segmented=True) == "none"
+        # Maxima fold in any order, products of rows in another one than their gradients.
+        assert takes(op, (7, 33, 1), "float64") == ("none" if op == "cumprod_jvp" else "pieces")
+        assert takes(op, (9000, 31, 1), "float64") == "short" and takes(op, (40, 33, 3), "float64") == "pieces"
+    for n in (4, 33):
+        assert takes("cumprod_jvp", (7, n, 1), "complex64") == takes("cumlogsumexp_jvp", (7, n, 1), "float64") == "none"
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"):
         for dtype, size in (("bfloat16", 2), ("float16", 2), ("float32", 4)):
             for n in (40, 136, 513, 8192 // size):
@@ -486,7 +490,13 @@ def test_derivatives_make_y_of_x():
             for n in (33, 511):
                 assert takes(op, (7, n, 1), dtype) == ("none" if size == 2 else "rows")
             assert takes(op, (1 << 16, 16 // size, 1), dtype) == "packs"
-            # One kernel of these would take as long as two.
-            for rows in ((7, 8192 // size + 1, 1), (1 << 14, 31, 1), (40, 33, 3), (2, 512, 16), (7, 100, 64)):
-                assert takes(op, rows, dtype) == "none"
+            for rows in ((1 << 14, 31, 1), (1 << 16, 5, 1), (1 << 14, 4, 7), (1 << 12, 32, 90)):
+                assert takes(op, rows, dtype) == "short"
+            assert takes(op, (1 << 16, 3, 7), dtype) == "none"
+            for rows in ((40, 33, 3), (2, 512, 16), (2, 8192, 2)):
+                assert takes(op, rows, dtype) == "pieces"
+            # Across columns, a lane of the forward logsumexp takes other numbers together.
+            assert takes(op, (7, 100, 64), dtype) == ("none" if op == "cumlogsumexp_jvp" else "pieces")
+            assert takes(op, (700, 100, 64), dtype) == takes(op, (400, 500, 3), dtype) == "none"
+            assert takes(op, (7, 8192 // size + 1, 1), dtype) == "none"  # one kernel would take as long as two
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"
