@@ -182,6 +182,14 @@ def test_scans_in_pieces():
         assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
     for op in ("cumlogsumexp", "linear_scan_vjp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
+    gradients = "cumprod_jvp", "cumlogsumexp_jvp"
+    for dtype in ("bfloat16", "float32", "float64"):  # gradients of many elements, if a few columns have them
+        shapes = (256, 128, 4), (257, 128, 4), (44, 1024, 3), (1, 128, 40)
+        taken = [
+            [plan_scan(op, *rows, dtype, False, 1, 90)["algorithm"] == "pieces" for rows in shapes] for op in gradients
+        ]
+        assert taken[0] == [True, False, True, True], dtype
+        assert taken[1] == [dtype != "float64", False, dtype != "float64", False], dtype
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
@@ -247,6 +255,9 @@ def test_scans_of_few_columns():
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert tuple(plan["tiles"] for plan in plans) == tiles
+    # Runs of 9 positions, of 17 for logsumexps of 16 bits: a warp has 6 of 5 columns.
+    for dtype, run in (("bfloat16", 17), ("float16", 17), ("float32", 9)):
+        assert plan_scan("cumlogsumexp", 1000, 300, 5, dtype, False, 1, 90)["tile"] == -(-300 // (6 * run)) * 6 * run
     # One tile of exact numbers has few warps with long runs.
     for rows, threads, tile in (
         ((1091, 1), 32, 1120),

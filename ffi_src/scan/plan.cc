@@ -436,7 +436,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         if (!exact || outer * parts * ceil_div(length, lanes * plan.per_lane) >= kExactBlocks) return false;
         return workspace_bytes < 0 || bytes_of_twice(tiles, inner, parts * kThreads, state_bytes) <= workspace_bytes;
       };
-      while (plan.per_lane > 9 && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
+      // Two parts of a logsumexp and one position: with a single part, the position would take most of the time.
+      const int least = logs && bytes <= 2 ? 17 : 9;
+      while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
       if (operands == 2 && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
     }

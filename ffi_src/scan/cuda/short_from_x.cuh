@@ -2,7 +2,8 @@
 // column. x and the cotangent are read once, the gradient is written once; the forward result stays in the block.
 //
 // Rows that a pack holds whole come to registers as packs. Other columns of which less than 128 bytes lie side by side
-// (32 along up to eight positions) come to shared memory as they lie in memory; lanes load the rest themselves. Each
+// (32 along up to eight positions, or if not aligned) come to shared memory as they lie in memory; lanes load the rest
+// themselves. Each
 // scan steps over the positions one after the other, as the kernels for short axes do, so the bits are those of two
 // kernels.
 #pragma once
@@ -322,7 +323,7 @@ cudaError_t launch_short_from_x(cudaStream_t stream, const Problem& problem, con
     }
   const bool one = length <= kTurn;
   int threads = length * kBytes > kLineBytes ? kThreads / 4 : one ? kThreads : kThreads / 2;
-  p.staged = inner * kBytes < (one ? 32 : kLineBytes);
+  p.staged = inner * kBytes < (one || !p.aligned ? 32 : kLineBytes);
   while (threads > (p.staged && inner > 1 ? 128 : 64) && p.columns < 264 * threads) threads /= 2;
   p.block_columns = threads;
   if (p.staged) {

@@ -94,8 +94,10 @@ __global__ void __launch_bounds__(kPieceThreads) scan_tangent_pieces(const __gri
   using Bits = typename E::Bits;
   using Acc = typename E::Acc;
   constexpr uint32_t kMoves = 4;
-  // Positions that the kernels for more elements take together (spans.cuh).
-  constexpr int kTogether = 3 * sizeof(Bits) <= 8 ? 8 : 4, kForward = 8;
+  // Positions that are taken together: of logsumexps those of the kernels for more elements (spans.cuh). Others fold
+  // one after the other anyway, and take few, since most of the time would go into fetching longer code.
+  constexpr int kTogether = kOp == Options::kLogSumExp && sizeof(Bits) == 2 ? 8 : 4;
+  constexpr int kForward = kByParts<Forward> ? 8 : 4;
   Options o = {};
   o.op = kOp;
   o.sign = p.options.sign;
