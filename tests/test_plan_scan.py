@@ -180,8 +180,16 @@ def test_scans_in_pieces():
         assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
         assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
-    for op in ("cumlogsumexp", "linear_scan_vjp", "cummax_jvp"):
+    for op in ("cumlogsumexp", "linear_scan_vjp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
+    gradients = "cumprod_jvp", "cumlogsumexp_jvp"
+    for dtype in ("bfloat16", "float32", "float64"):  # gradients of many elements, if a few columns have them
+        shapes = (256, 128, 4), (257, 128, 4), (44, 1024, 3), (1, 128, 40)
+        taken = [
+            [plan_scan(op, *rows, dtype, False, 1, 90)["algorithm"] == "pieces" for rows in shapes] for op in gradients
+        ]
+        assert taken[0] == [True, False, True, True], dtype
+        assert taken[1] == [dtype != "float64", False, dtype != "float64", False], dtype
     for length, inner in ((8193, 3), (2049, 64), (5000, 30), (8192, 9)):  # too many lines of memory for a block
         assert plan_scan("cumsum", 1, length, inner, "float32", False, 1, 90)["algorithm"] != "pieces"
     # A column of 64 KB, with what is beside it, is more than the shared memory of a block of 7.5.
@@ -247,6 +255,9 @@ def test_scans_of_few_columns():
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert tuple(plan["tiles"] for plan in plans) == tiles
+    # Runs of 9 positions, of 17 for logsumexps of 16 bits: a warp has 6 of 5 columns.
+    for dtype, run in (("bfloat16", 17), ("float16", 17), ("float32", 9)):
+        assert plan_scan("cumlogsumexp", 1000, 300, 5, dtype, False, 1, 90)["tile"] == -(-300 // (6 * run)) * 6 * run
     # One tile of exact numbers has few warps with long runs.
     for rows, threads, tile in (
         ((1091, 1), 32, 1120),
@@ -478,8 +489,12 @@ def test_derivatives_make_y_of_x():
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp"):
         for dtype in ("bfloat16", "float32", "float64"):
             assert takes(op, (7, 4, 1), dtype) == takes(op, (1, 32, 90), dtype) == "small"
-        assert takes(op, (7, 33, 1), segmented=True) == takes(op, (7, 33, 1), "float64") == "none"
-    assert takes("cumprod_jvp", (7, 4, 1), "complex64") == takes("cumprod_jvp", (7, 33, 1), "complex64") == "none"
+        assert takes(op, (7, 33, 1), segmented=True) == "none"
+        # Maxima fold in any order, products of rows in another one than their gradients.
+        assert takes(op, (7, 33, 1), "float64") == ("none" if op == "cumprod_jvp" else "pieces")
+        assert takes(op, (9000, 31, 1), "float64") == "short" and takes(op, (40, 33, 3), "float64") == "pieces"
+    for n in (4, 33):
+        assert takes("cumprod_jvp", (7, n, 1), "complex64") == takes("cumlogsumexp_jvp", (7, n, 1), "float64") == "none"
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"):
         for dtype, size in (("bfloat16", 2), ("float16", 2), ("float32", 4)):
             for n in (40, 136, 513, 8192 // size):
@@ -487,7 +502,13 @@ def test_derivatives_make_y_of_x():
             for n in (33, 511):
                 assert takes(op, (7, n, 1), dtype) == ("none" if size == 2 else "rows")
             assert takes(op, (1 << 16, 16 // size, 1), dtype) == "packs"
-            # One kernel of these would take as long as two.
-            for rows in ((7, 8192 // size + 1, 1), (1 << 14, 31, 1), (40, 33, 3), (2, 512, 16), (7, 100, 64)):
-                assert takes(op, rows, dtype) == "none"
+            for rows in ((1 << 14, 31, 1), (1 << 16, 5, 1), (1 << 14, 4, 7), (1 << 12, 32, 90)):
+                assert takes(op, rows, dtype) == "short"
+            assert takes(op, (1 << 16, 3, 7), dtype) == "none"
+            for rows in ((40, 33, 3), (2, 512, 16), (2, 8192, 2)):
+                assert takes(op, rows, dtype) == "pieces"
+            # Across columns, a lane of the forward logsumexp takes other numbers together.
+            assert takes(op, (7, 100, 64), dtype) == ("none" if op == "cumlogsumexp_jvp" else "pieces")
+            assert takes(op, (700, 100, 64), dtype) == takes(op, (400, 500, 3), dtype) == "none"
+            assert takes(op, (7, 8192 // size + 1, 1), dtype) == "none"  # one kernel would take as long as two
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"

@@ -78,6 +78,8 @@ constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 6
 // A block takes more columns only while at least kPieceBlocks blocks are left (kPieceWideBlocks if inner is above
 // kPieceWide). A block reads whole lines of memory; the lines that hold its columns have at most kPieceLines bytes.
 constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kPieceLines = 1 << 18;
+// Gradients: arrays of more than kPieceTangents elements only if they have at most kPieceBlocks columns.
+constexpr int64_t kPieceTangents = 1 << 17;
 // Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
 // bytes that lie across only if it has at most kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
@@ -197,10 +199,16 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   const bool linear = problem.kind == Kind::kLinear && is_float(problem.dtype) && problem.a.inner.groups <= 1 &&
                       problem.a.outer.groups <= 1;
   const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
-  if (problem.segmented || !(linear || cumulative)) return plan;
-  const int bytes = std::max(4, bytes_of(problem.dtype)), operands = operands_of(problem.kind);
+  const bool tangent = problem.kind == Kind::kTangent && is_plain(problem.kind, problem) &&
+                       !is_complex(problem.dtype) && (problem.dtype != DType::kFloat64 || problem.op != Op::kLogSumExp);
+  if (problem.segmented || !(linear || cumulative || tangent)) return plan;
+  if (tangent && problem.rows.elements() > kPieceTangents && outer * inner > kPieceBlocks) return plan;
+  // In shared memory, elements have the size in which they are computed, but those of tangents their own.
+  const int bytes = tangent ? bytes_of(problem.dtype) : std::max(4, bytes_of(problem.dtype));
+  const int operands = operands_of(problem.kind);
   if (plan.layout == Layout::kAlong) return plan;
   const bool across = plan.layout == Layout::kAcross, exact = is_exact(problem);
+  if (tangent && across && problem.op == Op::kLogSumExp) return plan;  // kColumns takes other numbers together
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
@@ -224,8 +232,8 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   // banks, and the folds of groups and tiles.
   const int64_t held = groups * pieces.runs * pieces.per_lane, folds = groups + ceil_div(groups, pieces.axis_warps);
   const int64_t column_bytes = operands * (held + held / 32 + 1) * bytes + folds * 4 * state_words(problem, bytes);
-  const int64_t most = std::min({kPieceBytes / (operands * length * bytes), gpu.shared_bytes / column_bytes,
-                                 kPieceThreads / 32 * slots / groups});
+  const int64_t most = std::min({(tangent ? 2 : 1) * kPieceBytes / (operands * length * bytes),
+                                 gpu.shared_bytes / column_bytes, kPieceThreads / 32 * slots / groups});
   if (most == 0) return plan;
   const int64_t blocks = inner > kPieceWide ? kPieceWideBlocks : kPieceBlocks;
   int64_t columns = 1;
@@ -238,6 +246,17 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   pieces.block_columns = columns;
   pieces.strips = ceil_div(outer * inner, columns);
   return pieces;
+}
+
+// Whether a gradient in kPieces can make y of x: in the order of the forward call, of which a lane also has a run.
+bool makes_y(const Problem& gradient, const Plan& plan) {
+  const Problem problem = forward_of(gradient);
+  if (is_exact(problem)) return true;
+  const Plan forward = plan_scan(problem, gpu_of(90), -1, static_cast<int>(Algorithm::kSpans));
+  if (forward.layout == Layout::kAlong || forward.tiles > kGroup) return false;
+  const Order order = forward_order(gradient, plan);
+  const int64_t groups = ceil_div(problem.rows.length, int64_t{order.run} * order.runs);
+  return ceil_div(plan.columns * groups, int64_t{32 / order.runs}) <= kPieceThreads / 32;
 }
 
 // Whether kFew takes the problem. Rows are folded in the order of kRows where one warp has a row, so their number
@@ -417,7 +436,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         if (!exact || outer * parts * ceil_div(length, lanes * plan.per_lane) >= kExactBlocks) return false;
         return workspace_bytes < 0 || bytes_of_twice(tiles, inner, parts * kThreads, state_bytes) <= workspace_bytes;
       };
-      while (plan.per_lane > 9 && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
+      // Two parts of a logsumexp and one position: with a single part, the position would take most of the time.
+      const int least = logs && bytes <= 2 ? 17 : 9;
+      while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
       if (operands == 2 && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
     }
@@ -573,10 +594,15 @@ bool takes_x(const Problem& problem, const Gpu& gpu) {
   if (problem.kind != Kind::kTangent || is_complex(problem.dtype)) return false;
   const Plan plan = plan_scan(problem, gpu);
   if (plan.algorithm == Algorithm::kSmall) return true;
+  // A logsumexp of fewer positions takes them together in other numbers, and XLA has the call anyway.
+  const bool few = plan.algorithm == Algorithm::kShort || plan.algorithm == Algorithm::kPacks;
+  if (few && is_plain(problem.kind, problem) && problem.rows.length > 3)
+    return problem.dtype != DType::kFloat64 || problem.op != Op::kLogSumExp;
+  if (plan.algorithm == Algorithm::kPieces) return makes_y(problem, plan);
   if (is_rare(problem)) return false;
   // Rows of 16 bits that are shifted on the way to several rows of a warp take longer in one kernel.
   const bool shifted = bytes_of(problem.dtype) == 2 && problem.rows.length % 8 != 0 && plan.axis_warps == 1;
-  return plan.algorithm == Algorithm::kPacks || (plan.algorithm == Algorithm::kRows && !shifted);
+  return plan.algorithm == Algorithm::kRows && !shifted;
 }
 
 Problem forward_of(const Problem& gradient) {
@@ -586,8 +612,15 @@ Problem forward_of(const Problem& gradient) {
   return problem;
 }
 
+Order forward_order(const Problem& gradient, const Plan& plan) {
+  const Problem problem = forward_of(gradient);
+  if (is_exact(problem)) return {plan.per_lane, plan.runs, plan.axis_warps};
+  const Plan forward = plan_scan(problem, gpu_of(90), -1, static_cast<int>(Algorithm::kSpans));
+  if (forward.layout != Layout::kAcross) return {forward.per_lane, forward.runs, forward.axis_warps};
+  return {run_shape(forward.layout, operands_of(problem.kind), bytes_of(problem.dtype)).run, 1, forward.axis_warps};
+}
+
 Plan plan_forward(const Problem& gradient, const Plan& plan) {
-  if (plan.algorithm == Algorithm::kPacks) return plan;
   // Of this plan, only the shape of a tile is used, which is the same for any GPU.
   Plan forward = plan_scan(forward_of(gradient), gpu_of(90), -1, static_cast<int>(Algorithm::kRows));
   forward.column_bits = plan.column_bits + forward.run_bits - plan.run_bits;

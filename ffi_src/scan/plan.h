@@ -74,11 +74,19 @@ struct Plan {
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
 // Whether the kernel of a tangent can make y of x, in the order of the forward call: in kSmall, where a lane sees all
-// positions of its column anyway; of gradients of rows also in kRows and kPacks (cuda/from_x.cuh).
+// positions of its column anyway; of gradients also along other short axes (cuda/short_from_x.cuh), rows of one tile
+// (cuda/from_x.cuh), and columns in kPieces (cuda/tangent_pieces.cu).
 bool takes_x(const Problem& problem, const Gpu& gpu);
 
 // The forward call of a gradient from x, and its plan in the same kernel. `plan`: that of the gradient.
 Problem forward_of(const Problem& gradient);
 Plan plan_forward(const Problem& gradient, const Plan& plan);
+
+// The order in which kPieces folds: positions of a run, runs of a group, groups of a tile. That of the forward call of
+// a gradient, whose plan is `plan`.
+struct Order {
+  int run, runs, of_tile;
+};
+Order forward_order(const Problem& gradient, const Plan& plan);
 
 }  // namespace jaxgpuops::scan

@@ -3,21 +3,19 @@
 #include "scan/cuda/cumulative.h"
 #include "scan/cuda/dispatch.cuh"
 #include "scan/cuda/kernels.h"
+#include "scan/cuda/short_from_x.cuh"
 #include "scan/cuda/tangents.h"
 
 namespace jaxgpuops::scan {
 namespace {
 
-template <class E>
+template <class Forward, class W>
 cudaError_t launch_of(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  using Policy = Tangent<AnyWeights<E>>;
-  switch (problem.op) {
-    case Op::kProd: return launch_from_x<Policy, Cumulative<Product<E>, false>>(stream, plan, problem, buffers);
-    case Op::kMax:
-    case Op::kMin: return launch_from_x<Policy, Cumulative<Extreme<E>, false>>(stream, plan, problem, buffers);
-    case Op::kLogSumExp: return launch_from_x<Policy, Cumulative<LogSumExp<E>, false>>(stream, plan, problem, buffers);
-    case Op::kSum: break;
-  }
+  using E = typename W::Element;
+  if (plan.algorithm == Algorithm::kShort || plan.algorithm == Algorithm::kPacks)
+    return launch_short_from_x<Forward, W>(stream, problem, buffers);
+  if constexpr (sizeof(typename E::Bits) <= 4)
+    return launch_tile_from_x<Tangent<AnyWeights<E>>, Forward>(stream, plan, problem, buffers);
   return cudaErrorInvalidValue;
 }
 
@@ -25,12 +23,21 @@ cudaError_t launch_of(cudaStream_t stream, const Plan& plan, const Problem& prob
 
 cudaError_t launch_gradient_from_x(cudaStream_t stream, const Plan& plan, const Problem& problem,
                                    const Buffers& buffers) {
-  switch (problem.dtype) {
-    case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers);
-    case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers);
-    case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers);
-    default: return cudaErrorInvalidValue;
-  }
+  return with_float(problem.dtype, [&](auto e) {
+    using E = decltype(e);
+    switch (problem.op) {
+      case Op::kProd:
+        return launch_of<Cumulative<Product<E>, false>, ProductWeights<E>>(stream, plan, problem, buffers);
+      case Op::kMax:
+      case Op::kMin: return launch_of<Cumulative<Extreme<E>, false>, ExtremeWeights<E>>(stream, plan, problem, buffers);
+      case Op::kLogSumExp:
+        if constexpr (sizeof(typename E::Bits) <= 4)
+          return launch_of<Cumulative<LogSumExp<E>, false>, LogSumExpWeights<E>>(stream, plan, problem, buffers);
+        break;
+      case Op::kSum: break;
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace jaxgpuops::scan

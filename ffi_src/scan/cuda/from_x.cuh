@@ -1,7 +1,7 @@
-// Gradients of cumulative products, extremes and logsumexps from x, along rows: one kernel runs the forward scan and
-// then that of the gradient. The forward result passes through the memory of the gradient, which replaces it, so it
-// stays in the caches. x and the cotangent are read from memory once, and the gradient is written once. Each of the two
-// scans is that of a kernel of its own, in the same order, so the bits are those of two kernels.
+// Gradients of cumulative products, extremes and logsumexps from x, along rows of one tile: one kernel runs the forward
+// scan and then that of the gradient. The forward result passes through the memory of the gradient, which replaces it,
+// so it stays in the caches. x and the cotangent are read from memory once, and the gradient is written once. Each of
+// the two scans is that of a kernel of its own, in the same order, so the bits are those of two kernels.
 #pragma once
 
 #include "scan/cuda/algorithms.cuh"
@@ -11,13 +11,6 @@ namespace jaxgpuops::scan {
 struct FromX {
   Parameters forward, gradient;
 };
-
-template <class Policy, class Forward>
-__global__ void __launch_bounds__(kThreads) scan_packs_from_x(const __grid_constant__ FromX p) {
-  scan_packed_rows<Forward, false>(p.forward);
-  __syncthreads();
-  scan_packed_rows<Policy, false>(p.gradient);
-}
 
 // kQuads: that of the forward scan.
 template <class Policy, class Forward, bool kByVectors, bool kQuads>
@@ -47,7 +40,7 @@ cudaError_t launch_rows_from_x(cudaStream_t stream, Launch shape, FromX& p) {
 }
 
 template <class Policy, class Forward>
-cudaError_t launch_from_x(cudaStream_t stream, const Plan& plan, const Problem& problem, Buffers buffers) {
+cudaError_t launch_tile_from_x(cudaStream_t stream, const Plan& plan, const Problem& problem, Buffers buffers) {
   Buffers of_forward;
   of_forward.x = buffers.a;
   of_forward.out = buffers.out;
@@ -55,7 +48,6 @@ cudaError_t launch_from_x(cudaStream_t stream, const Plan& plan, const Problem& 
   FromX p{parameters_of(plan_forward(problem, plan), forward_of(problem), of_forward, nullptr),
           parameters_of(plan, problem, buffers, nullptr)};
   const Launch shape{dim3(p.gradient.strips), dim3(plan.threads())};
-  if (plan.algorithm == Algorithm::kPacks) return launch(stream, shape, scan_packs_from_x<Policy, Forward>, p);
   if (plan.algorithm != Algorithm::kRows) return cudaErrorInvalidValue;
   return launch_rows_from_x<Policy, Forward>(stream, shape, p);
 }

@@ -139,6 +139,8 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  if (problem.kind == Kind::kTangent && plan.algorithm == Algorithm::kPieces)
+    return launch_tangent_pieces(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kLanes ||
       plan.algorithm == Algorithm::kPieces || plan.algorithm == Algorithm::kFew)
     return launch_small(stream, plan, problem, buffers);

@@ -287,17 +287,25 @@ JAXGPUOPS_FN void step_quad(const State& state, At at, const Options& options, P
   });
 }
 
-// Whether row_look_ahead, whose lanes have runs of 16 bits, takes a run pack by pack, in a loop, from shared memory.
-// That needs fewer registers. (Shorter calls, and other elements, take longer then.)
+// Whether row_look_ahead, whose lanes have runs of 16 bits, takes a run pack by pack (logsumexps: part by part), in a
+// loop, from shared memory. That needs fewer registers. (Shorter calls, and other elements, take longer then.)
 template <class Policy>
 constexpr bool kByPacks =
-    sizeof(typename Policy::Element::Bits) == 2 && Policy::kOperands <= 2 && !kByParts<Policy> && !kAnyOperator<Policy>;
-
-// The operands of element i of `packs`, one of each operand. Bit i of `starts` says whether a segment begins.
+    sizeof(typename Policy::Element::Bits) == 2 && Policy::kOperands <= 2 && !kAnyOperator<Policy>;
+// How many packs it takes at a time.
 template <class Policy>
-JAXGPUOPS_FN In<typename Policy::Acc> input_of(const Pack (&packs)[Policy::kOperands], uint32_t starts, int i) {
+constexpr int kPacksAtOnce =
+    kByParts<Policy> ? kPart * static_cast<int>(sizeof(typename Policy::Element::Bits)) / 16 : 1;
+
+// The operands of element i of `packs`, some of each operand. Bit i of `starts` says whether a segment begins.
+template <class Policy, int packs_at_once>
+JAXGPUOPS_FN In<typename Policy::Acc> input_of(const Pack (&packs)[packs_at_once][Policy::kOperands], uint32_t starts,
+                                               int i) {
   using Element = typename Policy::Element;
-  const auto load = [&](int operand) { return Element::load(get<typename Element::Bits>(packs[operand], i)); };
+  constexpr int n = 16 / sizeof(typename Element::Bits);
+  const auto load = [&](int operand) {
+    return Element::load(get<typename Element::Bits>(packs[i / n][operand], i % n));
+  };
   In<typename Policy::Acc> in = {};
   in.x = load(0);
   if constexpr (Policy::kOperands > 1) in.a = load(1);
@@ -308,22 +316,28 @@ JAXGPUOPS_FN In<typename Policy::Acc> input_of(const Pack (&packs)[Policy::kOper
 // Folds a run of kPacks packs: take(j, packs) loads the j-th of each operand.
 template <class Policy, int kPacks, class Take>
 JAXGPUOPS_FN typename Policy::State fold_packs(Take take, uint32_t starts, const Options& options) {
-  constexpr int n = 16 / sizeof(typename Policy::Element::Bits);
+  constexpr int kOnce = kPacksAtOnce<Policy>, n = kOnce * 16 / sizeof(typename Policy::Element::Bits);
   typename Policy::State state = Policy::identity(options);
 #pragma unroll 1
-  for (int j = 0; j < kPacks; ++j) {
-    Pack packs[Policy::kOperands];
-    take(j, packs);
-    const auto at = [&](int i) { return input_of<Policy>(packs, starts >> (j * n), i); };
-    with_constants<Policy, n, false>(at, options, [&](auto policy, auto ready, const Options& o) {
-      if (j == 0) {
-        state = policy.first(ready(0), o);
-      } else {
-        policy.step(state, ready(0), o);
-      }
+  for (int j = 0; j < kPacks; j += kOnce) {
+    Pack packs[kOnce][Policy::kOperands];
 #pragma unroll
-      for (int i = 1; i < n; ++i) policy.step(state, ready(i), o);
-    });
+    for (int k = 0; k < kOnce; ++k) take(j + k, packs[k]);
+    const auto at = [&](int i) { return input_of<Policy>(packs, starts >> (j * n / kOnce), i); };
+    if constexpr (kByParts<Policy>) {
+      const auto part = fold_run<Policy, n>(at, options);
+      state = j == 0 ? part : Policy::combine(state, part, options);
+    } else {
+      with_constants<Policy, n, false>(at, options, [&](auto policy, auto ready, const Options& o) {
+        if (j == 0) {
+          state = policy.first(ready(0), o);
+        } else {
+          policy.step(state, ready(0), o);
+        }
+#pragma unroll
+        for (int i = 1; i < n; ++i) policy.step(state, ready(i), o);
+      });
+    }
   }
   return state;
 }
@@ -333,16 +347,18 @@ template <class Policy, int kPacks, class Take, class Put>
 JAXGPUOPS_FN void step_packs(typename Policy::State state, Take take, uint32_t starts, const Options& options,
                              Put put) {
   using Element = typename Policy::Element;
-  constexpr int n = 16 / sizeof(typename Element::Bits);
+  constexpr int kOnce = kPacksAtOnce<Policy>, of_pack = 16 / sizeof(typename Element::Bits), n = kOnce * of_pack;
 #pragma unroll 1
-  for (int j = 0; j < kPacks; ++j) {
-    Pack packs[Policy::kOperands];
-    take(j, packs);
+  for (int j = 0; j < kPacks; j += kOnce) {
+    Pack packs[kOnce][Policy::kOperands];
+#pragma unroll
+    for (int k = 0; k < kOnce; ++k) take(j + k, packs[k]);
     typename Policy::Acc results[n];
     step_run<Policy, n>(
-        state, [&](int i) { return input_of<Policy>(packs, starts >> (j * n), i); }, options,
+        state, [&](int i) { return input_of<Policy>(packs, starts >> (j * of_pack), i); }, options,
         [&](int i, const auto& out) { results[i] = out.first; });
-    put(j, pack_of<Element>(results));
+#pragma unroll
+    for (int k = 0; k < kOnce; ++k) put(j + k, pack_of<Element>(results + k * of_pack));
   }
 }
 
