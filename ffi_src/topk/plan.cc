@@ -39,7 +39,7 @@ Plan plan_few(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const FewShape shape = few_shape(rows, k, key_bytes, gpu.multiprocessors);
   plan.algorithm = Algorithm::kFew;
   plan.lanes = shape.lanes;
-  plan.threads = kFewThreads;
+  plan.threads = shape.threads;
   plan.blocks = shape.blocks;
   return plan;
 }

@@ -20,7 +20,7 @@ enum class Algorithm {
   kEmpty,    // there is nothing to write
   kArgmax,   // k = 1: one reduction
   kRows,     // short rows, each in the registers of some lanes or of a block
-  kFew,      // k <= 8 of short columns, short rows of 64 bits, many very short rows: lanes keep the best in registers
+  kFew,      // k <= 8 of columns and short rows: lanes keep the best in registers; limits.h says which
   kSort,     // short rows with large k or 64-bit elements: teams of lanes sort them in registers
   kCompare,  // few elements in all: each is compared with all others of its row
   kHeld,     // longer rows, held in the registers and shared memory of a block or a cluster

@@ -36,6 +36,10 @@ bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
 
 bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
   // The columns kernel fills its lanes only if many columns lie side by side, and it does not take keys of 64 bits.
+  // A block reads eight long columns together, if the columns kernel does not take them.
+  if (rows.length > kFewAlone && rows.inner >= 5 && key_bytes >= 2 && rows.count() >= (key_bytes == 2 ? 600 : 360) &&
+      (key_bytes == 8 || rows.length * key_bytes > kMaxColumnBytes))
+    return rows.elements() > 1 << 22 || (key_bytes == 8 && rows.count() >= 600);
   if (k <= 4 && key_bytes <= 2) return rows.length <= 1024;
   const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
   return rows.length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
@@ -45,10 +49,11 @@ bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   const int64_t count = rows.count();
   if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows
     const int64_t longest = count > (key_bytes == 1 ? 4 : 16) * kFewRows ? 32 : 16;
+    if (key_bytes == 4 && k <= 4 && count <= kFewRows / 4 && rows.length > 64) return rows.length <= 320;
     return k <= 4 && count > kFewRows && rows.length <= longest;
   }
   const bool many = count >= 512 * k;
-  if (k <= 4) return rows.length <= (many ? kMaxFewLength : 2048 / k);
+  if (k <= 4) return rows.length <= (many ? 4096 : 2048 / k);
   return rows.length > 16 && rows.length <= (many ? 512 : 192);
 }
 

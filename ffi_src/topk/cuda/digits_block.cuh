@@ -36,6 +36,12 @@ __device__ __forceinline__ void for_marks(uint32_t marks, Use use) {
   for (; marks; marks &= marks - 1) use(__ffs(static_cast<int>(marks)) - 1);
 }
 
+// The same in another order for each lane, so that lanes whose words have many marks read different banks.
+template <class Use>
+__device__ __forceinline__ void for_marks_by_turns(uint32_t marks, uint32_t lane, Use use) {
+  for_marks(__funnelshift_r(marks, marks, lane), [&](int j) { use((j + lane) % 32); });
+}
+
 // The functions are called in their order, by all threads.
 template <class Key, int kThreads, int kItems>
 struct DigitsBlock {
@@ -141,13 +147,14 @@ struct DigitsBlock {
     }
   }
 
-  // Finds the digit of the wanted key from the counts in the bins of `among` blocks (the cluster, or 1), each of which
-  // adds up those of some digits. Lower blocks and threads have higher digits. If the bins have fewer elements than
-  // `wanted`, s.digit stays ~0.
+  // Finds the digit of the wanted key from the counts in the bins of `among` blocks (the cluster, or 1). If digits are
+  // many, each block adds up those of some. Lower blocks and threads have higher digits. If the bins have fewer
+  // elements than `wanted`, s.digit stays ~0.
   __device__ __forceinline__ void find(uint32_t wanted, uint32_t digits, uint32_t among) {
-    const uint32_t adder = among > 1 ? rank : 0;
+    const bool shared = among > 1 && digits > kThreads;
+    const uint32_t adder = shared ? rank : 0;
     among > 1 ? meet_cluster() : __syncthreads();
-    const uint32_t share = max(digits / among, 1u), each = (share + kThreads - 1) / kThreads;
+    const uint32_t share = shared ? max(digits / among, 1u) : digits, each = (share + kThreads - 1) / kThreads;
     const bool has = tid * each < share && adder * share < digits;
     const uint32_t highest = digits - 1 - adder * share - tid * each;
     uint32_t sum = 0;
@@ -159,22 +166,23 @@ struct DigitsBlock {
           count = 0;
 #pragma unroll 4
           for (uint32_t b = 0; b < among; ++b) count += load_in_cluster(&s.bins[highest - j], b);
-          s.bins[highest - j] = count;
+          if (shared) s.bins[highest - j] = count;
         }
         sum += count;
       }
     }
     uint32_t before = sum_before<kThreads>(sum, s.sums);
-    if (among > 1) {
+    if (shared) {
       if (tid == kThreads - 1)
         for (uint32_t b = 0; b < among; ++b) store_in_cluster(&s.of_block[rank], b, before + sum);
       meet_cluster();
       before += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
     }
     if (has && before < wanted && before + sum >= wanted) {
-      uint32_t digit = highest, count;
-      while (count = s.bins[digit], before + count < wanted) before += count, --digit;
-      if (among == 1) {
+      uint32_t digit = highest, count = sum;
+      if (each > 1)
+        while (count = s.bins[digit], before + count < wanted) before += count, --digit;
+      if (!shared) {
         s.digit = digit, s.above = before, s.kept = count;
       } else {
         for (uint32_t b = 0; b < among; ++b) {
@@ -184,7 +192,7 @@ struct DigitsBlock {
         }
       }
     }
-    among > 1 ? meet_cluster() : __syncthreads();
+    shared ? meet_cluster() : __syncthreads();
   }
 
   // Marks the elements whose first digit reaches the floor, and counts their digits. A thread marks eight at a time.
@@ -214,7 +222,7 @@ struct DigitsBlock {
 #pragma unroll 1
     for (uint32_t w = tid; w < words; w += kThreads) {
       uint32_t kept = marks[w];
-      for_marks(kept, [&](int j) {
+      for_marks_by_turns(kept, lane, [&](uint32_t j) {
         const uint32_t key = slots[w * 32 + j], high = key >> prefix_at;
         if (high < prefix) kept ^= 1u << j;
         if (high == prefix) atomicAdd(&s.bins[key >> digit_at & (digits - 1)], 1u);
@@ -261,7 +269,7 @@ struct DigitsBlock {
 #pragma unroll 1
     for (uint32_t w = from + lane; w < to; w += 32) {
       uint32_t kept = marks[w];
-      for_marks(kept, [&](int j) {
+      for_marks_by_turns(kept, lane, [&](uint32_t j) {
         const uint32_t key = slots[w * 32 + j];
         if (key < least) kept ^= 1u << j;
         if (exact && key == least) ++ties;
@@ -293,7 +301,9 @@ struct DigitsBlock {
       const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
       if (!__any_sync(kEveryLane, hits)) continue;
       uint32_t equal = 0;
-      if (exact) for_marks(hits, [&](int j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == least) << j; });
+      if (exact)
+        for_marks_by_turns(hits, lane,
+                           [&](uint32_t j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == least) << j; });
       const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);

@@ -1,7 +1,9 @@
 // Top-k of short columns, of short rows of 64-bit elements, and of many very short rows, for k of at most 8. A lane, or
 // several of one warp, reads a row or column from its end to its beginning, and keeps the best elements in order in
 // registers. Each element takes its place among them by k comparisons, which do not wait for each other. Lanes that
-// share a row then merge what they have by bitonic networks, and all of them have the result.
+// share a row then merge what they have by bitonic networks, and all of them have the result. Long columns are shared
+// by all warps of a block, which then merge their lists; the largest elements of the lanes give a threshold early, and
+// only elements that reach it are compared.
 //
 // Since indices fall, an element goes before all those that have the same key. The places that have no element yet have
 // key 0, and so they come after any.
@@ -20,7 +22,8 @@ namespace {
 
 struct Few : Call {
   uint32_t rows;       // rows or columns in all
-  uint32_t lane_bits;  // the logarithm of FewShape::lanes
+  uint32_t lane_bits;  // the logarithm of the number of lanes of a warp that share a row
+  uint32_t warp_bits;  // that of the number of warps that do
 };
 
 constexpr uint32_t kNone = ~0u;  // the index of a place that has no element
@@ -82,50 +85,119 @@ struct Best {
   }
 };
 
-template <class Key, int kBest>
-__global__ void __launch_bounds__(kFewThreads) few_kernel(const __grid_constant__ Few a) {
+// Returns the k-th largest of the keys that the lanes of a block have for a column, one each. `parts` lanes do: 64 or
+// 128.
+template <class Word>
+__device__ __noinline__ Word kth_of_columns(Word key, uint32_t column, uint32_t part, uint32_t parts, uint32_t k) {
+  constexpr int kEach = 128 / 32;
+  __shared__ Word keys[kFewColumns][kEach * 32], kth[kFewColumns];
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();
+  keys[column][part] = key;
+  __syncthreads();
+  if (warp < kFewColumns) {
+    Word own[kEach], most = 0;
+#pragma unroll
+    for (uint32_t j = 0; j < kEach; ++j) own[j] = j * 32 < parts ? keys[warp][j * 32 + lane] : Word{0};
+#pragma unroll 1
+    for (uint32_t i = 0; i < k; ++i) {
+      Word mine = own[0];
+#pragma unroll
+      for (int j = 1; j < kEach; ++j) mine = max(mine, own[j]);
+      most = largest_of_warp(mine);
+      if (lane + 1 != __ffs(static_cast<int>(__ballot_sync(kEveryLane, mine == most)))) continue;
+      bool taken = false;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        if (!taken && own[j] == most) own[j] = 0, taken = true;
+    }
+    if (lane == 0) kth[warp] = most;
+  }
+  __syncthreads();
+  return kth[column];
+}
+
+// kShared: all warps of a block share its rows.
+template <class Key, int kBest, bool kShared>
+__global__ void __launch_bounds__(kShared ? 1024 : kFewThreads) few_kernel(const __grid_constant__ Few a) {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
+  constexpr int kLoads = kShared && sizeof(Key) < 8 ? 2 * kFewLoads : kFewLoads;
   // The lanes of a row are neighbours. Of columns, those that read the same row of neighbouring columns are.
   const uint32_t lane = threadIdx.x % 32, lanes = 1u << a.lane_bits, row_bits = 5 - a.lane_bits;
   const bool columns = a.inner > 1;
   const uint32_t own = columns ? lane >> row_bits : lane & (lanes - 1);
   const uint32_t place = columns ? lane & ((1u << row_bits) - 1) : lane >> a.lane_bits;
-  const uint32_t first = (blockIdx.x * (kFewThreads / 32) + threadIdx.x / 32) << row_bits;
-  if (first >= a.rows) return;  // the whole warp
-  const uint32_t row = min(first + place, a.rows - 1), inner = static_cast<uint32_t>(a.inner);
-  const uint32_t outer = columns ? row / inner : row, column = columns ? row - outer * inner : 0;
+  const uint32_t warp = threadIdx.x / 32, inner = static_cast<uint32_t>(a.inner);
+  const uint32_t first = (kShared ? blockIdx.x : blockIdx.x * (kFewThreads / 32) + warp) << row_bits;
+  if (first >= a.rows) return;  // the whole warp, or block
+  uint32_t row = min(first + place, a.rows - 1), outer = columns ? row / inner : row;
+  uint32_t column = columns ? row - outer * inner : 0;
   const Key* const x = static_cast<const Key*>(a.x) + int64_t{outer} * a.length * inner + column;
 
   Best<Word, kBest> best;
-  const int64_t step = a.inner << a.lane_bits;                   // from one element of the lane to the next
-  const uint32_t steps = (a.length + lanes - 1) >> a.lane_bits;  // its elements
-  uint32_t start = (steps - 1) / kFewLoads * kFewLoads;          // the first one of those that it loads at once
-  const Key* from = x + (int64_t{start} << a.lane_bits) * inner + int64_t{own} * inner;
+  // The places of the row are dealt out to the parts that read it, of which the lane is one.
+  const uint32_t part_bits = a.lane_bits + a.warp_bits, part = (kShared ? warp << a.lane_bits : 0) + own;
+  const int64_t step = a.inner << part_bits;                               // from one element of the lane to the next
+  const uint32_t steps = (a.length + (1u << part_bits) - 1) >> part_bits;  // its elements
+  uint32_t start = (steps - 1) / kLoads * kLoads;  // the first one of those that it loads at once
+  const Key* from = x + (int64_t{start} << part_bits) * inner + int64_t{part} * inner;
+  Word floor = 0, top = 0;  // k elements of the row reach `floor`; the lane's largest key
+  int rounds = 0;
 #pragma unroll 1
-  for (;; start -= kFewLoads, from -= kFewLoads * step) {
-    const uint32_t index = (start << a.lane_bits) + own;
-    Key bits[kFewLoads];
+  for (;; start -= kLoads, from -= kLoads * step) {
+    const uint32_t index = (start << part_bits) + part;
+    Key bits[kLoads];
     const Key* at = from;
 #pragma unroll
-    for (uint32_t u = 0; u < kFewLoads; ++u, at += step)
-      bits[u] = index + (u << a.lane_bits) < a.length ? __ldg(at) : Key{0};
+    for (uint32_t u = 0; u < kLoads; ++u, at += step)
+      bits[u] = index + (u << part_bits) < a.length ? __ldg(at) : Key{0};
+    if constexpr (kShared) {
+      if (rounds++ < 2) {  // the first round may be short
 #pragma unroll
-    for (int u = kFewLoads - 1; u >= 0; --u) {
+        for (uint32_t u = 0; u < kLoads; ++u)
+          if (index + (u << part_bits) < a.length) top = max(top, Word{encode(bits[u], a.order)});
+        floor = kth_of_columns(top, place, part, 1u << part_bits, a.k);
+      }
+    }
+#pragma unroll
+    for (int u = kLoads - 1; u >= 0; --u) {
       if (start + u >= steps) continue;
       // Only a lane's first element may be beyond the end. It takes an empty place, and goes behind all others.
-      const uint32_t i = index + (u << a.lane_bits);
-      best.add(i < a.length ? encode(bits[u], a.order) : Key{0}, i);
+      const uint32_t i = index + (u << part_bits);
+      const Word key = i < a.length ? encode(bits[u], a.order) : Key{0};
+      if (!kShared || __any_sync(kEveryLane, key >= floor)) best.add(key, i);
     }
     if (start == 0) break;
   }
 #pragma unroll 1
   for (uint32_t distance = 1; distance < lanes; distance *= 2) best.merge(columns ? distance << row_bits : distance);
 
-  if (first + place >= a.rows) return;
+  uint32_t writers = lanes, writer = own;  // the lanes that write a row's results
+  bool live = first + place < a.rows;
+  if constexpr (kShared) {
+    __shared__ Word keys[kFewColumns][32][kBest];
+    __shared__ uint32_t indices[kFewColumns][32][kBest];
+    if (own == 0) {
+#pragma unroll
+      for (int s = 0; s < kBest; ++s) keys[place][warp][s] = best.keys[s], indices[place][warp][s] = best.indices[s];
+    }
+    __syncthreads();
+    const uint32_t warps = 1u << a.warp_bits, of = threadIdx.x / warps;  // so many lanes merge a column
+    if (of >= kFewColumns) return;
+#pragma unroll
+    for (int s = 0; s < kBest; ++s)
+      best.keys[s] = keys[of][lane % warps][s], best.indices[s] = indices[of][lane % warps][s];
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < warps; distance *= 2) best.merge(distance);
+    row = min(first + of, a.rows - 1), outer = columns ? row / inner : row, column = columns ? row - outer * inner : 0;
+    writers = warps, writer = lane % warps, live = first + of < a.rows;
+  }
+
+  if (!live) return;
   const int64_t to = int64_t{outer} * a.k * inner + column;
 #pragma unroll
   for (int s = 0; s < kBest; ++s) {
-    if ((s & (lanes - 1)) != own || s >= a.k) continue;
+    if ((s & (writers - 1)) != writer || s >= a.k) continue;
     uint32_t at = s;
     if (!a.sorted) {  // the number of results with lesser indices
       at = 0;
@@ -143,14 +215,21 @@ __global__ void __launch_bounds__(kFewThreads) few_kernel(const __grid_constant_
 cudaError_t launch_few(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Few a = {call_of(problem, buffers)};
   a.rows = static_cast<uint32_t>(problem.rows.count());
-  a.lane_bits = bits_for(plan.lanes);
+  const bool shared = plan.threads > kFewThreads;  // by all warps of a block
+  a.lane_bits = bits_for(shared ? 32 / kFewColumns : plan.lanes);
+  a.warp_bits = bits_for(shared ? plan.threads / 32 : 1);
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
-  config.block = dim3(kFewThreads);
+  config.block = dim3(plan.threads);
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    const auto kernel = problem.k <= 2 ? few_kernel<Key, 2> : problem.k <= 4 ? few_kernel<Key, 4> : few_kernel<Key, 8>;
-    return launch(stream, config, kernel, a);
+    const auto pick = [&](auto is_shared) {
+      constexpr bool kShared = is_shared;
+      return problem.k <= 2   ? few_kernel<Key, 2, kShared>
+             : problem.k <= 4 ? few_kernel<Key, 4, kShared>
+                              : few_kernel<Key, 8, kShared>;
+    };
+    return launch(stream, config, shared ? pick(std::true_type()) : pick(std::false_type()), a);
   });
 }
 

@@ -9,20 +9,30 @@
 
 namespace jaxgpuops::topk {
 
-constexpr int64_t kMaxFewK = 8, kMaxFewLength = 4096;
+constexpr int64_t kMaxFewK = 8, kMaxFewLength = 1 << 20;
 constexpr int kFewThreads = 256;
-constexpr int kFewLoads = 8;  // elements that a lane loads at once
+constexpr int kFewLoads = 8;         // elements that a lane loads at once
+constexpr int kFewColumns = 8;       // columns of a block whose warps share them
+constexpr int64_t kFewAlone = 1024;  // the longest columns that one warp reads
 
 struct FewShape {
-  int lanes = 1;  // that share a row or column: a power of two, at most 32
+  int lanes = 1;              // that share a row or column: a power of two
+  int threads = kFewThreads;  // of a block; if more, they share its columns
   int64_t blocks = 0;
 };
 
 // The lanes that share a row read neighbouring elements together, so long rows have several. Rows and columns that
 // would leave the device idle have more, as long as each lane has a load of its own; fewer for a larger k, since
-// merging what lanes have takes longer then.
+// merging what lanes have takes longer then. All lanes of a block share eight long columns (of 32 bits, a
+// sector).
 inline FewShape few_shape(Rows rows, int64_t k, int key_bytes, int64_t multiprocessors) {
   FewShape shape;
+  if (rows.inner > 1 && rows.length > kFewAlone) {
+    shape.blocks = ceil_div(rows.count(), kFewColumns);
+    shape.threads = shape.blocks <= 2 * multiprocessors ? 1024 : 512;
+    shape.lanes = shape.threads / kFewColumns;
+    return shape;
+  }
   const int64_t length = rows.length, wanted = (k <= 2 ? 1024 : k <= 4 ? 512 : 128) * multiprocessors;
   if (rows.inner == 1) shape.lanes = length * key_bytes <= 32 ? 1 : length <= 64 ? 2 : length <= 160 ? 4 : 8;
   while (shape.lanes < 32 && shape.lanes * kFewLoads < length && rows.count() * shape.lanes < wanted) shape.lanes *= 2;

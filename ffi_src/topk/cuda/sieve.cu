@@ -4,7 +4,9 @@
 // A row is divided evenly into streams, and a warp reads several streams at the same time; so the first vectors of all
 // streams are a sample of the whole row. Each thread has a part of the sample, and the largest key of that part is a
 // delegate. (If the threshold would depend on few delegates, they are the largest keys of the streams' parts instead.)
-// The threshold is reached by so many delegates that fewer than k elements of the row hardly ever reach it.
+// The threshold is reached by so many delegates that fewer than k elements of the row hardly ever reach it. If
+// neighbours are alike, as in sorted rows, a stream tells little, and the threshold is low. Then all lanes of some warp
+// have delegates that reach it, and a second sample, of scattered elements, raises it.
 //
 // Elements that reach the threshold are survivors and stay in shared memory. When the row has been read, its blocks
 // take the highest of their thresholds and divide the range above it into bins. Counts of the survivors in each bin
@@ -33,6 +35,7 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/scatter.cuh"
 #include "topk/cuda/sieve_row.cuh"
 
 namespace jaxgpuops::topk {
@@ -136,6 +139,17 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   __syncthreads();
   const uint32_t vector = (min(streams, 63u) * a.slices + rank) * (a.steps * 32) + 31;
   return min(share.index(vector) + kVector, a.length) - 1;
+}
+
+// Returns the key that enough threads' samples of scattered elements reach.
+template <class Key>
+__device__ __noinline__ Key kth_of_scattered(const Sieve& a, const Key* x) {
+  Key bits[kSieveScattered], most = 0;
+#pragma unroll
+  for (int i = 0; i < kSieveScattered; ++i) bits[i] = __ldg(x + scatter(i * kThreads + threadIdx.x, a.length));
+#pragma unroll
+  for (int i = 0; i < kSieveScattered; ++i) most = larger(most, encode(bits[i], a.order));
+  return kth_of_block<kThreads>(most, a.reach_scattered);
 }
 
 // The state of a block in sieve_kernel. The functions are the phases of the kernel, in the order in which they run.
@@ -248,11 +262,15 @@ struct Block {
     // Elements that tie with the threshold survive, too, unless there are many. The composite 0, which is the last of
     // all, never survives.
     threshold = larger(packing.lowest(least), C{1});
-    if (__syncthreads_count(best == least) > kThreads / 8)
+    if (__syncthreads_count(best == least) > kThreads / 8) {
       threshold = larger(
           packing.pack(least, last_tie<Key>(a, share, rank, ring, least, reinterpret_cast<uint32_t*>(survivors))),
           C{1});
-    high = packing.pack(static_cast<Key>(top), 0);
+    } else if (2 * a.reach <= (a.by_streams ? kSieveLoads * kWarps : kThreads) &&
+               __syncthreads_or(__all_sync(kEveryLane, best >= least))) {
+      threshold = larger(threshold, packing.lowest(kth_of_scattered<Key>(a, share.x)));
+    }
+    high = larger(packing.pack(static_cast<Key>(top), 0), threshold);
     // The row may have larger keys than its sample. The smaller the sample, the further they may lie above it.
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
     if (!kAlone) {
@@ -580,17 +598,18 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, Sieve a) {
   const int64_t rows = problem.rows.count();
   const int64_t chunks = (static_cast<int64_t>(a.length) * sizeof(Key) + 511) / 512;
   const double share = static_cast<double>(a.k) / a.length;
-  // reach(parts) is the number of `parts` equal parts of a sample that have one of the k best elements: the expected
-  // number and five standard deviations more.
+  // reach(parts, sample) is the number of `parts` equal parts of a sample that have one of the k best elements: the
+  // expected number and five standard deviations more.
   constexpr double kSample = static_cast<double>(kSieveStep) / sizeof(Key), kStreams = kSieveLoads * kWarps;
-  const auto reach = [&](double parts) {
-    const double seen = 1 - std::exp(-share * kSample / parts);
+  const auto reach = [&](double parts, double sample) {
+    const double seen = 1 - std::exp(-share * sample / parts);
     return std::min(parts * seen + 5 * std::sqrt(parts * seen * (1 - seen)) + 5, parts * 63 / 64);
   };
   // If the threshold depended on the delegates of few threads, all of these might belong to one stream, whose elements
   // may be alike. So the streams' delegates replace them.
-  a.by_streams = reach(kStreams) <= kStreams / 2;
-  a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads));
+  a.by_streams = reach(kStreams, kSample) <= kStreams / 2;
+  a.reach = static_cast<uint32_t>(reach(a.by_streams ? kStreams : kThreads, kSample));
+  a.reach_scattered = static_cast<uint32_t>(reach(kThreads, kThreads * kSieveScattered));
   // The number of elements of a sample that are among the k best: the expected number, six standard deviations, and one
   // stream more.
   const double of_sample = share * kSample;

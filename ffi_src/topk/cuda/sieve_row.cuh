@@ -13,9 +13,10 @@ namespace {
 struct Sieve : Call {
   int64_t first_row;
   uint32_t slices, steps;
-  bool by_streams;  // delegates are the largest keys of the streams' parts of the sample, not of the threads'
-  uint32_t reach;   // the number of delegates that must reach the threshold
-  uint32_t ties;    // the number of elements of a sample that must reach it, if most of these tie with it
+  bool by_streams;           // delegates are the largest keys of the streams' parts of the sample, not of the threads'
+  uint32_t reach;            // the number of delegates that must reach the threshold
+  uint32_t ties;             // the number of elements of a sample that must reach it, if most of these tie with it
+  uint32_t reach_scattered;  // the number of threads whose second samples must reach the threshold
 };
 
 constexpr int kThreads = kSieveThreads;

@@ -13,6 +13,7 @@ constexpr int64_t kMinSieveK = 257, kMaxSieveK = 4096;
 constexpr int kSieveThreads = 512;      // threads of a block
 constexpr int kSieveLoads = 4;          // vectors of 16 bytes that a thread reads in a step
 constexpr int kSieveStages = 3;         // steps in flight
+constexpr int kSieveScattered = 8;      // elements of a thread's second sample
 constexpr uint32_t kSieveRoom = 12288;  // the most survivors that a block holds
 // A block that has too many survivors keeps this many. Up to this many are sorted without bins.
 constexpr uint32_t kSieveKeep = 4608;

@@ -9,8 +9,8 @@
 // elements are above it. A threshold chosen in this way is a guess, set five standard deviations too low; if too few
 // elements reach it, the tiles are read again without it. Whenever the buffer is full, the block synchronises, and the
 // threshold rises to about the k-th candidate. Tiles are read in a scattered order, so that sorted rows behave like
-// random ones. If many delegates of the first tile tie with the threshold, the elements of that tile are counted and an
-// index is added to the threshold.
+// random ones. If many delegates of the first tile tie with the threshold, or some do and there are many tiles, the
+// elements of that tile are counted and an index is added to the threshold.
 //
 // Blocks that share a row take its tiles in turn. Each publishes a key that some of its delegates reach; enough of
 // these keys give a bound for the whole row. They are a cluster, whose first block collects the candidates that reach
@@ -333,7 +333,11 @@ struct Block {
     if (reach > kThreads * 3 / 4) return;
     const Key kth = kth_of_block<kThreads>(best, reach);
     threshold = larger(threshold, packing.lowest(kth));
-    if (stop == 0 && __syncthreads_count(best == kth) > kThreads / 8) threshold = larger(threshold, ties(kth));
+    if (stop > 0) return;
+    // If all tiles have as many ties as the first one, they would soon fill the buffer.
+    const uint32_t tied = __syncthreads_count(best == kth);
+    if (tied > kThreads / 8 || (tied > kThreads / 64 && tied * tiles > kThreads / 2))
+      threshold = larger(threshold, ties(kth));
   }
 
   // Collects the elements of this block's tiles that reach a threshold. Afterwards either there are at least k
@@ -390,9 +394,13 @@ struct Block {
       const Key mine = kth_of_block<kThreads>(best, a.reach);
       if (tid == 0) s.low[0] = packing.lowest(mine);
       cluster.sync();
-      const uint32_t other = spread_index<kThreads>();
-      const Key told = other < a.slices ? packing.key(*cluster.map_shared_rank(&s.low[0], other)) : Key{0};
-      threshold = larger(threshold, packing.lowest(kth_of_block<kThreads>(told, a.quorum)));
+      // The largest bound that a quorum of the blocks told. Each warp finds it.
+      const uint32_t lane = tid % 32;
+      const C told = lane < a.slices ? *cluster.map_shared_rank(&s.low[0], lane) : C{0};
+      uint32_t reaching = 0;
+#pragma unroll
+      for (uint32_t b = 0; b < kStreamBlocks; ++b) reaching += b < a.slices && shuffle_from(told, b) >= told;
+      threshold = larger(threshold, largest_of_warp(reaching >= a.quorum ? told : C{0}));
       compact<kThreads>(s, buffer, threshold);
     }
     cluster.sync();
