@@ -1,6 +1,7 @@
-// Small sums of floats. Few columns of a flat row: the kernel of row_engine/cuda/small.cuh. Others: each thread has the
-// positions of a column that a lane of a walking kernel has there (row_engine/cuda/columns_walk.cuh), all of them on
-// their way before the first is used, and adds them up in the same order. One read; the parameters fill one line.
+// Small sums of floats. Those of 8 bits, and flat rows: the kernels of row_engine/cuda/small.cuh. Others: each thread
+// has the positions of a column that a lane of a walking kernel has there (row_engine/cuda/columns_walk.cuh), all of
+// them on their way before the first is used, and adds them up in the same order. One read; the parameters fill one
+// line.
 #include "row_engine/cuda/small.cuh"
 #include "reduce/cuda/dispatch.cuh"
 
@@ -51,6 +52,8 @@ template <class P>
 cudaError_t launch_sums(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   const auto all = parameters_of<P>(problem, buffers);
   const Rows& rows = problem.rows;
+  if constexpr (sizeof(typename P::Bits) == 1)
+    return row_engine::run_small<P>(stream, plan, rows, all.operands[0], all.out, all.args);
   if (plan.flat) return row_engine::run_small_flat<P>(stream, plan, rows, all.operands[0], all.out, all.args);
   const SmallSums<P> p = {buffers.x,
                           static_cast<uint32_t>(rows.count()),
