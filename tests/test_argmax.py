@@ -64,7 +64,8 @@ def test_the_fallback_has_the_same_results(dtype):
     left to XLA on a GPU compares floats; for these, XLA's CPU backend takes subnormal numbers for zeros."""
     rng = np.random.default_rng(1)
     special = reference.special_values(dtype)
-    for x in (special[rng.integers(0, len(special), (30, 50))], reference.random_bits(rng, (4, 3001), dtype)):
+    short = [special[rng.integers(0, len(special), (200, n))] for n in (1, 2, 7, 24, 25)]
+    for x in (*short, special[rng.integers(0, len(special), (30, 50))], reference.random_bits(rng, (4, 3001), dtype)):
         normal = flushed(x) if jax.default_backend() == "cpu" else x
         for largest in (True, False):
             with x64(dtype):
@@ -88,8 +89,12 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
     for dtype in ("int8", "int32", "bfloat16", "float32", "float64"):
         for shape in ((3, 4096), (800, 7), (1, 70_001), (2000, 9, 40)):
             assert is_left(*shape, dtype=dtype)
-        for shape in ((300_000, 8), (500, 70_001, 3), (1, 3_000_000, 5), (2, 16, 1 << 20)):
+        for shape in ((300_000, 32), (500, 70_001, 3), (1, 3_000_000, 5), (2, 32, 1 << 20)):
             assert not is_left(*shape, dtype=dtype)
+        # Short axes of less than 64 bits are compared one by one.
+        for shape in ((300_000, 8), (3_000_000, 16), (8, 4, 1 << 20)):
+            assert is_left(*shape, dtype=dtype) == (dtype != "float64")
+        assert is_left(2, 16, 1 << 20, dtype=dtype) == (dtype == "bfloat16")
         assert is_left(4096, 8192, dtype=dtype) == (dtype in ("int32", "float64"))
     assert (
         is_left(65_533, 98, dtype="float64") and is_left(3, 131_072, 2) and not is_left(3, 131_072, 2, dtype="float64")

@@ -100,8 +100,10 @@ def test_few_long_rows():
     for op, dtype, outer, length, algorithm, blocks in (
         ("logsumexp", "float32", 10, 16_384, "rows", 4),
         ("logsumexp", "float32", 100, 16_384, "rows", 2),
-        ("sum", "float32", 13, 16_384, "rows", 4),
-        ("sum", "float32", 40, 16_384, "rows", 2),
+        ("sum", "float32", 13, 16_384, "rows", 1),
+        ("sum", "float32", 300, 16_384, "rows", 2),
+        ("sum", "float32", 40, 25_600, "rows", 4),
+        ("sum", "float64", 47, 5151, "rows", 1),
         ("softmax", "bfloat16", 2, 104_372, "rows", 16),
         ("softmax", "float32", 20, 47_058, "rows", 8),
         ("sum", "float32", 8, 524_288, "rows_split", 64),
@@ -184,7 +186,7 @@ def test_few_rows_of_float32_not_aligned():
         (1201, 5, 64),
         (1401, 6, 32),
         (1775, 7, 24),
-        (2501, 10, 10),
+        (2501, 10, 24),
     ):
         rows = most * 132 // warps
         found = [softmax_planner("softmax", "float32", False)(n, length, 1, 90)["threads"] for n in (rows, rows + 1)]
@@ -192,14 +194,16 @@ def test_few_rows_of_float32_not_aligned():
 
 
 def test_few_short_rows():
-    """Few rows of up to some hundred elements have a block each, whose lanes have one vector."""
-    for dtype, length, warps in (
-        ("bfloat16", 450, 2),
-        ("bfloat16", 1000, 4),
-        ("float32", 298, 3),
-        ("float32", 512, 4),
+    """Few rows of up to some hundred elements have a block each, whose lanes have one vector; so have longer rows of 16
+    bits that are not aligned."""
+    for dtype, length, warps, most in (
+        ("bfloat16", 1000, 4, 8),
+        ("bfloat16", 1882, 8, 16),
+        ("float16", 3001, 12, 16),
+        ("float32", 298, 3, 8),
+        ("float32", 512, 4, 8),
     ):
-        rows = 8 * 132 // warps
+        rows = most * 132 // warps
         found = [softmax_planner("softmax", dtype, False)(n, length, 1, 90)["threads"] for n in (1, rows, rows + 1)]
         assert found[:2] == [32 * warps] * 2 and found[2] != 32 * warps, (dtype, length, found)
 

@@ -124,7 +124,7 @@ int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps)
   if (traits.operands == 2) return 32;
   if (traits.label) return warps > 2 && warps <= 6 ? 26 : warps <= 20 ? 14 : 0;
   if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
-  if (elements) return warps > 16 ? 0 : warps > 8 ? 10 : warps == 5 ? 64 : warps == 6 ? 32 : warps > 2 ? 24 : 16;
+  if (elements) return warps > 16 ? 0 : warps > 8 ? 24 : warps == 5 ? 64 : warps == 6 ? 32 : warps > 2 ? 24 : 16;
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
 }
 

@@ -151,9 +151,22 @@ def _argmax_fallback(x, *, axis, largest):
     return (lax.argmax(_argmax_keys(x, largest), axis, np.int32),)
 
 
+def _goes_one_by_one(x, axis):
+    """Whether an elementwise expression is faster than a reduction, as measured on an H200: 10^6 rows of 3 float32 take 2.9
+    us, not 5.8, and rows of lengths that are powers of two up to 60 times less."""
+    length, item = x.shape[axis], x.dtype.itemsize
+    if not isinstance(length, int) or item == 8:
+        return False
+    if all(n == 1 for n in x.shape[axis + 1 :]):
+        return length <= 16
+    return length <= (24 if item <= 2 else 8)
+
+
 def _argmax_left(x, *, axis, largest):
     """As the fallback, but compares floats and not keys, since XLA's GPU backend sometimes makes one more kernel for keys.
     XLA's CPU backend needs the keys: it takes subnormal floats for zeros."""
+    if _goes_one_by_one(x, axis):
+        return (_argmax_one_by_one(x, axis, largest),)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(np.int32) if x.dtype.itemsize < 4 else x  # a fifth faster on a GPU
         return ((lax.argmax if largest else lax.argmin)(x, axis, np.int32),)
@@ -167,6 +180,18 @@ def _argmax_left(x, *, axis, largest):
     worst = np.array(-np.inf if largest else np.inf, x.dtype)
     indices = lax.broadcasted_iota(np.int32, x.shape, axis)
     return (lax.reduce((x, indices), (worst, np.int32(0)), best, (axis,))[1],)
+
+
+def _argmax_one_by_one(x, axis, largest):
+    """Compares the elements of a short axis one after the other, in one elementwise kernel."""
+    best = lax.index_in_dim(x, 0, axis, keepdims=False)
+    index = lax.full_like(best, 0, np.int32)
+    for i in range(1, x.shape[axis]):
+        element = lax.index_in_dim(x, i, axis, keepdims=False)
+        holds = best >= element if largest else best <= element  # not if one is a NaN
+        wins = ~holds & (best == best)
+        best, index = jnp.where(wins, element, best), jnp.where(wins, np.int32(i), index)
+    return index
 
 
 def _to(most):
@@ -205,7 +230,11 @@ _FASTER_IN_XLA = [
     # Few long columns, as two kernels.
     _Class((2, 4, 8), _from(1 << 16), item=(1, 4), elements=_to(1 << 24)),  # 10: 1.27, 1.05
     _Class((2, 4, 8), _from(1 << 16), item=(2,), elements=_to(1 << 22)),  # 2: 1.41, 1.31
-    # Short rows: a thread has one, but not if the length is a power of two.
+    # Short axes, one element after the other: 500000 x 8 float16 3.8 us, ours 4.9; 8 x 2 x 262144 float32 4.2, ours 6.5.
+    _Class(_to(1), _to(16), item=(1, 2, 4)),
+    _Class(_from(2), _to(4), item=(1, 2, 4)),
+    _Class(_from(2), _to(24), item=(2,)),
+    # Other short rows: a thread has one, but not if the length is a power of two.
     _Class(_to(1), [n for n in range(32) if n & (n - 1)]),  # 48: 1.17, 0.73
     # Rows of at least a warp.
     _Class(_to(1), range(32, 128), item=(1,), elements=_to(1 << 17)),  # 3: 1.17, 1.15

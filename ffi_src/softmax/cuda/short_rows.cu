@@ -157,7 +157,8 @@ __host__ __device__ constexpr int64_t stage_at(int warps, int each) {
 // Whether lanes store rows that are not aligned one element after the other: a warp first puts its vectors side by side
 // in shared memory, so that its stores cover whole sectors.
 template <class P, bool kAligned, int kEach>
-constexpr bool kStagesShort = !kAligned && sizeof(typename P::Bits) == 4 && kEach == 2;
+constexpr bool kStagesShort =
+    !kAligned && (sizeof(typename P::Bits) == 2 || (sizeof(typename P::Bits) == 4 && kEach == 2));
 
 // A lane has kEach vectors, side by side in the order of the warps.
 template <class E, Op kOp, int kEach, bool kAligned>
@@ -172,23 +173,12 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
   const int first = (warp * 32 * kEach + lane) * kWidth, left = p.length - first;
   const int64_t at = int64_t{blockIdx.x} * p.length + first;
   Held<P, 1, true> unit[kEach];
-  // 16-bit rows that are not aligned: the warp loads and stores aligned windows.
-  constexpr bool kWindows = !kAligned && sizeof(Bits) == 2 && kEach == 2 && kOp != Op::kLogSumExp;
-  const row_engine::Span<P, kEach, false, false> windows(5);
   const int64_t of_warp = at - lane * kWidth;
   const int left_of_warp = max(left + lane * kWidth, 0);
-  if constexpr (kWindows) {
-    Pack packs[kEach];
-    windows.load(static_cast<const Bits*>(p.x) + of_warp, left_of_warp, blockIdx.x + 1 == p.rows, P::pad(args, 0),
-                 packs);
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) unit[j].raw[0][0] = packs[j];
-  } else {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j)
-      unit[j].raw[0][0] =
-          load_short<P, kAligned>(static_cast<const Bits*>(p.x) + at + j * kApart, left - j * kApart, P::pad(args, 0));
-  }
+  for (int j = 0; j < kEach; ++j)
+    unit[j].raw[0][0] =
+        load_short<P, kAligned>(static_cast<const Bits*>(p.x) + at + j * kApart, left - j * kApart, P::pad(args, 0));
 
   auto& shared = *reinterpret_cast<BlockShared<P>*>(dynamic_shared_memory());
   auto* const sums = reinterpret_cast<Acc*>(dynamic_shared_memory() + sizeof(BlockShared<P>));
@@ -228,15 +218,15 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
       if (lane == 0) shared.stats[warp] = {shared.of_spans[warp], sum};
     }
     __syncthreads();
-    stat = row_engine::merge_by_warp<P>([&](int s) { return shared.stats[s]; }, p.spans);
+    // Merges in the order of merge_by_warp().
+    const Stat<P> of_span = lane < p.spans ? shared.stats[lane] : Stat<P>::none();
+    Stat<P> mine = {of_span.peak(), Acc(0)};
+    add_stat<P>(mine, of_span, P::guard(mine.peak()));
+    stat = row_engine::merge_lanes<P>(mine);
   }
   const auto final = P::finish(args, {}, stat);
   if constexpr (kOp == Op::kLogSumExp) {
     if (threadIdx.x == 0) P::write_row(args, blockIdx.x, {}, final);
-  } else if constexpr (kWindows) {
-    Pack packs[kEach];
-    store_short<P, true>(args, final, peak, unit, reinterpret_cast<Bits*>(packs), kEach * kWidth, kWidth);
-    windows.store(static_cast<Bits*>(p.out) + of_warp, left_of_warp, packs);
   } else if constexpr (kStagesShort<P, kAligned, kEach>) {
     auto* const stage =
         reinterpret_cast<Pack*>(dynamic_shared_memory() + stage_at<P>(warps, kEach)) + warp * 32 * kEach;
@@ -277,8 +267,7 @@ cudaError_t launch_op(cudaStream_t stream, const RowPlan& plan, const Problem& p
   Kernel kernel = nullptr;
   if (plan.wide) {
     const auto bytes = [&](int each) {
-      return stage_at<P>(plan.block_warps, each) +
-             (kStagesShort<P, false, 2> && each == 2 ? plan.threads() * 2 * 16 : 0);
+      return stage_at<P>(plan.block_warps, each) + (kStagesShort<P, false, 2> ? plan.threads() * each * 16 : 0);
     };
     launched.shared_bytes = bytes(plan.wide);
     kernel = plan.wide == 1 ? pick(block_rows_kernel<E, kOp, 1, true>, block_rows_kernel<E, kOp, 1, false>)

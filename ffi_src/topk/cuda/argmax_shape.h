@@ -27,7 +27,8 @@ constexpr int64_t kArgmaxFewRows = 32;
 constexpr int64_t kArgmaxUnshared = 16 << 10;   // kSmall: up to this length, a column has one block
 constexpr int64_t kArgmaxSmallSlice = 1 << 10;  // kSmall: about the elements of a slice of a longer column
 
-constexpr int64_t kArgmaxTileRow = 6 << 10;  // kTiles: the most bytes of a row, if inner is 1
+// kTiles: the most bytes of a row, if inner is 1 and there are many rows, of bytes and of wider elements.
+constexpr int64_t kArgmaxTileRow = 2304, kArgmaxTileByteRow = 1792;
 
 constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a warp may have a row
 constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
@@ -249,8 +250,9 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   const int64_t threads = whole ? rows.outer * rows.inner / vector : 0;  // if each has a vector of columns
   if (rows.inner == 1) {
     const int64_t row = rows.length * key_bytes;
-    return row <= 1408 || (row <= kArgmaxTileRow && rows.outer >= 8192) ? argmax_tiles_shape(rows, key_bytes)
-                                                                        : argmax_rows_shape(rows, key_bytes);
+    const int64_t most = key_bytes == 1 ? kArgmaxTileByteRow : kArgmaxTileRow;
+    return row <= 1408 || (row <= most && rows.outer >= 8192) ? argmax_tiles_shape(rows, key_bytes)
+                                                              : argmax_rows_shape(rows, key_bytes);
   } else if (threads >= 1 << 14 && inner_bytes >= 512 && rows.length <= 24 &&
              rows.length >= (key_bytes == 1 ? 6 : 2)) {  // all of a block's threads are beside each other
     shape.form = ArgmaxForm::kPlanes;
