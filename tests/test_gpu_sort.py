@@ -147,6 +147,7 @@ SEGMENTS = {
     "512 threads": ((17, 4001), "segments"),
     "512 threads with more elements": ((140, 8001), "segments"),
     "1024 threads": ((9, 8001), "segments"),
+    "1024 threads with more elements": ((70, 9001), "segments"),
     "half of the warps": ((200, 2049), "segments"),
     "a merge": ((3, 17_001), "merge"),
     "merges": ((2, 70_001), "merge"),
@@ -171,9 +172,11 @@ def test_segments(shape, algorithm, dtype):
             both = lambda x, of: [f(x, offsets=of, descending=descending) for f in (jaxgpuops.sort, jaxgpuops.argsort)]
             if algorithm == "compare":
                 is_known = compares(offsets.size) and (n < 8192 or np.dtype(x.dtype).itemsize < 8)
+            elif algorithm == "segments":
+                is_known = n <= 8192 or np.dtype(x.dtype).itemsize < 8
             else:
                 mean, least = n / offsets.size, 8192 if np.dtype(x.dtype).itemsize == 8 else 1536
-                is_known = n <= 8192 or (mean <= 256 if algorithm == "merge" else mean >= least)
+                is_known = mean <= 256 if algorithm == "merge" else mean >= least
             if is_known:
                 calls = jaxgpuops.explain(both, x, offsets)
                 assert {call.plan["algorithm"] for call in calls if call.op == "sort_segments"} == {algorithm}
