@@ -80,7 +80,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
     count.grid = dim3(static_cast<unsigned>(rows * blocks));
     count.block = dim3(kCountThreads);
     count.overlap = plan.overlap;
-    error = launch(stream, count, count_kernel<Key, false>,
+    error = launch(stream, count, a.inner > 1 ? count_kernel<Key, false, true> : count_kernel<Key, false>,
                    CountArgs{buffers.x, a.heads, a.counts, a.status, nullptr, rows, length, shape.tiles, plan.counted,
                              problem.rows.inner, problem.order});
   }

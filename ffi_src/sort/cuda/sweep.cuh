@@ -44,7 +44,7 @@ struct CountArgs {
   SortOrder order;
 };
 
-template <class Key, bool kSegments>
+template <class Key, bool kSegments, bool kColumns = false>
 __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ CountArgs a) {
   constexpr int kPasses = sizeof(Key);
   __shared__ uint32_t counts[kPasses * kDigits], active;
@@ -66,9 +66,9 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
     blocks = (length + a.elements - 1) / a.elements;
     row = blockIdx.x / blocks;
     begin = blockIdx.x % blocks * a.elements, end = min(begin + a.elements, length);
-    x += a.inner == 1 ? row * length : row / a.inner * length * a.inner + row % a.inner;
+    x += kColumns ? row / a.inner * length * a.inner + row % a.inner : row * length;
   }
-  const int64_t step = kSegments ? 1 : a.inner;
+  const int64_t step = kColumns ? a.inner : 1;
   __syncthreads();
 
   const auto count = [&](Key bits) {
@@ -234,9 +234,13 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   const int64_t at = base + begin + first;
   // Columns are read and written in place if tiles are small. Between the first and the last pass they are rows.
   constexpr bool kColumns = kExchanges && kTiles != kLargeTiles;
-  const uint32_t outer = kColumns && a.inner > 1 ? row / a.inner : row, column = row - outer * (kColumns ? a.inner : 1);
-  const uint32_t from_step = kColumns && is_first ? a.inner : 1, to_step = kColumns && is_last ? a.inner : 1;
-  const int64_t x_at = kColumns ? (outer * a.length + begin + first) * a.inner + column : at;
+  int64_t x_at = at;
+  uint32_t from_step = 1;
+  if (kColumns && is_first && a.inner > 1) {
+    const uint32_t outer = row / a.inner;
+    x_at = (outer * a.length + begin + first) * a.inner + row - outer * a.inner;
+    from_step = a.inner;
+  }
   const Key* const from_keys =
       is_first ? static_cast<const Key*>(a.x) + x_at : static_cast<const Key*>(a.keys[1 - to]) + at;
   const int32_t* const from_indices = kIndices ? (is_first ? a.carried : a.indices[1 - to]) + at : nullptr;
@@ -351,8 +355,13 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   __syncthreads();
 
   const auto wanted = static_cast<uint32_t>(is_last ? a.k : a.length);  // of a row
-  if constexpr (!kSegments)
-    base = kColumns && is_last ? int64_t{outer} * wanted * a.inner + column : int64_t{row} * wanted;
+  uint32_t to_step = 1;
+  if constexpr (!kSegments) base = int64_t{row} * wanted;
+  if (kColumns && is_last && a.inner > 1) {
+    const uint32_t outer = row / a.inner;
+    base = int64_t{outer} * wanted * a.inner + row - outer * a.inner;
+    to_step = a.inner;
+  }
   Key* to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
   int32_t* to_indices = is_last ? a.last_indices : a.indices[to];
   const bool writes_keys = !kIndices || to_keys != nullptr;
