@@ -322,6 +322,25 @@ def test_plans_of_sorts_of_segments(capability):
             assert found["blocks"] >= outer * (count + length // 9000)
 
 
+def test_plans_of_long_rows_of_segments():
+    plan = lambda *args, **given: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, 90, **given)
+    for outer, length, count, bits, algorithm in [
+        (8, 16_384, 6, 32, "sweep"), (32, 16_384, 6, 32, "sweep"), (33, 16_384, 6, 32, "segments"),
+        (8, 8192, 3, 32, "segments"), (8, 12_000, 100, 32, "merge"), (41, 9834, 76, 16, "merge"),
+        (60, 9000, 40, 32, "segments"), (2, 16_384, 7, 8, "sweep"), (2, 16_384, 500, 8, "merge"),
+        (20, 9000, 9, 16, "segments"),
+    ]:  # fmt: skip
+        found = plan(outer, length, 1, count, bits)
+        assert found["algorithm"] == algorithm
+        part = plan(1, length, 1, count, bits, workspace_bytes=found["workspace_bytes"])
+        assert part["workspace_bytes"] <= found["workspace_bytes"]
+        assert part["algorithm"] in (algorithm, "compare")
+    # Blocks of few rows have more threads, and each of them fewer elements.
+    few, many = plan(132, 8192, 1, 70, 32), plan(133, 8192, 1, 70, 32)
+    assert (few["threads"], many["threads"]) == (1024, 512)
+    assert few["shared_bytes"] > many["shared_bytes"] > 6 * 8192
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_choices(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_choose(*args, capability)

@@ -330,7 +330,22 @@ def test_plan_fits_every_gpu(compute_capability):
         for outer, inner, bits in ((1, 1, 8), (1000, 1, 32), (3, 5, 16), (1, 1000, 64)):
             plan = plan_sort(outer, length, inner, bits, True, True, compute_capability)
             assert plan["shared_bytes"] + 1024 <= shared and plan["threads"] <= 1024
-            assert plan["turns"] == (inner > 1 and length > 1024)
+            assert plan["turns"] <= (inner > 1 and length > 1024)
+
+
+@pytest.mark.parametrize(
+    "outer, length, inner, bits, in_place",
+    [
+        (1, 16_384, 4, 32, True), (1, 16_384, 16, 16, True), (1, 9000, 17, 16, False), (1, 9000, 3, 32, True),
+        (2, 33_001, 5, 32, True), (2, 70_001, 9, 32, False), (1, 16_384, 4, 8, False), (1, 60_000, 4, 64, True),
+    ],
+)  # fmt: skip
+def test_few_columns_are_swept_in_place(outer, length, inner, bits, in_place):
+    plan = plan_sort(outer, length, inner, bits, True, True, 90)
+    assert plan["algorithm"] == "sweep" and plan["turns"] == (not in_place)
+    for rows in range(1, outer):  # a part of the batch
+        part = plan_sort(rows, length, inner, bits, True, True, 90, workspace_bytes=plan["workspace_bytes"])
+        assert part["algorithm"] == "sweep" and part["workspace_bytes"] <= plan["workspace_bytes"]
 
 
 def test_plan_of_a_part_of_a_batch_needs_no_more():

@@ -15,6 +15,7 @@ constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only 
 constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
 constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
+constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
 // Plans a block for each row; returns false if none holds it.
@@ -101,16 +102,14 @@ void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu,
   // Many short rows are sorted faster by teams of lanes (kTeam), in calls without segments.
   const bool few = rows.length > 512 || rows.count() <= (key_bytes == 8 ? 4 : 2) * gpu.multiprocessors;
   if (rows.inner > 1 || !few) return;
-  for (const int threads : {256, 512, 1024}) {
-    const int items = segments_items(key_bytes, threads);
-    const int64_t bytes = segments_shared_bytes(key_bytes, threads, items);
-    if (rows.length > threads * items || bytes > shared_limit || (threads == 512 && key_bytes == 8)) continue;
-    plan.algorithm = Algorithm::kSegments;
-    plan.threads = threads;
-    plan.blocks = rows.count();
-    plan.shared_bytes = bytes;
-    return;
-  }
+  const auto [threads, items] = segments_block(key_bytes, rows.length, rows.count() <= gpu.multiprocessors);
+  const int64_t bytes = segments_shared_bytes(key_bytes, threads, items);
+  if (rows.length > threads * items || bytes > shared_limit) return;
+  plan.algorithm = Algorithm::kSegments;
+  plan.threads = threads;
+  plan.items = items;
+  plan.blocks = rows.count();
+  plan.shared_bytes = bytes;
 }
 
 void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& plan) {
@@ -190,7 +189,6 @@ constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 
 // The logarithm of the longest tile, if merges take less time than what else is planned; else 0. Passes over few
 // elements of 64 bits take longer than merges. Over many they do not, as digits that all elements share are skipped.
 int merge_tile_bits(const Rows& rows, int key_bytes) {
-  constexpr int64_t kMostColumns = 16;  // side by side, which are read and written in parts of sectors
   const int64_t elements = rows.elements();
   if (key_bytes < 8 || rows.inner > kMostColumns) return 0;
   if (elements <= (rows.length <= 2048 ? 1 << 16 : 1 << 17)) return kSmallMergeTileBits;
@@ -239,14 +237,25 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
-    if (plan.algorithm != Algorithm::kNone) return plan;
+    // Several blocks share a long row, if there are few.
+    constexpr int64_t kMostSpread = 1 << 19;
+    const bool spreads =
+        plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered && rows.elements() <= kMostSpread;
+    if (plan.algorithm != Algorithm::kNone && !spreads) return plan;
+    // A part of a batch that has another plan has less.
+    const auto has_workspace = [&](const Plan& of) {
+      return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
+    };
     if (merges_segments(problem)) {
-      Plan merge = plan;
+      Plan merge;
       plan_merge(problem, gpu, kMergeTileBits, merge);
-      // A part of a batch that is swept has less.
-      if (workspace_bytes < 0 || workspace_bytes >= merge.workspace_bytes) return merge;
+      if (has_workspace(merge)) return merge;
     }
-    if (sweeps_segments(problem)) plan_sweep(problem, shared_limit, gpu, plan);
+    if (sweeps_segments(problem)) {
+      Plan sweep;
+      plan_sweep(problem, shared_limit, gpu, sweep);
+      if (!spreads || has_workspace(sweep)) return sweep;
+    }
     return plan;
   }
   if (problem.carries) {
@@ -320,6 +329,11 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, gpu, block);
   plan_sweep(problem, shared_limit, gpu, sweep);
+  // A few columns that lie side by side are read and written in place.
+  if (rows.inner > 1 && rows.inner <= kMostColumns && sweep.exchanges && key_bytes > 1 && sweep.small) {
+    sweep.turns = false;
+    sweep.workspace_bytes -= plan.workspace_bytes;
+  }
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
   const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
                        (sweep.small || key_bytes == 1) && (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;

@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks
   bool sorted = true;  // whether shared memory has the indices
   if constexpr (kByDigits) {
     count_begins<kThreads, Shared::kWords>(shared.begins, shared.before, shared.warps);
-    sorted = sort_by_digits(shared, there, a.bytes, any, all, {shared.begins, shared.before});
+    const Key differ = differing_bits(shared, any, all);
+    sorted = sort_by_digits(shared, there, a.bytes, differ, {shared.begins, shared.before});
   } else {
     merge_in_tile(a, shared, there);
   }

@@ -51,23 +51,29 @@ __device__ __forceinline__ void fold_words(Key* to, Key key, Atomic atomic, Fold
   if constexpr (sizeof(Key) == 8) atomic(words + 1, static_cast<uint32_t>(key >> 32));
 }
 
-// Sorts `length` keys, which are in shared memory, and writes their indices there. Only the upper `bytes` of a key may
-// have bits. `any` and `all`: bits that any and all of the thread's keys have; shared.any is 0 and shared.all all ones.
-// Returns false if the elements stay where they are; then there are no indices.
+// Returns the bits in which keys differ. `any` and `all`: bits that any and all of the thread's keys have; shared.any
+// is 0 and shared.all all ones. All threads of the block call it.
 template <int kThreads, int kItems, class Key>
-__device__ __forceinline__ bool sort_by_digits(DigitsShared<Key, kThreads, kItems>& shared, uint32_t length, int bytes,
-                                               Key any, Key all, const Numbers& numbers) {
-  constexpr Key kLast = static_cast<Key>(~Key{0});  // for slots past the end, in every pass
-  constexpr int kBytes = sizeof(Key);
-  const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
-  const bool live = first - threadIdx.x % 32 < length;
-  const auto is_there = [&](int i) { return first + i * 32 < length; };
+__device__ __forceinline__ Key differing_bits(DigitsShared<Key, kThreads, kItems>& shared, Key any, Key all) {
   const auto with_any = [](uint32_t* to, uint32_t word) { atomicOr(to, word); };
   const auto with_all = [](uint32_t* to, uint32_t word) { atomicAnd(to, word); };
   fold_words(&shared.any, any, with_any, [](Key x, Key y) { return x | y; });
   fold_words(&shared.all, all, with_all, [](Key x, Key y) { return x & y; });
   __syncthreads();
-  const Key differ = shared.any ^ shared.all;
+  return shared.any ^ shared.all;
+}
+
+// Sorts `length` keys, which are in shared memory, and writes their indices there. Only the upper `bytes` of a key may
+// have bits, and only those of `differ` do not agree. Returns false if the elements stay where they are; then there are
+// no indices.
+template <int kThreads, int kItems, class Key>
+__device__ __forceinline__ bool sort_by_digits(DigitsShared<Key, kThreads, kItems>& shared, uint32_t length, int bytes,
+                                               Key differ, const Numbers& numbers) {
+  constexpr Key kLast = static_cast<Key>(~Key{0});  // for slots past the end, in every pass
+  constexpr int kBytes = sizeof(Key);
+  const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
+  const bool live = first - threadIdx.x % 32 < length;
+  const auto is_there = [&](int i) { return first + i * 32 < length; };
   Key keys[kItems];
   const auto read = [&] {
 #pragma unroll

@@ -71,8 +71,14 @@ constexpr int64_t block_shared_bytes(int key_bytes, int threads, int items) {
 
 // ---- Segments of rows that a block holds ----------------------------------------------------------------------------
 
-constexpr int segments_items(int key_bytes, int threads) {  // elements of a thread
-  return threads == 256 ? 4 : threads == 512 || key_bytes == 8 ? 8 : 16;
+// Threads of a block, and elements of a thread. Few rows have more threads.
+struct SegmentsBlock {
+  int threads, items;
+};
+constexpr SegmentsBlock segments_block(int key_bytes, int64_t length, bool few) {
+  if (length <= 1024) return {256, 4};
+  if (key_bytes == 8 || (few && length > 4096 && length <= 8192)) return {1024, 8};
+  return length <= 4096 ? SegmentsBlock{512, 8} : length <= 8192 ? SegmentsBlock{512, 16} : SegmentsBlock{1024, 16};
 }
 // Shared memory of segments_kernel: the counts of each warp, numbers of segments, keys, and indices of 16 bits.
 constexpr int64_t segments_shared_bytes(int key_bytes, int threads, int items) {

@@ -40,10 +40,11 @@ struct CountArgs {
   const Piece* pieces;  // of segments; null: rows are sorted
   int64_t rows, length, tiles;
   int64_t elements;  // elements that a block counts
+  int64_t inner;     // from one element of a row to the next
   SortOrder order;
 };
 
-template <class Key, bool kSegments>
+template <class Key, bool kSegments, bool kColumns = false>
 __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_constant__ CountArgs a) {
   constexpr int kPasses = sizeof(Key);
   __shared__ uint32_t counts[kPasses * kDigits], active;
@@ -65,8 +66,9 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
     blocks = (length + a.elements - 1) / a.elements;
     row = blockIdx.x / blocks;
     begin = blockIdx.x % blocks * a.elements, end = min(begin + a.elements, length);
-    x += row * length;
+    x += kColumns ? row / a.inner * length * a.inner + row % a.inner : row * length;
   }
+  const int64_t step = kColumns ? a.inner : 1;
   __syncthreads();
 
   const auto count = [&](Key bits) {
@@ -79,12 +81,12 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   for (; at + (kUnroll - 1) * kCountThreads < end; at += kUnroll * kCountThreads) {
     Key bits[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) bits[u] = x[at + u * kCountThreads];
+    for (int u = 0; u < kUnroll; ++u) bits[u] = x[(at + u * kCountThreads) * step];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) count(bits[u]);
   }
 #pragma unroll 1
-  for (; at < end; at += kCountThreads) count(x[at]);
+  for (; at < end; at += kCountThreads) count(x[at * step]);
 
   if constexpr (!kSegments) {
     wait_for_predecessor();  // the predecessor sets the workspace to zero
@@ -159,6 +161,7 @@ struct PassArgs {
   uint32_t* status;  // [row][pass][tile][digit]; of segments [pass][piece][digit]
   uint32_t* sums;    // [row][pass][group][digit], if tiles exchange their counts
   int64_t length, tiles, group, groups;
+  uint32_t inner;  // from one element of a row of x, or of the results, to the next
   int pass;
   bool tickets;    // whether there may be more blocks than run at the same time
   bool exchanges;  // whether all tiles of a row tell each other their counts, and no kernel has counted digits
@@ -229,7 +232,17 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   const int to = __popc(active >> a.pass) % 2 == 1 ? 0 : 1;  // 0 for the last pass, whose buffers may be the results
   const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
   const int64_t at = base + begin + first;
-  const Key* const from_keys = (is_first ? static_cast<const Key*>(a.x) : static_cast<const Key*>(a.keys[1 - to])) + at;
+  // Columns are read and written in place if tiles are small. Between the first and the last pass they are rows.
+  constexpr bool kColumns = kExchanges && kTiles != kLargeTiles;
+  int64_t x_at = at;
+  uint32_t from_step = 1;
+  if (kColumns && is_first && a.inner > 1) {
+    const uint32_t outer = row / a.inner;
+    x_at = (outer * a.length + begin + first) * a.inner + row - outer * a.inner;
+    from_step = a.inner;
+  }
+  const Key* const from_keys =
+      is_first ? static_cast<const Key*>(a.x) + x_at : static_cast<const Key*>(a.keys[1 - to]) + at;
   const int32_t* const from_indices = kIndices ? (is_first ? a.carried : a.indices[1 - to]) + at : nullptr;
   const bool makes_indices = is_first && a.carried == nullptr;
   const uint32_t turn = turn_of<Key>(a.pass, a.order);
@@ -240,7 +253,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   const auto is_there = [&](int i) { return first + i * 32 < there; };
   const auto load = [&](auto whole) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) words[i] = whole || is_there(i) ? from_keys[i * 32] : Key{0};
+    for (int i = 0; i < kItems; ++i) words[i] = whole || is_there(i) ? from_keys[i * 32 * from_step] : Key{0};
     if constexpr (kIndices) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
@@ -342,7 +355,13 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   __syncthreads();
 
   const auto wanted = static_cast<uint32_t>(is_last ? a.k : a.length);  // of a row
+  uint32_t to_step = 1;
   if constexpr (!kSegments) base = int64_t{row} * wanted;
+  if (kColumns && is_last && a.inner > 1) {
+    const uint32_t outer = row / a.inner;
+    base = int64_t{outer} * wanted * a.inner + row - outer * a.inner;
+    to_step = a.inner;
+  }
   Key* to_keys = static_cast<Key*>(is_last ? a.values : a.keys[to]);
   int32_t* to_indices = is_last ? a.last_indices : a.indices[to];
   const bool writes_keys = !kIndices || to_keys != nullptr;
@@ -354,8 +373,8 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
     const Word<Key> word = shared.words[place];
     const uint32_t to = place + shift_of[digit_of<Key>(word, again)];
     if (!whole && (place >= there || (!kSegments && to >= wanted))) return;
-    if (writes_keys) to_keys[to] = static_cast<Key>(word);
-    if constexpr (kIndices) to_indices[to] = shared.indices[place];
+    if (writes_keys) to_keys[to * to_step] = static_cast<Key>(word);
+    if constexpr (kIndices) to_indices[to * to_step] = shared.indices[place];
   };
   if (is_whole && (kSegments || wanted == a.length)) {
 #pragma unroll
@@ -465,6 +484,7 @@ inline PassArgs pass_args(const SweepShape& shape, const Plan& plan, const Probl
   a.tiles = shape.tiles;
   a.group = shape.group;
   a.groups = shape.groups;
+  a.inner = static_cast<uint32_t>(problem.rows.inner);
   a.tickets = plan.tickets;
   a.order = problem.order;
   return a;
