@@ -39,7 +39,7 @@ bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
   // A block reads eight long columns together, if the columns kernel does not take them.
   if (rows.length > kFewAlone && rows.inner >= 5 && key_bytes >= 2 && rows.count() >= (key_bytes == 2 ? 600 : 360) &&
       (key_bytes == 8 || rows.length * key_bytes > kMaxColumnBytes))
-    return rows.elements() > 1 << 22 || (key_bytes == 8 && rows.count() >= 600);
+    return rows.elements() > 1 << 22 || (key_bytes == 8 && k <= 4 && rows.count() >= 600);
   if (k <= 4 && key_bytes <= 2) return rows.length <= 1024;
   const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
   return rows.length <= (k <= 4 ? 256 : 128) * (longer ? 2 : 1);
