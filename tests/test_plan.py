@@ -352,12 +352,25 @@ def test_few_rows_with_labels():
     """A lane has one vector if there are few warps per multiprocessor so, else two, or as many as it holds; lanes of
     short rows share a warp."""
     planner = softmax_planner("cross_entropy_grad", "float32", False)
-    plans = [planner(outer, 364, 1, 90) for outer in (352, 353, 1056, 1057)]
+    plans = [planner(outer, 364, 1, 90) for outer in (616, 617, 1056, 1057)]
     assert [plan["threads"] for plan in plans] == [96, 64, 64, 32]
+    plans = [planner(outer, 3271, 1, 90) for outer in (132, 133, 324, 325)]  # not whole vectors
+    assert [plan["threads"] for plan in plans] == [832, 416, 416, 128]
     assert [planner(outer, 64, 1, 90)["each"] for outer in (4224, 4225)] == [1, 0]  # whole vectors
     assert [planner(outer, 62, 1, 90)["each"] for outer in (21_120, 21_121)] == [1, 0]
     # Of longer rows, blocks would be too large.
     assert [planner(20, length, 1, 90)["threads"] for length in (1536, 1540, 5120, 5124)] == [384, 224, 640, 192]
+    assert [planner(outer, 4964, 1, 90)["threads"] for outer in (132, 133)] == [640, 160]
+    # Clusters of more blocks, if there are multiprocessors for them.
+    assert [planner(outer, 12_000, 1, 90)["blocks"] for outer in (33, 34)] == [4, 2]
+
+    half = softmax_planner("cross_entropy_grad", "bfloat16", False)
+    assert [half(outer, 118, 1, 90)["each"] for outer in (29_568, 29_569)] == [1, 0]
+    assert [half(outer, 249, 1, 90)["each"] for outer in (1452, 1453)] == [1, 0]
+    assert [half(20, length, 1, 90)["threads"] for length in (2047, 2049, 2056)] == [256, 160, 288]
+    double = softmax_planner("cross_entropy_grad", "float64", False)
+    assert [double(outer, 130, 1, 90)["threads"] for outer in (352, 353)] == [96, 64]
+    assert double(100_000, 280, 1, 90)["threads"] == 96  # the second span of a row would be almost empty
 
 
 def test_gradients_from_x():
@@ -373,6 +386,13 @@ def test_gradients_from_x():
     assert planned(2, 1 << 18, compute_capability=80)[0] == "none"  # there are no clusters
     assert planned(2, 1 << 14, compute_capability=80) == ("rows", 8, 512, 1)
     assert planned(2, (1 << 18) + 1)[0] == "rows_split"
+    # Of 16 bits, many rows, too, where other kernels would leave most of a span empty.
+    lengths = {1025: (2, 96), 1536: (2, 96), 1537: (8, 32), 2049: (2, 160), 2560: (2, 160), 2561: (8, 64)}
+    for length, expected in lengths.items():
+        assert planned(100_000, length, dtype="bfloat16")[1:3] == expected, length
+    for outer, length, taken in ((100_000, 1024, True), (469, 1026, True), (470, 1026, False), (1, 4097, False)):
+        assert (planned(outer, length, dtype="float64")[0] == "rows") == taken, (outer, length)
+    assert planned(31, 512, dtype="float64") == ("rows", 2, 128, 1)
     for dtype, most in (("float32", 24), ("bfloat16", 24), ("float64", 16)):
         for length in (3, most):
             assert planned(9, length, 5, dtype)[0] == "columns_walk"

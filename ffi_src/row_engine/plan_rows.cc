@@ -22,12 +22,14 @@ constexpr int64_t kLeastTeamBytes = 3 << 20;     // the same where several lanes
 constexpr int64_t kLeastStagedBytes = 10 << 20;  // the same without results
 // The same for rows of whole vectors that one lane has; twice as many bytes for two lanes, four times for four.
 constexpr int64_t kLeastOddBytes = 8 << 20;
-constexpr int kLeastWarps = 4;           // the least warps of a part: many small parts keep the device busy
+constexpr int kLeastWarps = 4;  // the least warps of a part: many small parts keep the device busy
+constexpr int64_t kAnyResident = INT32_MAX;
 constexpr int64_t kSpreadResident = 32;  // lanes have one vector each only up to so many warps per multiprocessor,
 constexpr int64_t kFullResident = 60;    // or so many if all of them have one
 // The same for rows with labels: if they are not whole vectors, where a warp has one row, and where it has more; and if
 // they are.
 constexpr int64_t kLabelResident = 32, kShortLabelResident = 80, kWholeLabelResident = 16;
+constexpr int64_t kHalfLabelResident = 11, kShortHalfLabelResident = 112;  // the first two, of 16 bits
 // Float64 with results: the most spans of a block, since its registers hold no more.
 constexpr int64_t kMostWidePart = 8;
 // The most spans of aligned rows, and of others, and the most rows per multiprocessor, whose statistics are made by
@@ -119,21 +121,30 @@ void plan_sweep(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 int64_t wide_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool elements = traits.item_bytes == 4 && row_bytes % 16 != 0;
   if (!traits.output) return traits.wide_statistics;
-  if (traits.label && traits.item_bytes < 8) return warps == 1 ? 8 : warps == 2 ? 16 : warps <= 20 ? 32 : 0;
+  if (traits.label && traits.item_bytes < 8) {
+    if (warps <= 16) return warps == 1 ? 8 : warps == 2 ? 16 : 32;
+    return warps <= 20 ? warps : 0;
+  }
   if (warps == 1) return elements ? 20 : traits.operands == 2 ? 12 : 8;
   if (traits.operands == 2) return 32;
-  if (traits.label) return warps > 2 && warps <= 6 ? 26 : warps <= 20 ? 14 : 0;
+  if (traits.label) return warps == 3 ? kAnyResident : warps > 2 && warps <= 6 ? 26 : warps <= 20 ? 14 : 0;
   if (traits.item_bytes == 8) return warps <= 16 ? 16 : 0;
   if (elements) return warps > 16 ? 0 : warps > 8 ? 24 : warps == 5 ? 64 : warps == 6 ? 32 : warps > 2 ? 24 : 16;
   return warps > 24 ? 0 : warps > 16 ? 22 : warps > 2 ? 32 : 20;
 }
 
 // The same where lanes have one vector, if that is faster than two. It is so for short rows, few rows with labels of up
-// to 6 KiB, and for statistics of 16-bit rows that are not aligned, whose vectors take most of the work to load.
+// to 6 KiB (longer ones of float32 that are not aligned, if each has a multiprocessor), and for statistics of 16-bit
+// rows that are not aligned, whose vectors take most of the work to load.
 // (Limits as measured on an H200.)
 int64_t one_vector_resident(const RowTraits& traits, int64_t row_bytes, int64_t warps) {
   const bool loose = traits.item_bytes == 2 && row_bytes % 16 != 0;
-  if (traits.label) return warps <= 12 && traits.item_bytes < 8 ? 8 : 0;
+  if (traits.label) {
+    if (traits.item_bytes == 8) return warps <= 4 ? 8 : 0;
+    if (warps <= 4) return 14;
+    const bool single = traits.item_bytes == 4 && row_bytes % 16 != 0;
+    return warps <= (loose ? 8 : 12) ? 8 : single && warps <= kMaxBlockWarps ? warps : 0;
+  }
   if (traits.operands != 1 || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
   if (traits.output) return warps <= (loose ? 2 : 4) && row_bytes > 512 ? 8 : 0;
   if (!loose) return 0;
@@ -207,8 +218,10 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // kernel.)
   const int64_t spread_warps = ceil_div(rows.outer * plan.vectors << plan.lane_bits, 32);
   const bool full = traits.fast && traits.operands == 1 && row_bytes == int64_t{16} * plan.vectors << plan.lane_bits;
+  const bool of_16_bits = traits.item_bytes == 2;
   const int64_t of_labels = row_bytes % 16 == 0                    ? kWholeLabelResident
-                            : plan.vectors << plan.lane_bits == 32 ? kLabelResident
+                            : plan.vectors << plan.lane_bits == 32 ? (of_16_bits ? kHalfLabelResident : kLabelResident)
+                            : of_16_bits                           ? kShortHalfLabelResident
                                                                    : kShortLabelResident;
   const bool labelled = traits.label && traits.output && spread_warps <= of_labels * gpu.multiprocessors;
   if (plan.spans == 1 && (traits.tiled || labelled) && plan.vectors << plan.lane_bits <= 32 &&
@@ -302,9 +315,10 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
     const int64_t part = few && traits.output && !two ? kPartWarps - 1 : kPartWarps;
     while (plan.blocks < most && ceil_div(plan.spans, plan.blocks) > part) plan.blocks *= 2;
     // If blocks are few, more of them with fewer warps compute in less time. (Exponentials without results are worth
-    // more blocks than multiprocessors.)
+    // more blocks than multiprocessors.) With labels, a block that has a row alone is faster than two.
     const int64_t resident = !traits.output && traits.stat_bytes > 4 ? 3 : 1;
-    while (!two && !traits.label && plan.blocks < most && ceil_div(plan.spans, plan.blocks) > kLeastWarps &&
+    while (!two && (!traits.label || plan.blocks > 1) && plan.blocks < most &&
+           ceil_div(plan.spans, plan.blocks) > kLeastWarps &&
            rows.outer * plan.blocks * 2 <= resident * gpu.multiprocessors)
       plan.blocks *= 2;
     return hold();

@@ -155,8 +155,7 @@ inline Call jvp_call(Op op, ffi::AnyBuffer t, ffi::AnyBuffer y, ffi::RemainingAr
   if (of_logits && (scaled || !takes_logits(call.problem)))
     throw invalid(
         "of_logits is for rows, few long columns of float32, and columns of up to 24 positions, and of 64 bits for "
-        "rows "
-        "of up to 2 KiB and columns of up to 16 positions, without a scale");
+        "rows of up to 32 KiB and columns of up to 16 positions, without a scale");
   set_optional(call, rest, t, axis, {scaled, false, masked});
   set_causal(call.problem, t, axis, query_axis);
   call.buffers.out = require_like("out", out, t);

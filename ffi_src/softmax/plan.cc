@@ -32,6 +32,8 @@ constexpr int64_t kNarrowWarps = 16;  // narrow_lanes: the most warps per multip
 constexpr int64_t kLooseRow = 64, kMostLoose = 4 << 20;
 // Gradients of longer rows: a lane has two vectors if that makes at most so many warps per multiprocessor.
 constexpr int64_t kFewWideWarps = 32;
+// Longer rows of float64 are taken in any number if they have at most so many warps.
+constexpr int64_t kFullWideWarps = 8;
 // Gradients along short axes: the most positions that a lane holds, and the same for float64.
 constexpr int64_t kMostHeld = 24, kMostWideHeld = 16;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
@@ -148,8 +150,15 @@ void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
 
 int64_t row_spans(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kRowVectors * 32); }
 
-// If rows are few, a block has a row, and lanes have two vectors. Otherwise lanes have more, and a block or a cluster
-// of blocks has a row.
+// Whether a block of so many warps has a row, however many rows there are. Float64 has no other kernel. Of rows of 16
+// bits with so many warps, the last span of the other kernel would have at most three quarters of its vectors.
+bool is_always_wide(const Problem& problem, int64_t warps) {
+  if (problem.dtype == DType::kFloat64) return true;
+  return bytes_of(problem.dtype) == 2 && (warps == 3 || warps == 5);
+}
+
+// If rows are few, or short, a block has a row, and lanes have two vectors. Otherwise lanes have more, and a block or a
+// cluster of blocks has a row.
 RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
   plan.traits = traits_of(problem);
@@ -157,7 +166,8 @@ RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   plan.algorithm = RowAlgorithm::kRows;
   plan.lane_bits = 5;
   const int64_t warps = wide_warps(problem);
-  if (warps <= kMaxBlockWarps && problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors) {
+  const bool few = problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors;
+  if (warps <= kMaxBlockWarps && (few || is_always_wide(problem, warps))) {
     plan.wide = plan.vectors = kWideVectors;
     plan.block_warps = static_cast<int>(warps);
     return plan;
@@ -233,7 +243,7 @@ bool takes_logits(const Problem& problem) {
   if (!derivative || problem.general || problem.factor != 1) return false;
   if (is_short_axis(problem)) return true;
   const int64_t inner = problem.rows.inner;
-  if (problem.dtype == DType::kFloat64) return inner == 1 && row_bytes(problem) <= kMostTeamBytes;
+  if (problem.dtype == DType::kFloat64) return inner == 1 && wide_warps(problem) <= kMaxBlockWarps;
   return inner == 1 || (problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
                         row_bytes(problem) * inner >= kLeastFlatGradient);
 }
@@ -241,6 +251,10 @@ bool takes_logits(const Problem& problem) {
 bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   if (problem.rows.inner != 1) return true;
   const int64_t bytes = row_bytes(problem);
+  if (problem.dtype == DType::kFloat64 && bytes > kMostTeamBytes) {
+    const int64_t warps = wide_warps(problem);
+    return warps <= kFullWideWarps || problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors;
+  }
   if (problem.dtype == DType::kFloat64) {
     const RowPlan plan = plan_softmax(problem, gpu);
     return problem.rows.outer * (int64_t{plan.vectors} << plan.lane_bits) <= 32 * kFewWarps * gpu.multiprocessors;

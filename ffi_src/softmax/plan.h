@@ -13,7 +13,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
                      const RowTuning& tuning = {});
 
 // Whether there is a kernel for a derivative with of_logits: for rows, for few long columns of float32, and for columns
-// of few positions. (Of float64: for rows that a team of lanes holds, and for columns of few positions.)
+// of few positions. (Of float64: for rows of up to 32 KiB, and for columns of few positions.)
 bool takes_logits(const Problem& problem);
 // Whether that kernel is faster than the two of the forward pass and of a gradient from its result.
 bool prefers_logits(const Problem& problem, const Gpu& gpu);

@@ -14,6 +14,10 @@ namespace jaxgpuops::row_engine {
 template <class P>
 constexpr bool kAnyOrder = P::kSums == 0 && !P::kMasked && !P::kDecoded && !P::kHole && !P::kOutput;
 
+// Whether rows of 16 bits that are not aligned are shifted by with_words().
+template <class P>
+constexpr bool kShiftsAtOnce = P::kHole;
+
 // Whether there are kernels for RowPlan::single.
 template <class P>
 constexpr bool kSingle =
@@ -25,7 +29,7 @@ constexpr bool kSingle =
 // an aligned row may have fewer elements. With kElements, those of rows that are not aligned are loaded and stored one
 // by one. With kOneShift, see with_words().
 template <class P, int kVectors, bool kAligned, bool kAsked, bool kRagged = false, bool kElements = false,
-          bool kOneShift = P::kHole && sizeof(typename P::Element::Bits) == 2>
+          bool kOneShift = kShiftsAtOnce<P> && sizeof(typename P::Element::Bits) == 2>
 class Span {
  public:
   using Bits = typename P::Element::Bits;

@@ -4,9 +4,9 @@
 // A team of lanes holds a row, as in rows_kernel. The forward result is rounded as it would be in memory, and sums are
 // added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
 //
-// Small problems, and the shortest rows: gradient_spread.cuh. Longer rows: gradient_rows.cuh, and gradient_wide.cuh if
-// they are few. Rows that no cluster holds, and few long columns of float32: gradient_split.cuh. Columns of few
-// positions: gradient_columns.cu.
+// Small problems, and the shortest rows: gradient_spread.cuh. Longer rows: gradient_wide.cuh if they are few or not
+// much longer, else gradient_rows.cuh. Rows that no cluster holds, and few long columns of float32: gradient_split.cuh.
+// Columns of few positions: gradient_columns.cu.
 #include "common/cuda/residents.cuh"
 #include "common/rounding.h"
 #include "softmax/cuda/dispatch.cuh"
@@ -101,20 +101,20 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
   if (plan.spread)
     return launch(stream, launched,
                   aligned ? spread_gradient_kernel<P, Q, op, true> : spread_gradient_kernel<P, Q, op, false>, p);
+  if (plan.wide) {
+    if (p.rows > INT32_MAX) return cudaErrorInvalidConfiguration;
+    launched.grid = dim3(static_cast<unsigned>(p.rows));
+    launched.shared_bytes =
+        forward_shared_bytes<P>(plan.block_warps) + row_engine::wide_shared_bytes<Q>(plan.block_warps);
+    if (aligned) return launch(stream, launched, wide_gradient_kernel<P, Q, op, true, false>, p);
+    if constexpr (row_engine::kByElements<P>)
+      if (plan.block_warps <= kElementWarps)
+        return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
+    return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
+  }
   if constexpr (std::is_same_v<typename P::Element, Float64>) {
-    return cudaErrorInvalidValue;  // plans always spread it, so no other kernel is compiled
+    return cudaErrorInvalidValue;  // plans always spread shorter rows, so no other kernel is compiled
   } else {
-    if (plan.wide) {
-      if (p.rows > INT32_MAX) return cudaErrorInvalidConfiguration;
-      launched.grid = dim3(static_cast<unsigned>(p.rows));
-      launched.shared_bytes =
-          forward_shared_bytes<P>(plan.block_warps) + row_engine::wide_shared_bytes<Q>(plan.block_warps);
-      if (aligned) return launch(stream, launched, wide_gradient_kernel<P, Q, op, true, false>, p);
-      if constexpr (row_engine::kByElements<P>)
-        if (plan.block_warps <= kElementWarps)
-          return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
-      return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
-    }
     if (plan.vectors == kRowVectors) {
       if (p.rows * plan.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
       launched.grid = dim3(static_cast<unsigned>(p.rows * plan.blocks));

@@ -55,6 +55,13 @@ struct LogSumExpGradient : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row
 };
 
 }  // namespace
+}  // namespace jaxgpuops::softmax
+
+// (Gradients of 3000 x 8001 float16 took 32.3 us so, and 33.9.)
+template <class E>
+constexpr bool jaxgpuops::row_engine::kShiftsAtOnce<jaxgpuops::softmax::LogSumExpGradient<E>> = true;
+
+namespace jaxgpuops::softmax {
 
 cudaError_t launch_log_sum_exp_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
                                         const Buffers& buffers, void* workspace) {
