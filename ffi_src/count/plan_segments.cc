@@ -520,8 +520,12 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   } else if (must || fits || numbers <= kFew || (inner < 4 && !spread)) {
     plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
     plan.warps = 8;
-    const int64_t batch = 8 * (32 * plan.warps / plan.columns);
-    plan.tiles = std::min(ceil_div(length, batch), blocks(32 * gpu.multiprocessors));
+    // The steps of a thread's rows wait for each other. So it has one row if all blocks then run at the same time.
+    const int64_t step = 32 * plan.warps / plan.columns, resident = blocks(8 * gpu.multiprocessors);
+    const int64_t each = ceil_div(length, step * resident) == 1       ? 1
+                         : ceil_div(length, 4 * step * resident) == 1 ? 4
+                                                                      : 8;
+    plan.tiles = std::min(ceil_div(length, each * step), blocks(32 * gpu.multiprocessors));
   } else {
     return false;
   }
