@@ -179,7 +179,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
     | {"parts": "bincount_parts_kernel", "warps": "bincount_warps_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
-    | {"match": "segment_match_kernel"}
+    | {"match": "segment_match_kernel", "picks": "segment_picks_kernel", "ranges": "segment_ranges_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel", "scatter": "segment_scatter_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
     | {"thread": "select_thread_kernel", "warp": "select_(warp|compare|sorted|bisect)_kernel"}
