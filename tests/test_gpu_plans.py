@@ -250,6 +250,7 @@ CALLS = [
     ("count", lambda x: jaxgpuops.histogram(x, 300, range=(0, 2))[0], [(3, 100_001)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 50), 50), [(5000, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 5000), 5000), [(500, 3), (300_001, 1), (300_001, 16)]),
+    ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 2000), 2000), [(5000, 70), (500, 900)]),
     ("count", lambda x: jaxgpuops.segment_softmax(x, ids(x, 50), 50), [(500, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_max(x, ids(x, x.shape[0]), 9, indices_are_sorted=True), [(50_000, 3)]),
 ]
