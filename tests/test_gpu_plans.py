@@ -180,7 +180,7 @@ KERNELS = {
     "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
     | {"parts": "bincount_parts_kernel", "warps": "bincount_warps_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
-    | {"match": "segment_match_kernel"}
+    | {"match": "segment_match_kernel", "picks": "segment_picks_kernel", "ranges": "segment_ranges_kernel"}
     | {"atomics": "segment_(atomics|cells)_kernel", "scatter": "segment_scatter_kernel"}
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
     | {"thread": "select_thread_kernel", "warp": "select_(warp|compare|sorted|bisect)_kernel"}
@@ -251,6 +251,7 @@ CALLS = [
     ("count", lambda x: jaxgpuops.histogram(x, 300, range=(0, 2))[0], [(3, 100_001)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 50), 50), [(5000, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 5000), 5000), [(500, 3), (300_001, 1), (300_001, 16)]),
+    ("count", lambda x: jaxgpuops.segment_sum(x, ids(x, 2000), 2000), [(5000, 70), (500, 900)]),
     ("count", lambda x: jaxgpuops.segment_softmax(x, ids(x, 50), 50), [(500, 3), (300_001, 1)]),
     ("count", lambda x: jaxgpuops.segment_max(x, ids(x, x.shape[0]), 9, indices_are_sorted=True), [(50_000, 3)]),
 ]

@@ -458,7 +458,7 @@ def test_plans_of_segments(capability):
         ("segment_max", "int32", 1, 9001, 12, 43, "atomics"),
         ("segment_max", "int32", 1, 1 << 16, 8, 9000, (4, 512)), ("segment_max", "int32", 1, 65_537, 8, 9000, "atomics"),
         ("segment_max", "int32", 1, 8192, 32, 300, (4, 256)), ("segment_max", "int32", 1, 8193, 32, 300, "atomics"),
-        ("segment_sum", "int32", 1, 2048, 512, 65, (4, 1024)), ("segment_sum", "int32", 1, 2048, 512, 64, "few"),
+        ("segment_sum", "int32", 1, 2048, 512, 65, (4, 1024)), ("segment_sum", "int32", 1, 2048, 512, 64, "ranges"),
         ("segment_sum", "float32", 1, 4421, 1, 616, "few"), ("segment_max", "int16", 1, 4096, 1, 616, "few"),
     ]:  # fmt: skip
         found = [plan(op, *sizes, dtype, is_sorted) for is_sorted in (False, True)]
@@ -469,12 +469,12 @@ def test_plans_of_segments(capability):
                 found[0][name] for name in ("algorithm", "rows", "tiles", "workspace_bytes")
             )
             assert found[1] == found[0] or sizes[1] > 8192
-    for rows in [(1, 17, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 5000, 1 << 20)]:
+    for rows in [(1, 17, 3), (2048, 1, 65), (0, 7, 3000), (57, 512, 31), (1, 16384, 1), (100, 383, 1 << 20)]:
         one, many = (plan("segment_sum", outer, *rows, "float64", False) for outer in (1, 1000))
         assert one == many and (one["algorithm"], one["workspace_bytes"]) == ("few", 0)
         assert one["rows"] * one["tiles"] >= rows[2] > one["rows"] * (one["tiles"] - 1)
         assert one["shared_bytes"] <= SHARED_LIMIT[75] << 10 and 1 <= one["warps"] <= 16
-    assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "ordered"
+    assert plan("segment_sum", 1, 4285, 198, 6344, "float32", False)["algorithm"] == "ranges"
     assert plan_softmax(7, 0, 7, 3000)["algorithm"] == plan_softmax(7, 10**7, 1, 3)["algorithm"] == "none"
     assert plan_softmax(7, 10**6, 256, 100)["algorithm"] == "none"
     assert plan_softmax(7, 10**6, 8, 65_536)["algorithm"] == plan_softmax(7, 10**5, 64, 9999)["algorithm"] == "ordered"
@@ -540,12 +540,32 @@ def test_plans_of_segments(capability):
     wide = [plan_softmax(1, length, 3, 9, dtype="float64")["algorithm"] for length in (1, 1024, 1025, 10**6)]
     assert wide == ["cells", "cells", "none", "none"]
     for op, (length, inner, segments) in itertools.product(
-        ("segment_sum", "segment_max"), ((1668, 456, 3166), (958, 16_384, 73), (33, 402, 56), (2048, 1, 20_000))
+        ("segment_sum", "segment_max"), ((1668, 383, 3166), (33, 402, 56), (2048, 1, 20_000))
     ):
         one, many = (plan(op, outer, length, inner, segments, "bfloat16", False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "few" and one["shared_bytes"] <= 20 << 10
         assert one["rows"] == (24 if segments > 256 else 16)
-    assert plan("segment_sum", 1, 100, 16_384, 60, "float32", False)["rows"] == 60
+    assert plan("segment_sum", 1, 100, 16_384, 20, "float32", False)["rows"] == 20
+    # A few thousand rows: blocks pick those of eight segments, or order those of a range of them.
+    for op, dtype, *sizes, algorithm in [
+        ("segment_sum", "float32", 5000, 6, 100, "picks"), ("segment_sum", "float32", 3200, 6, 100, "picks"),
+        ("segment_sum", "float32", 30_000, 3, 300, "picks"), ("segment_sum", "float32", 3000, 20, 50, "picks"),
+        ("segment_sum", "float32", 65_536, 1, 100, "picks"), ("segment_sum", "float32", 65_537, 1, 100, "lanes"),
+        ("segment_sum", "float64", 9995, 1, 131, "picks"), ("segment_sum", "bfloat16", 10_000, 16, 500, "picks"),
+        ("segment_sum", "float32", 5000, 6, 31, "lanes"), ("segment_sum", "float32", 13_149, 23, 66, "lanes"),
+        ("segment_sum", "float32", 4273, 270, 2337, "ranges"), ("segment_max", "float16", 6000, 100, 5000, "ranges"),
+        ("segment_sum", "float64", 8192, 8, 3000, "ranges"), ("segment_sum", "float32", 12_289, 64, 4000, "ordered"),
+        ("segment_sum", "float32", 4273, 400, 2337, "ordered"), ("segment_sum", "float32", 428, 894, 63, "ranges"),
+        ("segment_sum", "float32", 428, 383, 63, "few"), ("segment_sum", "float32", 428, 894, 23, "few"),
+        ("segment_sum", "float32", 100, 8192, 300, "ranges"), ("segment_sum", "float32", 20, 16_384, 4000, "ordered"),
+        ("segment_sum", "bfloat16", 20, 16_384, 2000, "ranges"),
+    ]:  # fmt: skip
+        one, many = (plan(op, outer, *sizes, dtype, False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == algorithm, (op, dtype, sizes)
+        if algorithm in ("picks", "ranges"):
+            assert one["workspace_bytes"] == 0 and one["shared_bytes"] <= SHARED_LIMIT[75] << 10
+            assert one["rows"] * one["tiles"] >= sizes[2] > one["rows"] * (one["tiles"] - 1)
+            assert plan(op, 1, *sizes, dtype, True)["algorithm"] in ("few", "sorted")
     # What is the same in any order may depend on the batch.
     for op, dtype, length, segments, algorithms in [
         ("segment_max", "float32", 4000, 8, ["scatter"] * 2), ("segment_max", "float32", 4258, 8, ["tables"] * 2),
@@ -559,7 +579,7 @@ def test_plans_of_segments(capability):
     for inner, length, algorithm in [
         (1, 50_000, "tables"),
         (3, 8192, "tables"),
-        (3, 8193, "lanes"),
+        (3, 8193, "picks"),
         (9, 8192, "atomics"),
     ]:
         assert plan("segment_min", 1, length, inner, 40, "int8", False)["algorithm"] == algorithm
@@ -631,12 +651,12 @@ def test_plans_of_segments(capability):
     assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
     # One launch orders few rows, if blocks hold the counts of all segments.
     for length, segments, order in [
-        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (2049, 5000, "ranges"), (65_536, 5000, "ranges"),
+        (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (12_289, 5000, "ranges"), (65_536, 5000, "ranges"),
         (65_537, 5000, "sweep"), (10**6, 10**5, "sweep"), (16_385, 10**5, "ranges"),
     ]:  # fmt: skip
         found = plan("segment_max", 1, length, 65, segments, "bfloat16", False)
         if order == "ranges" and SHARED_LIMIT[capability] < (200 if segments == 10**5 else 99):
-            order = "block" if length <= 1 << 14 else "sweep"
+            order = "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
     # Tiles are short where segments have few rows.

@@ -199,6 +199,8 @@ enum class Segmenting {
   kLanes,    // few segments: a table for each lane, in shared memory
   kMatch,    // very few rows: a lane compares its ids with all of a range of segments, in one launch
   kFew,      // few rows: tables for each lane of a range of segments, in one launch
+  kPicks,    // few segments: a block picks the rows of eight segments, and lanes compare
+  kRanges,   // some thousand rows: a block orders the rows of a range of segments and reads them in order
   kTables,   // few columns: a table for each warp; or any, if any order does: a table for each block
   kAtomics,  // few columns, many segments: atomics on integers
   kScatter,  // few numbers that any order folds alike: atomics on the results
@@ -207,8 +209,8 @@ enum class Segmenting {
   kCells,    // softmax only: atomics on integers, in shared memory or in the workspace
   kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty",   "lanes",  "match",   "few",   "tables", "atomics",
-                                            "scatter", "sorted", "ordered", "cells", "none"};
+constexpr const char* kSegmentingNames[] = {"empty",   "lanes",   "match",  "few",     "picks", "ranges", "tables",
+                                            "atomics", "scatter", "sorted", "ordered", "cells", "none"};
 // Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
@@ -232,13 +234,13 @@ constexpr int kMostCellThreads = 1024;      // the most threads of a block of kC
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;          // rows of a tile or slice; for kFew and kMatch: segments of a range
+  int64_t rows = 0;          // rows of a tile or slice; for kFew, kMatch, kPicks and kRanges: segments of a range
   int64_t tiles = 0;         // how many tiles, slices or ranges there are
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kTables and kCells: that a block has
-  int team_bits = 0;         // for kLanes, kFew, kAtomics and kScatter: 2^team_bits lanes share a row
-  int parts = 1;             // for kLanes: warps that share a slice
-  int64_t batch = 0;         // for kFew: the most outer indices of a launch
-  int warps = 0;             // for kLanes, kMatch, kFew, kTables and kCells: warps of a block
+  int team_bits = 0;         // not for tiles: 2^team_bits lanes share a row, or as many columns
+  int parts = 1;             // for kLanes: warps that share a slice; for kRanges: the most pieces of a list
+  int64_t batch = 0;         // for kFew, kPicks and kRanges: the most outer indices of a launch
+  int warps = 0;             // warps of a block, but for tiles and atomics
   int cluster = 1;           // for kCells: blocks of a cluster, which divides `tiles`
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept

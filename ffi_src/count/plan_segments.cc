@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/rounding.h"
+#include "count/ranges_plan.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -118,6 +119,62 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.tiles = ceil_div(segments, range);
   plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
   plan.shared_bytes = warps * bytes_of_warp();
+}
+
+// Plans kPicks. Returns false if other kernels are faster, which also holds if one segment has most rows. The order of
+// additions follows from this geometry, which fits in the shared memory that every GPU has.
+bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostIds = 7 << 18;  // that all blocks read together
+  constexpr int64_t kLeastSegments = 32, kMostOfTeam = 128, kFewOfTeam = 10;
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments;
+  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31 || segments < kLeastSegments) return false;
+  plan = {};
+  plan.algorithm = Segmenting::kPicks;
+  while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
+  const auto chunks = [&, inner = inner] { return ceil_div(inner, 1 << plan.team_bits); };
+  plan.rows = kPickRange;
+  plan.tiles = ceil_div(segments, plan.rows);
+  // Where a team would have many rows, or many of the block's segments, a block has fewer columns and more teams.
+  const auto of_team = [&, length = length] { return length / (plan.warps * (32 >> plan.team_bits)); };
+  plan.warps = static_cast<int>(std::clamp<int64_t>(ceil_div(length, 128), 1, kMostPickWarps));
+  const auto pays = [&] { return of_team() <= kMostOfTeam && of_team() * kPickRange <= kFewOfTeam * segments; };
+  while (plan.team_bits > 3 && !pays()) --plan.team_bits;
+  plan.shared_bytes = plan.warps * kPickBytes;
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
+  return plan.tiles * chunks() * length <= kMostIds && pays();
+}
+
+// Plans kRanges. Returns false if other kernels are faster. The order of additions follows from this geometry, which
+// fits in the shared memory that every GPU has.
+bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostIds = 4 << 20;  // that all blocks read together
+  constexpr int64_t kMostRows = 512;     // of a block, on average
+  constexpr int64_t kMostNumbers = 5 << 18;
+  const auto [outer, length, inner] = problem.rows;
+  const bool few = length <= kFewRows;
+  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31) return false;
+  if (!few && length * inner > kMostNumbers) return false;
+  plan = {};
+  plan.algorithm = Segmenting::kRanges;
+  while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
+  const int64_t warps = std::clamp<int64_t>(ceil_div(length, 1024), 1, kMostRangeWarps / 4) * 4;
+  const int64_t teams = 32 * warps >> plan.team_bits, chunks = ceil_div(inner, 1 << plan.team_bits);
+  const int64_t cell_bytes = partial_bytes(problem), lists = 2 * 4 * kRangeList * warps;
+  // Of each segment: its results, where it begins, and a count for each warp.
+  const int64_t each = (cell_bytes << plan.team_bits) + 4 + 2 * warps;
+  const int64_t most = std::min(32 * warps, (kGpus[0].shared_bytes - 512 - lists) / each);
+  const int64_t own = std::min(kMostRows, kLeastRangePiece * teams);
+  const int64_t ranges = std::clamp<int64_t>(ceil_div(length, own), 1, std::max<int64_t>(1, 264 / chunks));
+  plan.warps = static_cast<int>(warps);
+  plan.rows = std::min(most, ceil_div(problem.segments, ranges));
+  plan.tiles = ceil_div(problem.segments, plan.rows);
+  // What pieces leave takes the place of the lists, of 16 bytes for each thread.
+  plan.parts = static_cast<int>(std::min<int64_t>(std::max<int64_t>(1, 16 / cell_bytes) * teams, 128));
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks));
+  plan.shared_bytes =
+      range_result_bytes(plan.rows, plan.team_bits, cell_bytes) + lists + 4 * (plan.rows + 1) + 2 * warps * plan.rows;
+  return plan.tiles * chunks * length <= kMostIds;
 }
 
 // Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
@@ -367,7 +424,9 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
-  if (has_lanes && plan_lanes(problem, gpu, plan)) {
+  // Lanes are faster for batches, but where the order of additions matters, the kernel may not follow from the batch.
+  const bool may_pick = !few && !problem.byte_ids && (sums_floats || rows.outer == 1);
+  if (has_lanes && ((may_pick && plan_picks(problem, plan)) || plan_lanes(problem, gpu, plan))) {
     // A part of the batch has the same workspace, and may take kTables.
     if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
     return plan;
@@ -377,6 +436,18 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   if (plan_match(problem, plan)) return plan;
+  // Of few wide rows, a block has many results to write, and few would clear a table for each warp. If there are far
+  // more results than numbers, tiles write them at the speed of memory.
+  constexpr int64_t kLeastWide = 384, kLeastWideSegments = 24, kLeastNumbers = 3 << 17, kManyResults = 1 << 25;
+  const bool many_results = problem.segments * rows.inner >= kManyResults && problem.segments >= 4 * rows.length;
+  if (few && !problem.sorted && rows.inner >= kLeastWide && problem.segments >= kLeastWideSegments &&
+      (rows.length + problem.segments) * rows.inner >= kLeastNumbers) {
+    if (many_results) {
+      plan_tiles(problem, partial_bytes(problem), gpu, plan);
+      return plan;
+    }
+    if (plan_ranges(problem, plan)) return plan;
+  }
   plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics take two short launches if the results are their accumulators, and three if they need keys.
   const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;
@@ -415,6 +486,10 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.workspace_bytes = table_bytes;
     return plan;
   }
+  constexpr int64_t kMostRanged = 12 << 10;  // of more rows, ranges take too long if one segment has most of them
+  if (plan_picks(problem, plan) || (rows.length <= kMostRanged && !many_results && plan_ranges(problem, plan)))
+    return plan;
+  plan = {};
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
   return plan;
 }
@@ -520,8 +595,12 @@ bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pl
   } else if (must || fits || numbers <= kFew || (inner < 4 && !spread)) {
     plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
     plan.warps = 8;
-    const int64_t batch = 8 * (32 * plan.warps / plan.columns);
-    plan.tiles = std::min(ceil_div(length, batch), blocks(32 * gpu.multiprocessors));
+    // The steps of a thread's rows wait for each other. So it has one row if all blocks then run at the same time.
+    const int64_t step = 32 * plan.warps / plan.columns, resident = blocks(8 * gpu.multiprocessors);
+    const int64_t each = ceil_div(length, step * resident) == 1       ? 1
+                         : ceil_div(length, 4 * step * resident) == 1 ? 4
+                                                                      : 8;
+    plan.tiles = std::min(ceil_div(length, each * step), blocks(32 * gpu.multiprocessors));
   } else {
     return false;
   }

@@ -30,6 +30,7 @@ namespace {
 
 constexpr int kRows = 4;           // rows that a thread loads at a time, if it has several
 constexpr int kMany = 2;           // a segment becomes hot if so many of them have it
+constexpr int kManyLanes = 8;      // lanes of a warp fold together if so many have the same hot segment
 constexpr uint32_t kNone = ~0u;    // the row is in no segment
 constexpr int kCellThreads = 256;  // threads of a block that goes through cells
 
@@ -296,16 +297,25 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
       }
     }
     if (pass == kShares) break;
-    // Lanes of the same column first fold what they have, if all have the same segment.
-    const bool same = 32 % a.columns == 0 && __all_sync(kEveryLane, hot == __shfl_sync(kEveryLane, hot, 0));
-    if (same) {
+    // Lanes of the same column first fold what they have of a segment that many of them have.
+    const int lane = thread & 31;
+    uint32_t common = kNone;
+#pragma unroll
+    for (int of = 0; of < 32; of += 11) {
+      const uint32_t one = shuffle_from(hot, of);
+      if (common == kNone && __popc(__ballot_sync(kEveryLane, hot == one)) >= kManyLanes) common = one;
+    }
+    if (32 % a.columns == 0 && common != kNone) {
+      uint64_t all = hot == common ? sum : 0;
+      if (hot == common) sum = 0;
 #pragma unroll 1
       for (int lanes = a.columns; lanes < 32; lanes *= 2) {
-        const uint64_t other = shuffle_xor(sum, lanes);
-        sum = pass == kSums ? sum + other : max(sum, other);
+        const uint64_t other = shuffle_xor(all, lanes);
+        all = pass == kSums ? all + other : max(all, other);
       }
+      if (lane < a.columns) put(common, all);
     }
-    if (!same || (thread & 31) < a.columns) put(hot, sum);
+    put(hot, sum);
     if constexpr (kShared && sizeof(Bits) == 4)
       if (cluster > 1) fold_cluster(own, pass);
   }
@@ -386,7 +396,9 @@ cudaError_t run_passes(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
     a.first = a.last = pass;
     const bool shared = plan.shared_bytes > 0 && pass != kShares;
     if (!shared) config.shared_bytes = 0;
-    const auto kernel = shared ? segment_softmax_kernel<E, true, kRows> : segment_softmax_kernel<E, false, kRows>;
+    const auto kernel = shared                                  ? segment_softmax_kernel<E, true, kRows>
+                        : a.slice > 32 * plan.warps / a.columns ? segment_softmax_kernel<E, false, kRows>
+                                                                : segment_softmax_kernel<E, false, 1>;
     status = launch(stream, config, kernel, a);
   }
   if (status != cudaSuccess || !a.logs) return status;

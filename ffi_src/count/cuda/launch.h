@@ -96,6 +96,12 @@ cudaError_t launch_segment_match(cudaStream_t stream, const SegmentsPlan& plan, 
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers);
 
+cudaError_t launch_segment_picks(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                 const SegmentsBuffers& buffers);
+
+cudaError_t launch_segment_ranges(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                  const SegmentsBuffers& buffers);
+
 // Orders rows by id, if the plan has ranges for that: writes the sorted ids and the positions of their rows. An id out
 // of range is written as the number of segments, and comes last.
 cudaError_t launch_segment_order(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,

@@ -9,6 +9,8 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   if (plan.algorithm == Segmenting::kEmpty) return cudaSuccess;
   if (plan.algorithm == Segmenting::kMatch) return launch_segment_match(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kFew) return launch_segment_few(stream, plan, problem, buffers);
+  if (plan.algorithm == Segmenting::kPicks) return launch_segment_picks(stream, plan, problem, buffers);
+  if (plan.algorithm == Segmenting::kRanges) return launch_segment_ranges(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kAtomics) return launch_segment_atomics(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kScatter) return launch_segment_scatter(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kLanes || plan.algorithm == Segmenting::kTables) {
