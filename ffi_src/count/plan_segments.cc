@@ -486,7 +486,7 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan.workspace_bytes = table_bytes;
     return plan;
   }
-  constexpr int64_t kMostRanged = 12 << 10;  // of more rows, ranges take too long if one segment has most of them
+  constexpr int64_t kMostRanged = 8 << 10;  // of more rows, ranges take too long if one segment has most of them
   if (plan_picks(problem, plan) || (rows.length <= kMostRanged && !many_results && plan_ranges(problem, plan)))
     return plan;
   plan = {};
