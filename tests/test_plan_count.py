@@ -408,6 +408,9 @@ def test_plans_of_segments(capability):
         assert one == many and (one["algorithm"], one["columns"]) == ("lanes", columns)
         assert 128 * columns * segments * one["warps"] == one["shared_bytes"] <= SHARED_LIMIT[capability] << 10
         assert one["rows"] * one["tiles"] >= 10**7 and one["workspace_bytes"] >= 4 * one["tiles"] * segments * inner
+    # A kernel that has been tried before leaves nothing in the plan.
+    few = plan("segment_sum", 1, 50_133, 2, 32, "float16", False)
+    assert (few["algorithm"], few["tiles"]) == ("lanes", 6)
     # Many floats in wide rows are put in order rather than added up in large tables.
     for op, dtype, *sizes, algorithm in [
         ("segment_sum", "float32", 60_000, 100, 65, "ordered"), ("segment_sum", "float32", 60_000, 100, 64, "lanes"),

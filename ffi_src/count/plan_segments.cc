@@ -142,7 +142,9 @@ bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
   while (plan.team_bits > 3 && !pays()) --plan.team_bits;
   plan.shared_bytes = plan.warps * kPickBytes;
   plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
-  return plan.tiles * chunks() * length <= kMostIds && pays();
+  if (plan.tiles * chunks() * length <= kMostIds && pays()) return true;
+  plan = {};  // those that are tried next begin with a new plan
+  return false;
 }
 
 // Plans kRanges. Returns false if other kernels are faster. The order of additions follows from this geometry, which
@@ -174,7 +176,9 @@ bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
   plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks));
   plan.shared_bytes =
       range_result_bytes(plan.rows, plan.team_bits, cell_bytes) + lists + 4 * (plan.rows + 1) + 2 * warps * plan.rows;
-  return plan.tiles * chunks * length <= kMostIds;
+  if (plan.tiles * chunks * length <= kMostIds) return true;
+  plan = {};
+  return false;
 }
 
 // Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
@@ -489,7 +493,6 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   constexpr int64_t kMostRanged = 8 << 10;  // of more rows, ranges take too long if one segment has most of them
   if (plan_picks(problem, plan) || (rows.length <= kMostRanged && !many_results && plan_ranges(problem, plan)))
     return plan;
-  plan = {};
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
   return plan;
 }

@@ -3,9 +3,8 @@
 //
 // Rows that a pack holds whole come to registers as packs. Other columns of which less than 128 bytes lie side by side
 // (32 along up to eight positions, or if not aligned) come to shared memory as they lie in memory; lanes load the rest
-// themselves. Each
-// scan steps over the positions one after the other, as the kernels for short axes do, so the bits are those of two
-// kernels.
+// themselves. Each scan steps over the positions one after the other, as the kernels for short axes do, so the bits are
+// those of two kernels.
 #pragma once
 
 #include <cstdint>
