@@ -375,9 +375,11 @@ def test_gradients_make_the_result_again(cuda_build):
             assert not from_x(functools.partial(fn, axis=1), shaped(shape[0], shape[1] - 1, shape[2]))
             assert not from_x(functools.partial(fn, axis=1), shaped(*shape, dtype="float16"))
         with jax.enable_x64(True):
-            for n, is_short in ((3, True), (100, True), (256, True), (257, False), (1 << 20, False)):
+            for n, is_short in ((3, True), (256, True), (257, True), (4096, True), (4097, False), (1 << 20, False)):
                 assert from_x(fn, shaped(7, n, dtype="float64")) == is_short
             assert from_x(fn, shaped(4000, 32, dtype="float64"))
+            assert from_x(fn, shaped(10_000, 1024, dtype="float64"), beside=False)
+            assert not from_x(fn, shaped(10_000, 1025, dtype="float64"), beside=False)
             assert not from_x(fn, shaped(5000, 32, dtype="float64"))  # the exponentials would take longer than a kernel
             for n, is_short in ((3, True), (16, True), (17, False), (1 << 14, False)):
                 assert from_x(functools.partial(fn, axis=1), shaped(1, n, 2, dtype="float64")) == is_short
