@@ -278,6 +278,31 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
   return true;
 }
 
+// Whether blocks with a row in registers read columns in place: if the sectors of a line have few others, or if these
+// columns are few.
+bool registers_read_columns(const Rows& rows, int bits) {
+  return rows.inner * bits <= 128 || rows.elements() <= (1 << 22) / bits;
+}
+
+// Plans a warp for each of many rows, or returns false where other kernels are faster.
+bool plan_select_warps(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
+  const Rows& rows = problem.rows;
+  const int64_t bytes = rows.length * problem.bits / 8;
+  if ((problem.bits != 32 && problem.bits != 16) || !gpu.bulk_copy || problem.kth >= 0 || bytes > kMostWarpsBytes)
+    return false;
+  if (rows.inner > 1 && registers_read_columns(rows, problem.bits)) return false;
+  // Rows may begin anywhere in 16 bytes.
+  const int64_t room = round_up(bytes, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);
+  const int64_t most = (gpu.shared_bytes - 512) / own;
+  if (most < kLeastWarps) return false;
+  plan.algorithm = Selecting::kWarps;
+  plan.blocks = std::min(rows.count(), gpu.multiprocessors);
+  plan.threads = 32 * static_cast<int>(std::min({most, int64_t{32}, ceil_div(rows.count(), plan.blocks)}));
+  plan.table_at = room;
+  plan.shared_bytes = plan.threads / 32 * own;
+  return true;
+}
+
 // Plans the registers of a block for each row, or returns false where shared memory is faster.
 bool plan_select_registers(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
   const Rows& rows = problem.rows;
@@ -302,8 +327,7 @@ bool plan_select_registers(const Select& problem, const Gpu& gpu, SelectPlan& pl
     const bool most = !parts && rows.length >= 4096 + !few;
     plan.threads = std::max(plan.threads, most ? 512 : few ? 256 : 128);
   }
-  // Blocks read columns in place if the sectors of a line have few others, or if these columns are few.
-  if (!parts && (rows.inner * problem.bits <= 128 || rows.elements() <= (1 << 22) / problem.bits))
+  if (!parts && registers_read_columns(rows, problem.bits))
     plan.turns = false, plan.workspace_bytes = plan.turned_bytes = 0;
   plan.shared_bytes = parts ? rows.length * problem.bits / 8 : 0;  // of a partition, the results
   return true;
@@ -316,7 +340,12 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.count == 0) return plan;
   plan.algorithm = rows.length <= kMostWarpSelect ? plan_short_select(problem, gpu) : Selecting::kBlock;
-  if (problem.count > kMostRanks || rows.count() >= int64_t{1} << 31) plan.algorithm = Selecting::kNone;
+  if (problem.count > kMostRanks || rows.count() >= int64_t{1} << 31) {
+    plan.algorithm = Selecting::kNone;
+    return plan;
+  }
+  if (rows.length > 128 && rows.length <= kMostWarpSelect && rows.inner == 1 && plan_select_warps(problem, gpu, plan))
+    return plan;
   if (plan.algorithm == Selecting::kNone) return plan;
   if (plan.algorithm == Selecting::kThread) {
     plan.threads = kShortSelectThreads;
@@ -336,7 +365,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan_warp_select(problem, plan);
     return plan;
   }
-  if (plan_select_registers(problem, gpu, plan)) return plan;
+  if (plan_select_warps(problem, gpu, plan) || plan_select_registers(problem, gpu, plan)) return plan;
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
   const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
   // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.

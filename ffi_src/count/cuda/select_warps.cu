@@ -1,0 +1,397 @@
+// select, warps: many rows of 16 or 32 bits, of up to kMostWarpsBytes. A row is read once, by the copy engine, to the
+// shared memory of one warp. A multiprocessor has one block of as many warps as have room. Each warp takes one row
+// after the other and waits for nobody else, so that some warps wait for their rows while others look for ranks.
+//
+// The warp counts the elements in kBins parts of the row (select_words.cuh), whose range a sample of 32 elements tells.
+// It finds the parts in which ranks fall, looks at the row once more, and lists the elements in these parts, some tens
+// as a rule. The entries of the list are compared with each other. If a part has many elements, the warp cuts it into
+// parts of keys, for one rank after the other, until few elements or only equal ones are left.
+#include <cuda_runtime.h>
+
+#include "common/cuda/bulk_copy.cuh"
+#include "common/cuda/launch.cuh"
+#include "count/cuda/select_quantile.cuh"
+#include "count/cuda/select_words.cuh"
+
+namespace jaxgpuops::count {
+namespace {
+
+constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
+constexpr uint32_t kMostListed = 128, kRoom = kBins / 2;  // the list has the place of the counts, with room to spare
+
+// Elements become words of 32 bits: those of 16 bits are extended, floats to float32.
+enum class Kind { kFloat32, kInt32, kFloat16, kBfloat16, kInt16 };
+
+template <Kind kKind>
+constexpr bool kIsFloat = kKind == Kind::kFloat32 || kKind == Kind::kFloat16 || kKind == Kind::kBfloat16;
+
+template <Kind kKind>
+__global__ void __launch_bounds__(1024, 1)
+    select_warps_kernel(const __grid_constant__ Select problem, const void* __restrict__ x_of_all,
+                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room) {
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kFloats = kIsFloat<kKind>, kLong = kKind == Kind::kFloat32 || kKind == Kind::kInt32;
+  using T = std::conditional_t<kLong, uint32_t, uint16_t>;
+  constexpr int kPack = 16 / sizeof(T), kPacks = 16 / kPack;  // a lane has kPacks packs of 16 bytes at a time
+  __shared__ uint64_t copied[32];
+  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x & 31, lower = (1u << lane) - 1;
+  auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + warp * (room + 4 * kBins));
+  auto* const list = reinterpret_cast<uint64_t*>(counts);  // keys and indices
+  auto* const held = reinterpret_cast<T*>(counts + kBins);
+  const uint32_t counts_at = shared_address(counts);
+  uint64_t* const barrier = copied + warp;
+  const auto length = static_cast<uint32_t>(problem.rows.length), rows = static_cast<uint32_t>(problem.rows.count());
+  const auto inner = static_cast<uint32_t>(problem.rows.inner);
+  const auto wanted = static_cast<int>(problem.count);
+  const bool descending = problem.order.invert != 0, is_signed = problem.order.ascending.order.flip != 0;
+  const uint32_t flip = (is_signed ? 0x80000000 : 0) ^ (descending ? ~0u : 0u);
+  const uint32_t sign_bits = is_signed ? 0x8000 : 0;
+
+  const auto word_of = [&](uint32_t element) -> uint32_t {
+    if constexpr (kKind == Kind::kFloat16) return word_of_half(element);
+    if constexpr (kKind == Kind::kBfloat16) return element << 16;
+    if constexpr (kKind == Kind::kInt16) return (element ^ sign_bits) - sign_bits;
+    return element;
+  };
+  const auto key_of = [&](uint32_t word) -> uint32_t {
+    if constexpr (!kFloats) return word ^ flip;
+    const uint32_t number = __float_as_uint(__fadd_rn(__uint_as_float(word), 0.f));
+    return number ^ (sign_mask(number) & 0x7fffffff) ^ flip;
+  };
+  const auto element_of = [&](uint32_t key) -> uint32_t {
+    const uint32_t word = decode(key, KeyOrder{kFloats ? 0x7fffffffu : 0u, flip});
+    if constexpr (kKind == Kind::kFloat16) return Float16::store(__uint_as_float(word));
+    if constexpr (kKind == Kind::kBfloat16) return word >> 16;
+    return word;
+  };
+
+  // Where a row lies: `past` elements after a multiple of 16 bytes, in so many packs. Packs that lie only partly in the
+  // array are not copied by the copy engine; only the first and the last row have some.
+  uint32_t past = 0, packs = 0, first_whole = 0, end_whole = 0;
+  const T* x = nullptr;
+  const auto start_copy = [&](uint32_t row) {
+    x = static_cast<const T*>(x_of_all) + int64_t{row} * length;
+    past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
+    packs = (past + length + kPack - 1) / kPack;
+    first_whole = row == 0 && past > 0, end_whole = packs - (row == rows - 1 && (past + length) % kPack > 0);
+    if (lane > 0) return;
+    const uint32_t bytes = (end_whole - first_whole) * 16;
+    order_with_copies();
+    expect_copies(barrier, bytes);
+    copy_bulk(held + first_whole * kPack, x - past + first_whole * kPack, bytes, barrier);
+  };
+  const auto clear_counts = [&] {
+#pragma unroll
+    for (int b = 0; b < kBins / 4; b += 32) reinterpret_cast<uint4*>(counts)[b + lane] = uint4{0, 0, 0, 0};
+  };
+  if (lane == 0) make_copy_barrier(barrier), make_barriers_visible();
+  __syncwarp();
+  uint32_t row = warp * gridDim.x + blockIdx.x;
+  if (row < rows) start_copy(row);
+#pragma unroll 1
+  for (int parity = 0; row < rows; parity ^= 1) {
+    const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
+    const int32_t* const own_ranks = ranks + ranks_at(problem.ranks, outer, column);
+    Quantile<uint32_t> quantile;
+    if (lane < problem.quantiles) quantile.load(problem, results.shares, own_ranks, outer, column, lane);
+    // Lane r has rank number r: later the part of the row that it falls in, how many elements that part has, and the
+    // number of the wanted one among them.
+    uint32_t rank = 0, part = 0, size = 0, left = 0;
+    if (static_cast<int>(lane) < wanted)
+      rank = static_cast<uint32_t>(problem.rank_of(own_ranks[lane * problem.ranks.axis_stride]));
+    clear_counts();
+    wait_for_copies(barrier, parity);
+    // Places before and after the row get copies of its first element.
+    const uint32_t copies = packs * kPack - length;
+    if (copies > 0) {
+      const T first = first_whole ? x[0] : held[past];
+      __syncwarp();
+      const uint32_t p = lane < kPack ? 0 : packs - 1, at = p * kPack + lane % kPack;
+      const bool in_row = at - past < length, is_copied = p >= first_whole && p < end_whole;
+      if (lane < 2 * kPack && !(in_row && is_copied)) held[at] = in_row ? x[at - past] : first;
+    }
+    __syncwarp();
+    const uint32_t first_word = word_of(held[past]);
+    const uint32_t sampled = word_of(held[past + sampled_place(5, length, lane)]);
+    const Cut cut = cut_of_sample<kBinBits>(sampled, key_of(sampled), kFloats, descending, flip);
+
+    // Calls `visit` with words of the lane, with the number of the first one's pack, and whether the lane has them.
+    // Each further pack is 32 packs behind.
+    const auto for_words = [&](auto visit) {
+      const auto* const from = reinterpret_cast<const uint4*>(held);
+      const auto extend = [&](uint4 pack, uint32_t* word) {
+        const uint32_t four[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (kLong)
+            word[i] = four[i];
+          else
+            word[2 * i] = word_of(four[i] & 0xffff), word[2 * i + 1] = word_of(four[i] >> 16);
+        }
+      };
+      uint32_t start = 0;
+#pragma unroll 1
+      for (; start + 32 * kPacks <= packs; start += 32 * kPacks) {
+        uint4 pack[kPacks];
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) pack[i] = from[start + 32 * i + lane];
+        uint32_t word[16];
+#pragma unroll
+        for (int i = 0; i < kPacks; ++i) extend(pack[i], word + i * kPack);
+        visit(word, start + lane, true);
+      }
+#pragma unroll 1
+      for (; start < packs; start += 32) {
+        uint32_t word[kPack];
+        extend(from[min(start + lane, packs - 1)], word);
+        visit(word, start + lane, start + lane < packs);
+      }
+    };
+    const auto count_parts = [&](auto counter) {
+      for_words([&](auto& word, uint32_t, bool has) {
+        if (!has) return;
+        constexpr int kOwn = sizeof(word) / 4;
+        uint32_t at[kOwn];
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) at[i] = counter(word[i]);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) increment(at[i]);
+      });
+      __syncwarp();
+      if (copies > 0 && lane == 0) atomicAdd(counts + (counter(first_word) - counts_at) / 4, 0u - copies);
+      __syncwarp();
+    };
+    const auto count_keys = [&](const Parts<uint32_t>& parts) {
+      const uint32_t base = counts_at - 4 * parts.base;
+      count_parts([&](uint32_t word) { return counter_of(parts, base, key_of(word)); });
+    };
+    // Lists the elements of which `is_in` is true. Returns how many entries the list has: some may be no element of the
+    // row, and sort behind all others.
+    uint32_t listed = 0;
+    const auto list_where = [&](auto is_in) {
+      for_words([&](auto& word, uint32_t p, bool has) {
+        constexpr int kOwn = sizeof(word) / 4;
+        uint32_t set = 0;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i)
+          if (is_in(word[i])) set |= 1u << i;
+        if (!has) set = 0;
+#pragma unroll 1
+        while (const unsigned lanes = __ballot_sync(kEveryLane, set != 0)) {
+          const int i = __ffs(static_cast<int>(set)) - 1;
+          const uint32_t at = (p + i / kPack * 32) * kPack + i % kPack - past, to = listed + __popc(lanes & lower);
+          if (set && to < kRoom) list[to] = at;
+          set &= set - 1;
+          listed += __popc(lanes);
+        }
+      });
+    };
+    uint32_t found_key = 0, found_at = 0;  // of the lane's rank
+    // Finds the elements of ranks: in the sorted list, that of lane r's rank is number `target`.
+    const auto choose = [&](uint32_t of_ranks, uint32_t target) {
+      __syncwarp();
+      listed = min(listed, kRoom);
+      for (uint32_t i = lane; i < listed; i += 32) {
+        const auto at = static_cast<uint32_t>(list[i]);
+        list[i] = at < length ? uint64_t{key_of(word_of(held[past + at]))} << 32 | at : ~uint64_t{0};
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (uint32_t start = 0; start < listed; start += 32) {
+        const uint64_t entry = list[min(start + lane, listed - 1)];
+        uint32_t before = 0;
+#pragma unroll 4
+        for (uint32_t j = 0; j < listed; ++j) before += list[j] < entry;
+        if (start + lane >= listed) before = ~0u;
+        for_bits(of_ranks, [&](int r) {
+          const unsigned lanes = __ballot_sync(kEveryLane, before == shuffle_from(target, r));
+          if (lanes == 0) return;
+          const uint64_t its = shuffle_from(entry, __ffs(static_cast<int>(lanes)) - 1);
+          if (static_cast<int>(lane) == r)
+            found_key = static_cast<uint32_t>(its >> 32), found_at = static_cast<uint32_t>(its);
+        });
+      }
+      __syncwarp();
+      listed = 0;
+    };
+
+    if (cut.by_value)
+      count_parts([&](uint32_t word) { return scaled(cut.part_bits(word), counts_at - 4 * kMagicBits); });
+    else
+      count_keys(cut.by_key);
+
+    // Parts in which ranks fall: `lists` has the first rank of each one that is listed, `many` all ranks of the others.
+    const uint32_t all = (1u << wanted) - 1;
+    uint32_t lists = 0, many = 0, total = 0;
+    {
+      const uint32_t up_to = sum_counts(counts);
+#pragma unroll 1
+      for (uint32_t open = all; open;) {
+        const int r = __ffs(static_cast<int>(open)) - 1;
+        const uint32_t its_rank = shuffle_from(rank, r);
+        const PartOfRank at = find_rank(counts, up_to, its_rank);
+        const uint32_t distance = rank - (its_rank - at.left);
+        const uint32_t same = open & __ballot_sync(kEveryLane, distance < at.size);
+        if (same >> lane & 1) part = at.part, size = at.size, left = distance;
+        open &= ~same;
+        if (at.size <= kSelectFew && total + at.size <= kMostListed)
+          lists |= 1u << r, total += at.size;
+        else
+          many |= same;
+      }
+    }
+    __syncwarp();
+    if (lists) {
+      // The list has the elements of all these parts. Those of lower parts come first.
+      uint32_t target = left;
+#pragma unroll 1
+      for (uint32_t to_do = lists; to_do;) {
+        uint32_t its_part[4] = {~0u, ~0u, ~0u, ~0u};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (to_do == 0) continue;
+          const int r = __ffs(static_cast<int>(to_do)) - 1;
+          its_part[i] = shuffle_from(part, r);
+          const uint32_t its_size = shuffle_from(size, r);
+          if (its_part[i] < part) target += its_size;
+          to_do &= to_do - 1;
+        }
+        if (cut.by_value) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) its_part[i] += its_part[i] == ~0u ? 0 : kMagicBits;
+          if (its_part[2] == ~0u)
+            list_where([&](uint32_t word) {
+              const uint32_t at = cut.part_bits(word);
+              return at == its_part[0] || at == its_part[1];
+            });
+          else
+            list_where([&](uint32_t word) {
+              const uint32_t at = cut.part_bits(word);
+              return at == its_part[0] || at == its_part[1] || at == its_part[2] || at == its_part[3];
+            });
+        } else {
+          list_where([&](uint32_t word) {
+            const uint32_t at = cut.by_key(key_of(word));
+            return at == its_part[0] || at == its_part[1] || at == its_part[2] || at == its_part[3];
+          });
+        }
+      }
+      choose(all & ~many, target);
+    }
+
+    // Ranks whose parts have many elements, one after the other.
+#pragma unroll 1
+    for (uint32_t to_do = many; to_do;) {
+      const int r = __ffs(static_cast<int>(to_do)) - 1;
+      const uint32_t its_part = shuffle_from(part, r), its_rank = shuffle_from(rank, r);
+      // The ranks for which only elements of key `first` are left.
+      uint32_t same = to_do & __ballot_sync(kEveryLane, part == its_part);
+      to_do &= to_do - 1;
+      uint32_t first = 0, span = 0;
+      if (!cut.by_value) cut.by_key.bounds<uint32_t>(its_part, first, span);
+#pragma unroll 1
+      for (bool in_part = cut.by_value; in_part || span > 0; in_part = false) {
+        uint32_t least = ~0u, most = 0;
+        for_words([&](auto& word, uint32_t, bool has) {
+          if (!has) return;
+#pragma unroll
+          for (uint32_t its : word) {
+            const uint32_t key = key_of(its);
+            if (in_part ? cut.part_bits(its) - kMagicBits == its_part : key - first <= span)
+              least = min(least, key), most = max(most, key);
+          }
+        });
+        first = ~largest_of_warp(~least), span = largest_of_warp(most) - first;
+        if (span == 0) break;
+        const auto parts = Parts<uint32_t>::between<uint32_t>(kBinBits, first, first + span);
+        __syncwarp();
+        clear_counts();
+        __syncwarp();
+        count_keys(parts);
+        const PartOfRank at = find_rank(counts, sum_counts(counts), its_rank);
+        __syncwarp();
+        if (static_cast<int>(lane) == r) left = at.left;
+        parts.bounds<uint32_t>(at.part, first, span);
+        same = 1u << r;
+        if (span == 0 || at.size > kSelectFew) continue;
+        list_where([&](uint32_t word) { return key_of(word) - first <= span; });
+        choose(same, left);
+        same = 0;
+        break;
+      }
+      to_do &= ~same;
+      if (same == 0) continue;
+      // Only equal elements are left. Those that their key does not tell are counted.
+      if (same >> lane & 1) found_key = first;
+      if (problem.quantiles && !(kFloats && first == key_of(0))) continue;
+      for_bits(same, [&](int q) {
+        uint32_t its_left = shuffle_from(left, q), at = 0;
+#pragma unroll 1
+        for (uint32_t start = 0; start < packs; start += 32) {
+          const uint32_t p = start + lane;
+          uint32_t equal = 0;
+#pragma unroll
+          for (int e = 0; e < kPack; ++e) {
+            const uint32_t i = p * kPack + e - past;
+            if (p < packs && i < length && key_of(word_of(held[past + i])) == first) equal |= 1u << e;
+          }
+          const uint32_t own = __popc(equal), up_to = sum_up_to_lane(own), sum = shuffle_from(up_to, 31);
+          if (its_left >= sum) {
+            its_left -= sum;
+            continue;
+          }
+          uint32_t skip = its_left - (up_to - own);
+          const bool has = skip < own;
+          if (has)
+            for (; skip; --skip) equal &= equal - 1;
+          const uint32_t i = p * kPack + __ffs(static_cast<int>(equal)) - 1 - past;
+          at = shuffle_from(i, __ffs(static_cast<int>(__ballot_sync(kEveryLane, has))) - 1);
+          break;
+        }
+        if (static_cast<int>(lane) == q) found_at = at;
+      });
+    }
+
+    // The key tells the element, but for zeros, and for NaNs if these differ.
+    const bool is_told = !kFloats || (found_key != key_of(0) && (problem.quantiles || found_key != ~0u));
+    uint32_t element = 0;
+    if (static_cast<int>(lane) < wanted) element = is_told ? element_of(found_key) : held[past + found_at];
+    __syncwarp();
+    const uint32_t next = row + warps * gridDim.x;
+    if (next < rows) start_copy(next);
+    if (problem.quantiles) {
+      const uint32_t high = shuffle_from(element, static_cast<int>(problem.upper(min(lane, uint32_t{kMostRanks} - 1)))),
+                     last = shuffle_from(element, wanted - 1);
+      if (lane < problem.quantiles)
+        static_cast<T*>(results.values)[(outer * problem.quantiles + lane) * inner + column] =
+            static_cast<T>(quantile.of(problem, element, high, last));
+    } else if (static_cast<int>(lane) < wanted) {
+      const int64_t to = (int64_t{outer} * wanted + lane) * inner + column;
+      static_cast<T*>(results.values)[to] = static_cast<T>(element);
+      results.indices[to] = static_cast<int32_t>(found_at);
+    }
+    row = next;
+  }
+#endif
+}
+
+}  // namespace
+
+cudaError_t launch_select_warps(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                                const int32_t* ranks, const SelectResults& results) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.block = dim3(plan.threads);
+  config.shared_bytes = plan.shared_bytes;
+  const ArgOrder& rules = problem.order.ascending;
+  const bool is_float = rules.sign != 0, is_half = is_float && rules.nan_above == 0x7c00;
+  const auto kernel = problem.bits == 32
+                          ? (is_float ? select_warps_kernel<Kind::kFloat32> : select_warps_kernel<Kind::kInt32>)
+                      : is_half  ? select_warps_kernel<Kind::kFloat16>
+                      : is_float ? select_warps_kernel<Kind::kBfloat16>
+                                 : select_warps_kernel<Kind::kInt16>;
+  return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at));
+}
+
+}  // namespace jaxgpuops::count
