@@ -288,8 +288,7 @@ bool registers_read_columns(const Rows& rows, int bits) {
 bool plan_select_warps(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
   const Rows& rows = problem.rows;
   const int64_t bytes = rows.length * problem.bits / 8;
-  if ((problem.bits != 32 && problem.bits != 16) || !gpu.bulk_copy || problem.kth >= 0 || bytes > kMostWarpsBytes)
-    return false;
+  if ((problem.bits != 32 && problem.bits != 16) || !gpu.bulk_copy || bytes > kMostWarpsBytes) return false;
   if (rows.inner > 1 && registers_read_columns(rows, problem.bits)) return false;
   // Rows may begin anywhere in 16 bytes.
   const int64_t room = round_up(bytes, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);

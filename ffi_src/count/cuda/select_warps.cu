@@ -5,7 +5,8 @@
 // The warp counts the elements in kBins parts of the row (select_words.cuh), whose range a sample of 32 elements tells.
 // It finds the parts in which ranks fall, looks at the row once more, and lists the elements in these parts, some tens
 // as a rule. The entries of the list are compared with each other. If a part has many elements, the warp cuts it into
-// parts of keys, for one rank after the other, until few elements or only equal ones are left.
+// parts of keys, for one rank after the other, until few elements or only equal ones are left. For a partition, it then
+// writes the elements in their places.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -92,14 +93,15 @@ __global__ void __launch_bounds__(1024, 1)
 #pragma unroll 1
   for (int parity = 0; row < rows; parity ^= 1) {
     const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
-    const int32_t* const own_ranks = ranks + ranks_at(problem.ranks, outer, column);
+    const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
     Quantile<uint32_t> quantile;
     if (lane < problem.quantiles) quantile.load(problem, results.shares, own_ranks, outer, column, lane);
     // Lane r has rank number r: later the part of the row that it falls in, how many elements that part has, and the
     // number of the wanted one among them.
     uint32_t rank = 0, part = 0, size = 0, left = 0;
     if (static_cast<int>(lane) < wanted)
-      rank = static_cast<uint32_t>(problem.rank_of(own_ranks[lane * problem.ranks.axis_stride]));
+      rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
+                                                    : problem.rank_of(own_ranks[lane * problem.ranks.axis_stride]));
     clear_counts();
     wait_for_copies(barrier, parity);
     // Places before and after the row get copies of its first element.
@@ -353,6 +355,38 @@ __global__ void __launch_bounds__(1024, 1)
       });
     }
 
+    if (problem.kth >= 0) {
+      // The partition. The elements before the chosen one and those behind it go to their places in turns of 32, in
+      // which each group lies together.
+      const uint32_t middle_key = shuffle_from(found_key, 0), middle = shuffle_from(found_at, 0);
+      const auto kth = static_cast<uint32_t>(problem.kth);
+      auto* const values = static_cast<T*>(results.values) + int64_t{row} * length;
+      int32_t* const indices = results.indices + int64_t{row} * length;
+      constexpr uint32_t kAhead = 8;
+      uint32_t before = 0;
+#pragma unroll 1
+      for (uint32_t start = lane; start - lane < length; start += 32 * kAhead) {
+        T element[kAhead];
+#pragma unroll
+        for (uint32_t j = 0; j < kAhead; ++j) element[j] = held[past + min(start + 32 * j, length - 1)];
+#pragma unroll
+        for (uint32_t j = 0; j < kAhead; ++j) {
+          const uint32_t at = start + 32 * j, key = key_of(word_of(element[j]));
+          const bool has = at < length, is_first = key < middle_key || (key == middle_key && at < middle);
+          const unsigned lanes = __ballot_sync(kEveryLane, has && is_first);
+          const uint32_t up_to = before + __popc(lanes & lower);
+          before += __popc(lanes);
+          const uint32_t others = at == middle ? kth : kth + (at < middle) + at - up_to;
+          const uint32_t to = is_first ? up_to : others;
+          if (has && results.values) values[to] = element[j];
+          if (has && results.indices) indices[to] = static_cast<int32_t>(at);
+        }
+      }
+      __syncwarp();
+      row += warps * gridDim.x;
+      if (row < rows) start_copy(row);
+      continue;
+    }
     // The key tells the element, but for zeros, and for NaNs if these differ.
     const bool is_told = !kFloats || (found_key != key_of(0) && (problem.quantiles || found_key != ~0u));
     uint32_t element = 0;
