@@ -284,21 +284,23 @@ bool registers_read_columns(const Rows& rows, int bits) {
   return rows.inner * bits <= 128 || rows.elements() <= (1 << 22) / bits;
 }
 
-// Plans a warp for each of many rows, or returns false where other kernels are faster.
-bool plan_select_warps(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
+// Plans a team of warps for each row, or returns false where other kernels are faster.
+bool plan_select_teams(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
+  constexpr int64_t kMostWarps = 24, kWantedWarps = 16, kStatic = 4 << 10;
   const Rows& rows = problem.rows;
-  const int64_t bytes = rows.length * problem.bits / 8;
-  if ((problem.bits != 32 && problem.bits != 16) || !gpu.bulk_copy || bytes > kMostWarpsBytes) return false;
+  if ((problem.bits != 32 && problem.bits != 16) || !gpu.bulk_copy) return false;
   if (rows.inner > 1 && registers_read_columns(rows, problem.bits)) return false;
   // Rows may begin anywhere in 16 bytes.
-  const int64_t room = round_up(bytes, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);
-  const int64_t most = (gpu.shared_bytes - 512) / own;
-  if (most < kLeastWarps) return false;
-  plan.algorithm = Selecting::kWarps;
+  const int64_t room = round_up(rows.length * problem.bits / 8, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);
+  const int64_t most = (gpu.shared_bytes - kStatic) / own;
+  if (most < 2) return false;
+  plan.algorithm = Selecting::kTeams;
   plan.blocks = std::min(rows.count(), gpu.multiprocessors);
-  plan.threads = 32 * static_cast<int>(std::min({most, int64_t{32}, ceil_div(rows.count(), plan.blocks)}));
+  const int64_t teams = std::min({most, kMostWarps, ceil_div(rows.count(), plan.blocks)});
+  plan.team = static_cast<int>(std::clamp<int64_t>(kWantedWarps / teams, 1, ceil_div(rows.length, 512)));
+  plan.threads = 32 * plan.team * static_cast<int>(teams);
   plan.table_at = room;
-  plan.shared_bytes = plan.threads / 32 * own;
+  plan.shared_bytes = teams * own;
   return true;
 }
 
@@ -343,7 +345,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.algorithm = Selecting::kNone;
     return plan;
   }
-  if (rows.length > 128 && rows.length <= kMostWarpSelect && rows.inner == 1 && plan_select_warps(problem, gpu, plan))
+  if (rows.length > 128 && rows.length <= kMostWarpSelect && rows.inner == 1 && plan_select_teams(problem, gpu, plan))
     return plan;
   if (plan.algorithm == Selecting::kNone) return plan;
   if (plan.algorithm == Selecting::kThread) {
@@ -364,7 +366,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan_warp_select(problem, plan);
     return plan;
   }
-  if (plan_select_warps(problem, gpu, plan) || plan_select_registers(problem, gpu, plan)) return plan;
+  if (plan_select_teams(problem, gpu, plan) || plan_select_registers(problem, gpu, plan)) return plan;
   constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
   const int64_t tables = problem.count * int64_t{4} << kSelectBinBits;
   // 32 more, since keys begin at the same distance from a multiple of 16 bytes as the elements.

@@ -68,8 +68,6 @@ constexpr int kMostClusterThreads = 1024;  // threads of a block of kCluster, or
 // from.
 constexpr int kShortSelectThreads = 128;
 constexpr int64_t kMostThreadSelect = 64, kMostWarpSelect = 1024;
-// For kWarps: the most bytes of a row, and the fewest warps that must have room.
-constexpr int64_t kMostWarpsBytes = 32 << 10, kLeastWarps = 6;
 // Elements of a row in the registers of a thread, and the longest rows that the registers of a block hold.
 constexpr int kRegisterSelect = 32;
 constexpr int64_t kMostRegisterSelect = 512 * kRegisterSelect;

@@ -10,14 +10,14 @@ enum class Selecting {
   kEmpty,      // nothing to write
   kThread,     // rows of a few elements, each in the registers of a thread
   kWarp,       // rows of up to kMostWarpSelect elements, by a warp each
-  kWarps,      // many longer rows of up to kMostWarpsBytes, each in the shared memory of a warp
+  kTeams,      // longer rows, each in the shared memory of a team of warps
   kRegisters,  // longer rows of up to kMostRegisterSelect elements, each in the registers of a block
   kBlock,      // longer rows whose keys fit in the shared memory of a block
   kCluster,    // rows whose keys fit in the shared memory of a cluster of blocks, or of a block if they are few
   kLong,       // longer rows, by several blocks each
   kNone,       // a sort is faster
 };
-constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "warps", "registers", "block", "cluster", "long", "none"};
+constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "teams", "registers", "block", "cluster", "long", "none"};
 
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;
@@ -29,9 +29,10 @@ struct SelectPlan {
   // Keys of a row in shared memory, for kThread, and for kWarp where a warp goes by steps.
   int64_t pitch = 0;
   bool bisects = false;  // for kWarp: whether a warp bisects intervals of keys
-  // Blocks of a cluster, each of which has `table_at` bytes of the row at most; for kWarps, blocks of the launch, whose
-  // warps have room for a row of so many bytes.
+  // Blocks of a cluster, each of which has `table_at` bytes of the row at most; for kTeams, blocks of the launch, whose
+  // teams have room for so many bytes of a row each.
   int64_t blocks = 1;
+  int team = 1;  // for kTeams: warps of a team
   // The members below are for kLong.
   int64_t slices = 1;       // blocks that share a row
   int64_t slice_packs = 0;  // vectors of 16 bytes in a slice

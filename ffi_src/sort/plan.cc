@@ -312,7 +312,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       plan.algorithm = Algorithm::kPart;
       plan.select = select;
       plan.threads = select.threads;
-      const bool persists = select.algorithm == count::Selecting::kWarps;
+      const bool persists = select.algorithm == count::Selecting::kTeams;
       plan.blocks = persists ? select.blocks : rows.count() * (is_long ? select.slices : select.blocks);
       plan.shared_bytes = select.shared_bytes;
       plan.workspace_bytes = bytes;

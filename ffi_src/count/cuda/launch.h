@@ -49,8 +49,8 @@ struct SelectResults {
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                           const int32_t* ranks, const SelectResults& results, void* workspace);
 
-// The form of launch_select for many rows that a warp holds in shared memory: along the last axis, or turned.
-cudaError_t launch_select_warps(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+// The form of launch_select for rows that a team of warps holds in shared memory: along the last axis, or turned.
+cudaError_t launch_select_teams(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                 const int32_t* ranks, const SelectResults& results);
 
 // The form of launch_select for rows that the registers of a block hold: along the last axis, or turned.

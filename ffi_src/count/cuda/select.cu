@@ -308,7 +308,7 @@ cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Sel
   }
   if (plan.algorithm == Selecting::kThread || plan.algorithm == Selecting::kWarp)
     return launch_select_short(stream, plan, problem, x, ranks, results);
-  if (plan.algorithm == Selecting::kWarps) return launch_select_warps(stream, plan, problem, x, ranks, results);
+  if (plan.algorithm == Selecting::kTeams) return launch_select_teams(stream, plan, problem, x, ranks, results);
   if (plan.algorithm == Selecting::kRegisters) return launch_select_registers(stream, plan, problem, x, ranks, results);
   if (plan.algorithm == Selecting::kCluster) return launch_select_cluster(stream, plan, problem, x, ranks, results);
   if (plan.algorithm == Selecting::kLong) return launch_select_long(stream, plan, problem, x, ranks, results, rest);

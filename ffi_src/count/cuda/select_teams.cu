@@ -1,12 +1,13 @@
-// select, warps: many rows of 16 or 32 bits, of up to kMostWarpsBytes. A row is read once, by the copy engine, to the
-// shared memory of one warp. A multiprocessor has one block of as many warps as have room. Each warp takes one row
-// after the other and waits for nobody else, so that some warps wait for their rows while others look for ranks.
+// select, teams: rows of 16 or 32 bits, two of which have room in a multiprocessor. A row is read once, by the copy
+// engine, to the shared memory of a team of warps, of one warp where rows are many and short. A multiprocessor has one
+// block of as many teams as have room. Each team takes one row after the other and waits for no other, so that some
+// teams wait for their rows while others look for ranks.
 //
-// The warp counts the elements in kBins parts of the row (select_words.cuh), whose range a sample of 32 elements tells.
+// The team counts the elements in kBins parts of the row (select_words.cuh), whose range a sample of 32 elements tells.
 // It finds the parts in which ranks fall, looks at the row once more, and lists the elements in these parts, some tens
-// as a rule. The entries of the list are compared with each other. If a part has many elements, the warp cuts it into
+// as a rule. The entries of the list are compared with each other. If a part has many elements, the team cuts it into
 // parts of keys, for one rank after the other, until few elements or only equal ones are left. For a partition, it then
-// writes the elements in their places.
+// writes the elements in their places. What takes a warp little time, each warp of the team does for itself.
 #include <cuda_runtime.h>
 
 #include "common/cuda/bulk_copy.cuh"
@@ -20,6 +21,12 @@ namespace {
 constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
 constexpr uint32_t kMostListed = 128, kRoom = kBins / 2;  // the list has the place of the counts, with room to spare
 
+// What warps of a team tell each other: sums or ends of each warp, how many elements are listed, and a place.
+constexpr int kMostThreads = 768, kMostTeam = 16;
+struct Told {
+  uint32_t of_warp[2 * kMostTeam], listed, at;
+};
+
 // Elements become words of 32 bits: those of 16 bits are extended, floats to float32.
 enum class Kind { kFloat32, kInt32, kFloat16, kBfloat16, kInt16 };
 
@@ -27,21 +34,30 @@ template <Kind kKind>
 constexpr bool kIsFloat = kKind == Kind::kFloat32 || kKind == Kind::kFloat16 || kKind == Kind::kBfloat16;
 
 template <Kind kKind>
-__global__ void __launch_bounds__(1024, 1)
-    select_warps_kernel(const __grid_constant__ Select problem, const void* __restrict__ x_of_all,
-                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room) {
+__global__ void __launch_bounds__(kMostThreads, 1)
+    select_teams_kernel(const __grid_constant__ Select problem, const void* __restrict__ x_of_all,
+                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room, int team) {
 #if __CUDA_ARCH__ >= 900
   constexpr bool kFloats = kIsFloat<kKind>, kLong = kKind == Kind::kFloat32 || kKind == Kind::kInt32;
   using T = std::conditional_t<kLong, uint32_t, uint16_t>;
   constexpr int kPack = 16 / sizeof(T), kPacks = 16 / kPack;  // a lane has kPacks packs of 16 bytes at a time
-  __shared__ uint64_t copied[32];
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  __shared__ uint64_t copied[kMostThreads / 32];
+  __shared__ Told told_by_team[kMostThreads / 32];
+  const int teams = blockDim.x / 32 / team, own_team = threadIdx.x / 32 / team;
   const uint32_t lane = threadIdx.x & 31, lower = (1u << lane) - 1;
-  auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + warp * (room + 4 * kBins));
+  const uint32_t warps = team, warp = threadIdx.x / 32 - own_team * team, thread = warp * 32 + lane;  // in the team
+  auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + own_team * (room + 4 * kBins));
   auto* const list = reinterpret_cast<uint64_t*>(counts);  // keys and indices
   auto* const held = reinterpret_cast<T*>(counts + kBins);
   const uint32_t counts_at = shared_address(counts);
-  uint64_t* const barrier = copied + warp;
+  uint64_t* const barrier = copied + own_team;
+  Told& told = told_by_team[own_team];
+  const auto wait_for_team = [&] {
+    if (team == 1)
+      __syncwarp();
+    else
+      asm volatile("bar.sync %0, %1;" ::"r"(own_team), "r"(32 * team) : "memory");
+  };
   const auto length = static_cast<uint32_t>(problem.rows.length), rows = static_cast<uint32_t>(problem.rows.count());
   const auto inner = static_cast<uint32_t>(problem.rows.inner);
   const auto wanted = static_cast<int>(problem.count);
@@ -76,19 +92,20 @@ __global__ void __launch_bounds__(1024, 1)
     past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
     packs = (past + length + kPack - 1) / kPack;
     first_whole = row == 0 && past > 0, end_whole = packs - (row == rows - 1 && (past + length) % kPack > 0);
-    if (lane > 0) return;
+    if (thread > 0) return;
     const uint32_t bytes = (end_whole - first_whole) * 16;
     order_with_copies();
     expect_copies(barrier, bytes);
     copy_bulk(held + first_whole * kPack, x - past + first_whole * kPack, bytes, barrier);
   };
   const auto clear_counts = [&] {
-#pragma unroll
-    for (int b = 0; b < kBins / 4; b += 32) reinterpret_cast<uint4*>(counts)[b + lane] = uint4{0, 0, 0, 0};
+#pragma unroll 1
+    for (uint32_t b = thread; b < kBins / 4; b += 32 * warps) reinterpret_cast<uint4*>(counts)[b] = uint4{0, 0, 0, 0};
+    if (thread == 0) told.listed = 0;
   };
-  if (lane == 0) make_copy_barrier(barrier), make_barriers_visible();
-  __syncwarp();
-  uint32_t row = warp * gridDim.x + blockIdx.x;
+  if (thread == 0) make_copy_barrier(barrier), make_barriers_visible();
+  wait_for_team();
+  uint32_t row = own_team * gridDim.x + blockIdx.x;
   if (row < rows) start_copy(row);
 #pragma unroll 1
   for (int parity = 0; row < rows; parity ^= 1) {
@@ -108,12 +125,12 @@ __global__ void __launch_bounds__(1024, 1)
     const uint32_t copies = packs * kPack - length;
     if (copies > 0) {
       const T first = first_whole ? x[0] : held[past];
-      __syncwarp();
+      wait_for_team();
       const uint32_t p = lane < kPack ? 0 : packs - 1, at = p * kPack + lane % kPack;
       const bool in_row = at - past < length, is_copied = p >= first_whole && p < end_whole;
-      if (lane < 2 * kPack && !(in_row && is_copied)) held[at] = in_row ? x[at - past] : first;
+      if (thread < 2 * kPack && !(in_row && is_copied)) held[at] = in_row ? x[at - past] : first;
     }
-    __syncwarp();
+    wait_for_team();
     const uint32_t first_word = word_of(held[past]);
     const uint32_t sampled = word_of(held[past + sampled_place(5, length, lane)]);
     const Cut cut = cut_of_sample<kBinBits>(sampled, key_of(sampled), kFloats, descending, flip);
@@ -132,9 +149,10 @@ __global__ void __launch_bounds__(1024, 1)
             word[2 * i] = word_of(four[i] & 0xffff), word[2 * i + 1] = word_of(four[i] >> 16);
         }
       };
-      uint32_t start = 0;
+      constexpr uint32_t kTurn = 32 * kPacks;  // packs that a warp takes at a time
+      uint32_t start = warp * kTurn;
 #pragma unroll 1
-      for (; start + 32 * kPacks <= packs; start += 32 * kPacks) {
+      for (; start + kTurn <= packs; start += warps * kTurn) {
         uint4 pack[kPacks];
 #pragma unroll
         for (int i = 0; i < kPacks; ++i) pack[i] = from[start + 32 * i + lane];
@@ -144,7 +162,7 @@ __global__ void __launch_bounds__(1024, 1)
         visit(word, start + lane, true);
       }
 #pragma unroll 1
-      for (; start < packs; start += 32) {
+      for (start = packs / kTurn * kTurn + warp * 32; start < packs; start += warps * 32) {
         uint32_t word[kPack];
         extend(from[min(start + lane, packs - 1)], word);
         visit(word, start + lane, start + lane < packs);
@@ -160,9 +178,8 @@ __global__ void __launch_bounds__(1024, 1)
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) increment(at[i]);
       });
-      __syncwarp();
-      if (copies > 0 && lane == 0) atomicAdd(counts + (counter(first_word) - counts_at) / 4, 0u - copies);
-      __syncwarp();
+      if (copies > 0 && thread == 0) atomicAdd(counts + (counter(first_word) - counts_at) / 4, 0u - copies);
+      wait_for_team();
     };
     const auto count_keys = [&](const Parts<uint32_t>& parts) {
       const uint32_t base = counts_at - 4 * parts.base;
@@ -182,7 +199,13 @@ __global__ void __launch_bounds__(1024, 1)
 #pragma unroll 1
         while (const unsigned lanes = __ballot_sync(kEveryLane, set != 0)) {
           const int i = __ffs(static_cast<int>(set)) - 1;
-          const uint32_t at = (p + i / kPack * 32) * kPack + i % kPack - past, to = listed + __popc(lanes & lower);
+          const uint32_t at = (p + i / kPack * 32) * kPack + i % kPack - past;
+          if (warps > 1) {
+            uint32_t begin = 0;
+            if (lane == 0) begin = atomicAdd(&told.listed, static_cast<uint32_t>(__popc(lanes)));
+            listed = shuffle_from(begin, 0);
+          }
+          const uint32_t to = listed + __popc(lanes & lower);
           if (set && to < kRoom) list[to] = at;
           set &= set - 1;
           listed += __popc(lanes);
@@ -192,13 +215,13 @@ __global__ void __launch_bounds__(1024, 1)
     uint32_t found_key = 0, found_at = 0;  // of the lane's rank
     // Finds the elements of ranks: in the sorted list, that of lane r's rank is number `target`.
     const auto choose = [&](uint32_t of_ranks, uint32_t target) {
-      __syncwarp();
-      listed = min(listed, kRoom);
-      for (uint32_t i = lane; i < listed; i += 32) {
+      wait_for_team();
+      listed = min(warps > 1 ? told.listed : listed, kRoom);
+      for (uint32_t i = thread; i < listed; i += 32 * warps) {
         const auto at = static_cast<uint32_t>(list[i]);
         list[i] = at < length ? uint64_t{key_of(word_of(held[past + at]))} << 32 | at : ~uint64_t{0};
       }
-      __syncwarp();
+      wait_for_team();
 #pragma unroll 1
       for (uint32_t start = 0; start < listed; start += 32) {
         const uint64_t entry = list[min(start + lane, listed - 1)];
@@ -214,7 +237,6 @@ __global__ void __launch_bounds__(1024, 1)
             found_key = static_cast<uint32_t>(its >> 32), found_at = static_cast<uint32_t>(its);
         });
       }
-      __syncwarp();
       listed = 0;
     };
 
@@ -243,7 +265,7 @@ __global__ void __launch_bounds__(1024, 1)
           many |= same;
       }
     }
-    __syncwarp();
+    wait_for_team();
     if (lists) {
       // The list has the elements of all these parts. Those of lower parts come first.
       uint32_t target = left;
@@ -304,15 +326,22 @@ __global__ void __launch_bounds__(1024, 1)
               least = min(least, key), most = max(most, key);
           }
         });
-        first = ~largest_of_warp(~least), span = largest_of_warp(most) - first;
+        least = ~largest_of_warp(~least), most = largest_of_warp(most);
+        wait_for_team();  // no warp reads the list or the words of the last turn any more
+        if (warps > 1) {
+          if (lane == 0) told.of_warp[2 * warp] = least, told.of_warp[2 * warp + 1] = most;
+          wait_for_team();
+          const uint32_t of = min(lane, warps - 1);
+          least = ~largest_of_warp(~told.of_warp[2 * of]), most = largest_of_warp(told.of_warp[2 * of + 1]);
+        }
+        first = least, span = most - least;
         if (span == 0) break;
         const auto parts = Parts<uint32_t>::between<uint32_t>(kBinBits, first, first + span);
-        __syncwarp();
         clear_counts();
-        __syncwarp();
+        wait_for_team();
         count_keys(parts);
         const PartOfRank at = find_rank(counts, sum_counts(counts), its_rank);
-        __syncwarp();
+        wait_for_team();
         if (static_cast<int>(lane) == r) left = at.left;
         parts.bounds<uint32_t>(at.part, first, span);
         same = 1u << r;
@@ -327,17 +356,33 @@ __global__ void __launch_bounds__(1024, 1)
       // Only equal elements are left. Those that their key does not tell are counted.
       if (same >> lane & 1) found_key = first;
       if (problem.quantiles && !(kFloats && first == key_of(0))) continue;
-      for_bits(same, [&](int q) {
-        uint32_t its_left = shuffle_from(left, q), at = 0;
-#pragma unroll 1
-        for (uint32_t start = 0; start < packs; start += 32) {
-          const uint32_t p = start + lane;
-          uint32_t equal = 0;
+      // Each warp has a share of the packs, which it looks through in order.
+      const uint32_t share = (packs + warps * 32 - 1) / (warps * 32) * 32, begin = warp * share;
+      const uint32_t end = min(begin + share, packs);
+      const auto equal_at = [&](uint32_t p) {
+        uint32_t equal = 0;
 #pragma unroll
-          for (int e = 0; e < kPack; ++e) {
-            const uint32_t i = p * kPack + e - past;
-            if (p < packs && i < length && key_of(word_of(held[past + i])) == first) equal |= 1u << e;
-          }
+        for (int e = 0; e < kPack; ++e) {
+          const uint32_t i = p * kPack + e - past;
+          if (p < end && i < length && key_of(word_of(held[past + i])) == first) equal |= 1u << e;
+        }
+        return equal;
+      };
+      uint32_t before = 0;
+      if (warps > 1) {
+        uint32_t own = 0;
+        for (uint32_t p = begin + lane; p < end; p += 32) own += __popc(equal_at(p));
+        own = sum_of_warp(own);
+        wait_for_team();
+        if (lane == 0) told.of_warp[warp] = own;
+        wait_for_team();
+        before = sum_of_warp(lane < warp ? told.of_warp[min(lane, warps - 1)] : 0);
+      }
+      for_bits(same, [&](int q) {
+        uint32_t its_left = shuffle_from(left, q) - before, at = ~0u;  // wraps if earlier warps have the element
+#pragma unroll 1
+        for (uint32_t start = begin; start < end; start += 32) {
+          uint32_t equal = equal_at(start + lane);
           const uint32_t own = __popc(equal), up_to = sum_up_to_lane(own), sum = shuffle_from(up_to, 31);
           if (its_left >= sum) {
             its_left -= sum;
@@ -347,9 +392,15 @@ __global__ void __launch_bounds__(1024, 1)
           const bool has = skip < own;
           if (has)
             for (; skip; --skip) equal &= equal - 1;
-          const uint32_t i = p * kPack + __ffs(static_cast<int>(equal)) - 1 - past;
+          const uint32_t i = (start + lane) * kPack + __ffs(static_cast<int>(equal)) - 1 - past;
           at = shuffle_from(i, __ffs(static_cast<int>(__ballot_sync(kEveryLane, has))) - 1);
           break;
+        }
+        if (warps > 1) {
+          if (lane == 0 && at != ~0u) told.at = at;
+          wait_for_team();
+          at = told.at;
+          wait_for_team();
         }
         if (static_cast<int>(lane) == q) found_at = at;
       });
@@ -363,16 +414,31 @@ __global__ void __launch_bounds__(1024, 1)
       auto* const values = static_cast<T*>(results.values) + int64_t{row} * length;
       int32_t* const indices = results.indices + int64_t{row} * length;
       constexpr uint32_t kAhead = 8;
+      const auto is_before = [&](uint32_t word, uint32_t at) {
+        const uint32_t key = key_of(word);
+        return key < middle_key || (key == middle_key && at < middle);
+      };
+      const uint32_t share = (length + warps * 32 - 1) / (warps * 32) * 32, begin = warp * share;
+      const uint32_t end = min(begin + share, length);
       uint32_t before = 0;
+      if (warps > 1) {
+#pragma unroll 4
+        for (uint32_t at = begin + lane; at < end; at += 32) before += is_before(word_of(held[past + at]), at);
+        before = sum_of_warp(before);
+        wait_for_team();
+        if (lane == 0) told.of_warp[warp] = before;
+        wait_for_team();
+        before = sum_of_warp(lane < warp ? told.of_warp[min(lane, warps - 1)] : 0);
+      }
 #pragma unroll 1
-      for (uint32_t start = lane; start - lane < length; start += 32 * kAhead) {
+      for (uint32_t start = begin; start < end; start += 32 * kAhead) {
         T element[kAhead];
 #pragma unroll
-        for (uint32_t j = 0; j < kAhead; ++j) element[j] = held[past + min(start + 32 * j, length - 1)];
+        for (uint32_t j = 0; j < kAhead; ++j) element[j] = held[past + min(start + 32 * j + lane, length - 1)];
 #pragma unroll
         for (uint32_t j = 0; j < kAhead; ++j) {
-          const uint32_t at = start + 32 * j, key = key_of(word_of(element[j]));
-          const bool has = at < length, is_first = key < middle_key || (key == middle_key && at < middle);
+          const uint32_t at = start + 32 * j + lane;
+          const bool has = at < end, is_first = is_before(word_of(element[j]), at);
           const unsigned lanes = __ballot_sync(kEveryLane, has && is_first);
           const uint32_t up_to = before + __popc(lanes & lower);
           before += __popc(lanes);
@@ -382,8 +448,8 @@ __global__ void __launch_bounds__(1024, 1)
           if (has && results.indices) indices[to] = static_cast<int32_t>(at);
         }
       }
-      __syncwarp();
-      row += warps * gridDim.x;
+      wait_for_team();
+      row += teams * gridDim.x;
       if (row < rows) start_copy(row);
       continue;
     }
@@ -391,10 +457,11 @@ __global__ void __launch_bounds__(1024, 1)
     const bool is_told = !kFloats || (found_key != key_of(0) && (problem.quantiles || found_key != ~0u));
     uint32_t element = 0;
     if (static_cast<int>(lane) < wanted) element = is_told ? element_of(found_key) : held[past + found_at];
-    __syncwarp();
-    const uint32_t next = row + warps * gridDim.x;
+    wait_for_team();
+    const uint32_t next = row + teams * gridDim.x;
     if (next < rows) start_copy(next);
-    if (problem.quantiles) {
+    if (warp > 0) {
+    } else if (problem.quantiles) {
       const uint32_t high = shuffle_from(element, static_cast<int>(problem.upper(min(lane, uint32_t{kMostRanks} - 1)))),
                      last = shuffle_from(element, wanted - 1);
       if (lane < problem.quantiles)
@@ -412,7 +479,7 @@ __global__ void __launch_bounds__(1024, 1)
 
 }  // namespace
 
-cudaError_t launch_select_warps(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+cudaError_t launch_select_teams(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                 const int32_t* ranks, const SelectResults& results) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
@@ -421,11 +488,11 @@ cudaError_t launch_select_warps(cudaStream_t stream, const SelectPlan& plan, con
   const ArgOrder& rules = problem.order.ascending;
   const bool is_float = rules.sign != 0, is_half = is_float && rules.nan_above == 0x7c00;
   const auto kernel = problem.bits == 32
-                          ? (is_float ? select_warps_kernel<Kind::kFloat32> : select_warps_kernel<Kind::kInt32>)
-                      : is_half  ? select_warps_kernel<Kind::kFloat16>
-                      : is_float ? select_warps_kernel<Kind::kBfloat16>
-                                 : select_warps_kernel<Kind::kInt16>;
-  return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at));
+                          ? (is_float ? select_teams_kernel<Kind::kFloat32> : select_teams_kernel<Kind::kInt32>)
+                      : is_half  ? select_teams_kernel<Kind::kFloat16>
+                      : is_float ? select_teams_kernel<Kind::kBfloat16>
+                                 : select_teams_kernel<Kind::kInt16>;
+  return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at), plan.team);
 }
 
 }  // namespace jaxgpuops::count
