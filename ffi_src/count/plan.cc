@@ -293,7 +293,7 @@ bool plan_select_teams(const Select& problem, const Gpu& gpu, SelectPlan& plan) 
   // Rows may begin anywhere in 16 bytes.
   const int64_t room = round_up(rows.length * problem.bits / 8, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);
   const int64_t most = (gpu.shared_bytes - kStatic) / own;
-  if (most < 2) return false;
+  if (most < 1) return false;
   plan.algorithm = Selecting::kTeams;
   plan.blocks = std::min(rows.count(), gpu.multiprocessors);
   const int64_t teams = std::min({most, kMostWarps, ceil_div(rows.count(), plan.blocks)});

@@ -24,6 +24,9 @@ constexpr int kVectors = kRegisterSelect / 4;  // a thread has this many times f
 template <int kThreads>
 constexpr int kPartBits = kThreads > 256 ? 11 : kBinBits;
 
+// The key of some number. For quantiles it stands for the last element of a row that has no NaN.
+constexpr uint32_t kNoNan = 0x80000001;
+
 template <int kParts>
 struct Shared {
   uint32_t counts[kParts];
@@ -143,7 +146,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
     if (lane == 0) {
       shared.cut = cut;
       shared.ends = ((1u << wanted) - 1) & ~with_part;
-      shared.many = shared.largest = shared.last_of_largest = 0;
+      shared.many = shared.last_of_largest = 0;
+      shared.largest = problem.quantiles && shared.ends == 1u << (wanted - 1) ? kNoNan : 0;
     }
   }
   __syncthreads();
@@ -151,6 +155,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   const Cut& cut = shared.cut;
   const bool by_value = cut.by_value;
   const uint32_t ends = shared.ends;
+  // Whether the last rank only has to show whether there is a NaN.
+  const bool only_nans = problem.quantiles && ends == 1u << (wanted - 1);
   // Calls `visit` with the number of each element of the thread that may be in the row.
   const auto for_own = [&](auto visit) {
 #pragma unroll
@@ -195,14 +201,20 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
             if (at + j < length) most = largest_or_nan(most, __uint_as_float(own[4 * v + j]));
         }
       }
-      highest = key_of(__float_as_uint(most));
+      if (only_nans) {
+        if (most != most) shared.largest = ~0u;
+      } else {
+        highest = key_of(__float_as_uint(most));
+      }
     } else {
       for_own([&](int i) {
         if (index_of(i) < length) highest = max(highest, key_of(own[i]));
       });
     }
-    const uint32_t of_warp = largest_of_warp(highest);
-    if (lane == 0) atomicMax(&shared.largest, of_warp);
+    if (!only_nans) {
+      const uint32_t of_warp = largest_of_warp(highest);
+      if (lane == 0) atomicMax(&shared.largest, of_warp);
+    }
   }
   __syncthreads();
 
@@ -278,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       return shared.marks[by_value ? now.part_bits(word) - kMagicBits : now.by_key(key)] & 127;
     });
   }
-  if (ends && highest == shared.largest) {
+  if (ends && !only_nans && highest == shared.largest) {
     uint32_t last = 0;
     forget();
 #pragma unroll

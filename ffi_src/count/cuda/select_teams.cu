@@ -10,6 +10,9 @@
 // writes the elements in their places. What takes a warp little time, each warp of the team does for itself.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <type_traits>
+
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "count/cuda/select_quantile.cuh"
@@ -21,11 +24,31 @@ namespace {
 constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
 constexpr uint32_t kMostListed = 128, kRoom = kBins / 2;  // the list has the place of the counts, with room to spare
 
-// What warps of a team tell each other: sums or ends of each warp, how many elements are listed, and a place.
+// What warps of a team tell each other: sums or ends of each warp, how many elements are listed, a place, and whether
+// the row has a NaN.
 constexpr int kMostThreads = 768, kMostTeam = 16;
 struct Told {
-  uint32_t of_warp[2 * kMostTeam], listed, at;
+  uint32_t of_warp[2 * kMostTeam], listed, at, has_nan;
 };
+
+// Waits until the phase of a barrier with this parity has ended. The block alone sees it, so that the L1 cache stays as
+// it is, which acquiring for a whole cluster would clear.
+__device__ __forceinline__ void wait_for_row(uint64_t* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+#endif
+}
 
 // Elements become words of 32 bits: those of 16 bits are extended, floats to float32.
 enum class Kind { kFloat32, kInt32, kFloat16, kBfloat16, kInt16 };
@@ -36,7 +59,8 @@ constexpr bool kIsFloat = kKind == Kind::kFloat32 || kKind == Kind::kFloat16 || 
 template <Kind kKind>
 __global__ void __launch_bounds__(kMostThreads, 1)
     select_teams_kernel(const __grid_constant__ Select problem, const void* __restrict__ x_of_all,
-                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room, int team) {
+                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room, int team,
+                        bool same_ranks) {
 #if __CUDA_ARCH__ >= 900
   constexpr bool kFloats = kIsFloat<kKind>, kLong = kKind == Kind::kFloat32 || kKind == Kind::kInt32;
   using T = std::conditional_t<kLong, uint32_t, uint16_t>;
@@ -101,26 +125,35 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const auto clear_counts = [&] {
 #pragma unroll 1
     for (uint32_t b = thread; b < kBins / 4; b += 32 * warps) reinterpret_cast<uint4*>(counts)[b] = uint4{0, 0, 0, 0};
-    if (thread == 0) told.listed = 0;
+    if (thread == 0) told.listed = told.has_nan = 0;
   };
   if (thread == 0) make_copy_barrier(barrier), make_barriers_visible();
   wait_for_team();
+  // Lane r has rank number r, and what quantile r needs.
+  uint32_t rank = static_cast<uint32_t>(problem.kth);
+  Quantile<uint32_t> quantile;
+  const auto load_ranks = [&](uint32_t outer, uint32_t column) {
+    if (problem.kth >= 0) return;
+    const int32_t* const own = ranks + ranks_at(problem.ranks, outer, column);
+    if (lane < problem.quantiles) quantile.load(problem, results.shares, own, outer, column, lane);
+    rank = 0;
+    if (static_cast<int>(lane) < wanted)
+      rank = static_cast<uint32_t>(problem.rank_of(own[lane * problem.ranks.axis_stride]));
+  };
+  if (same_ranks) load_ranks(0, 0);
+  // Of quantiles, the last rank only shows whether there is a NaN, which the first count finds out.
+  const uint32_t all = ((1u << wanted) - 1) >> (problem.quantiles > 0);
   uint32_t row = own_team * gridDim.x + blockIdx.x;
   if (row < rows) start_copy(row);
 #pragma unroll 1
   for (int parity = 0; row < rows; parity ^= 1) {
     const uint32_t outer = inner == 1 ? row : row / inner, column = row - outer * inner;
-    const int32_t* const own_ranks = problem.kth >= 0 ? nullptr : ranks + ranks_at(problem.ranks, outer, column);
-    Quantile<uint32_t> quantile;
-    if (lane < problem.quantiles) quantile.load(problem, results.shares, own_ranks, outer, column, lane);
-    // Lane r has rank number r: later the part of the row that it falls in, how many elements that part has, and the
-    // number of the wanted one among them.
-    uint32_t rank = 0, part = 0, size = 0, left = 0;
-    if (static_cast<int>(lane) < wanted)
-      rank = static_cast<uint32_t>(problem.kth >= 0 ? problem.kth
-                                                    : problem.rank_of(own_ranks[lane * problem.ranks.axis_stride]));
+    if (!same_ranks) load_ranks(outer, column);
+    // Of lane r's rank: the part of the row that it falls in, how many elements that part has, and the number of the
+    // wanted one among them.
+    uint32_t part = 0, size = 0, left = 0;
     clear_counts();
-    wait_for_copies(barrier, parity);
+    wait_for_row(barrier, parity);
     // Places before and after the row get copies of its first element.
     const uint32_t copies = packs * kPack - length;
     if (copies > 0) {
@@ -168,7 +201,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         visit(word, start + lane, start + lane < packs);
       }
     };
-    const auto count_parts = [&](auto counter) {
+    const auto count_parts = [&](auto counter, auto looks) {
+      float most = -INFINITY;
       for_words([&](auto& word, uint32_t, bool has) {
         if (!has) return;
         constexpr int kOwn = sizeof(word) / 4;
@@ -177,13 +211,18 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         for (int i = 0; i < kOwn; ++i) at[i] = counter(word[i]);
 #pragma unroll
         for (int i = 0; i < kOwn; ++i) increment(at[i]);
+        if (looks.value) {
+#pragma unroll
+          for (int i = 0; i < kOwn; ++i) most = largest_or_nan(most, __uint_as_float(word[i]));
+        }
       });
+      if (looks.value && most != most) told.has_nan = 1;
       if (copies > 0 && thread == 0) atomicAdd(counts + (counter(first_word) - counts_at) / 4, 0u - copies);
       wait_for_team();
     };
-    const auto count_keys = [&](const Parts<uint32_t>& parts) {
+    const auto count_keys = [&](const Parts<uint32_t>& parts, auto looks) {
       const uint32_t base = counts_at - 4 * parts.base;
-      count_parts([&](uint32_t word) { return counter_of(parts, base, key_of(word)); });
+      count_parts([&](uint32_t word) { return counter_of(parts, base, key_of(word)); }, looks);
     };
     // Lists the elements of which `is_in` is true. Returns how many entries the list has: some may be no element of the
     // row, and sort behind all others.
@@ -240,18 +279,25 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       listed = 0;
     };
 
-    if (cut.by_value)
-      count_parts([&](uint32_t word) { return scaled(cut.part_bits(word), counts_at - 4 * kMagicBits); });
+    const auto first_count = [&](auto looks) {
+      if (cut.by_value)
+        count_parts([&](uint32_t word) { return scaled(cut.part_bits(word), counts_at - 4 * kMagicBits); }, looks);
+      else
+        count_keys(cut.by_key, looks);
+    };
+    if (kFloats && problem.quantiles > 0)
+      first_count(std::bool_constant<kFloats>{});
     else
-      count_keys(cut.by_key);
+      first_count(std::false_type{});
+    const bool has_nan = told.has_nan;
 
     // Parts in which ranks fall: `lists` has the first rank of each one that is listed, `many` all ranks of the others.
-    const uint32_t all = (1u << wanted) - 1;
+
     uint32_t lists = 0, many = 0, total = 0;
     {
       const uint32_t up_to = sum_counts(counts);
 #pragma unroll 1
-      for (uint32_t open = all; open;) {
+      for (uint32_t open = has_nan ? 0 : all; open;) {
         const int r = __ffs(static_cast<int>(open)) - 1;
         const uint32_t its_rank = shuffle_from(rank, r);
         const PartOfRank at = find_rank(counts, up_to, its_rank);
@@ -284,7 +330,9 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         if (cut.by_value) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) its_part[i] += its_part[i] == ~0u ? 0 : kMagicBits;
-          if (its_part[2] == ~0u)
+          if (its_part[1] == ~0u)
+            list_where([&](uint32_t word) { return cut.part_bits(word) == its_part[0]; });
+          else if (its_part[2] == ~0u)
             list_where([&](uint32_t word) {
               const uint32_t at = cut.part_bits(word);
               return at == its_part[0] || at == its_part[1];
@@ -339,7 +387,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
         const auto parts = Parts<uint32_t>::between<uint32_t>(kBinBits, first, first + span);
         clear_counts();
         wait_for_team();
-        count_keys(parts);
+        count_keys(parts, std::false_type{});
         const PartOfRank at = find_rank(counts, sum_counts(counts), its_rank);
         wait_for_team();
         if (static_cast<int>(lane) == r) left = at.left;
@@ -463,7 +511,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (warp > 0) {
     } else if (problem.quantiles) {
       const uint32_t high = shuffle_from(element, static_cast<int>(problem.upper(min(lane, uint32_t{kMostRanks} - 1)))),
-                     last = shuffle_from(element, wanted - 1);
+                     last = has_nan ? element_of(~0u) : 0;
       if (lane < problem.quantiles)
         static_cast<T*>(results.values)[(outer * problem.quantiles + lane) * inner + column] =
             static_cast<T>(quantile.of(problem, element, high, last));
@@ -485,6 +533,12 @@ cudaError_t launch_select_teams(cudaStream_t stream, const SelectPlan& plan, con
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
   config.shared_bytes = plan.shared_bytes;
+  // Whether all rows have the same ranks and shares.
+  const auto is_same = [](const IndexMap& map) {
+    return std::all_of(map.stride, map.stride + map.groups, [](int64_t stride) { return stride == 0; });
+  };
+  const auto all_same = [&](const Broadcast& its) { return is_same(its.outer) && is_same(its.inner); };
+  const bool same_ranks = all_same(problem.ranks) && (problem.quantiles == 0 || all_same(problem.shares));
   const ArgOrder& rules = problem.order.ascending;
   const bool is_float = rules.sign != 0, is_half = is_float && rules.nan_above == 0x7c00;
   const auto kernel = problem.bits == 32
@@ -492,7 +546,8 @@ cudaError_t launch_select_teams(cudaStream_t stream, const SelectPlan& plan, con
                       : is_half  ? select_teams_kernel<Kind::kFloat16>
                       : is_float ? select_teams_kernel<Kind::kBfloat16>
                                  : select_teams_kernel<Kind::kInt16>;
-  return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at), plan.team);
+  return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at), plan.team,
+                same_ranks);
 }
 
 }  // namespace jaxgpuops::count
