@@ -22,6 +22,7 @@ namespace {
 // since elements may otherwise be left that are too many for a list.
 constexpr int kSmallBits = 3;
 constexpr uint32_t kSmallSampled = 1 << 17;
+constexpr unsigned kMostBlocks = 16;
 constexpr int kMostGroups = kMostClusterThreads / kBins;
 
 // A list has kFew elements at most, whose indices and keys fit in the memory of a table.
@@ -62,8 +63,9 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   __shared__ uint32_t sample[64 << kSmallBits];
   __shared__ __align__(16) uint32_t sums[kMostGroups][kBins];  // the counts of all blocks in a table
   __shared__ Found<T> found;
-  __shared__ uint64_t copied;  // the barrier at which the block's part of the row arrives
-  __shared__ Word largest;     // the largest key of the part
+  __shared__ uint64_t copied;               // the barrier at which the block's part of the row arrives
+  __shared__ Word largest;                  // the largest key of the part
+  __shared__ Word largest_of[kMostBlocks];  // and those of all blocks
   // For each rank: how many elements its list has, and how many equal elements are left in the part.
   __shared__ uint32_t listed[kMostRanks], equal[kMostRanks];
   __shared__ uint32_t last_of_largest, chosen, all_before;
@@ -130,6 +132,8 @@ __global__ void __launch_bounds__(kMostClusterThreads)
       highest = own_highest;
       const Word of_warp = largest_of_lanes(highest);
       if (lane == 0) atomicMax(&largest, of_warp);
+      __syncthreads();
+      if (threadIdx.x < blocks) store_in_cluster(largest_of + block, threadIdx.x, largest);
     }
     wait_for_cluster();
     // Of kBins threads, which are a group, each adds up the counts of one part.
@@ -141,7 +145,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
       if (does) {
         const uint32_t* const from = tables + found.table[r] * kBins + bin;
         uint32_t sum = 0;
-#pragma unroll 4
+#pragma unroll 8
         for (uint32_t b = 0; b < blocks; ++b) sum += load_in_cluster(from, b);
         sums[group][bin] = sum;
       }
@@ -175,19 +179,9 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     __syncthreads();
   }
 
-  // Words of the largest key of the row come from all blocks.
-  if (ends) {
-    Word of_block = 0;
-    if (lane < blocks) {
-      uint32_t half[sizeof(Word) / 4];
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(Word) / 4); ++i)
-        half[i] = load_in_cluster(reinterpret_cast<const uint32_t*>(&largest) + i, lane);
-      of_block = half[0];
-      if (sizeof(Word) == 8) of_block |= static_cast<Word>(uint64_t{half[sizeof(Word) / 4 - 1]} << 32);
-    }
-    of_block = largest_of_lanes(of_block);
-    if (threadIdx.x == 0) found.largest = of_block;
+  if (ends && warp == 0) {
+    const Word of_row = largest_of_lanes(lane < blocks ? largest_of[lane] : Word{0});
+    if (lane == 0) found.largest = of_row;
   }
   __syncthreads();
   // Ranks of quantiles whose elements are told by their keys.
@@ -281,23 +275,35 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   });
   wait_for_cluster();
 
-  // The wanted element is number `left` of the listed ones. Each lane compares one element of a list with all of them.
-  constexpr int kTurns = kFew<T> / 32;
-#pragma unroll 1
-  for (int turn = warp; turn < wanted * kTurns; turn += warps) {
-    const int r = turn / kTurns;
-    if ((ends | many | told) >> r & 1) continue;
-    const uint32_t table = found.table[r], size = found.size[r], i = (turn - r * kTurns) * 32 + lane;
-    if (home(table) != block || i - lane >= size) continue;
-    const uint32_t* const list = tables + table * kBins;
+  // The wanted element is number `left` of the listed ones. All entries of a list are compared with each other; as many
+  // threads as the block has for an entry share its comparisons.
+  uint32_t* const smaller = sums[0];
+  for_bits(lists, [&](int t) {
+    if (home(t) != block) return;
+    const uint32_t* const list = tables + t * kBins;
     const Word* const list_keys = reinterpret_cast<const Word*>(list + kFew<T>);
+    const uint32_t size = found.size[t], i = threadIdx.x % kFew<T>, shares = threads / kFew<T>;
     const uint32_t at = list[min(i, size - 1)];
     const Word key = list_keys[min(i, size - 1)];
-    uint32_t before = 0;
-#pragma unroll 4
-    for (uint32_t j = 0; j < size; ++j) before += list_keys[j] < key || (list_keys[j] == key && list[j] < at);
-    if (i < size && before == found.left[r]) write(r, at, key);
-  }
+    if (threadIdx.x < kFew<T>) smaller[threadIdx.x] = 0;
+    __syncthreads();
+    if (i < size) {
+      const uint32_t share = (size + shares - 1) / shares, from = threadIdx.x / kFew<T> * share;
+      uint32_t before = 0;
+#pragma unroll 8
+      for (uint32_t j = from; j < min(from + share, size); ++j)
+        before += list_keys[j] < key || (list_keys[j] == key && list[j] < at);
+      atomicAdd(smaller + i, before);
+    }
+    __syncthreads();
+    if (threadIdx.x < size) {
+#pragma unroll 1
+      for (int r = 0; r < wanted; ++r)
+        if (!((ends | many | told) >> r & 1) && static_cast<int>(found.table[r]) == t && smaller[i] == found.left[r])
+          write(r, at, key);
+    }
+    __syncthreads();
+  });
   if ((ends & ~told) && block == 0 && warp == 0) {
     const uint32_t last =
         largest_of_warp(static_cast<unsigned>(lane) < blocks ? load_in_cluster(&last_of_largest, lane) : 0);

@@ -11,23 +11,36 @@ namespace {
 // What a block needs in shared memory to choose from a list.
 template <class Word>
 struct Choice {
-  Word low, span;
-  uint32_t count, left, listed, chosen;
+  uint32_t listed;
   uint32_t list[kSelectFew];
+  Word keys[kSelectFew];
 };
 
-// Returns the index of number `left` of the `size` elements of a list, whose keys are from `low` to `low + span`. The
-// whole block calls this. `counts`: room for as many words as the block has threads.
-template <class Word, class T>
-__device__ __forceinline__ uint32_t choose_in_block(const T* keys, const uint32_t* indices, uint32_t size, Word low,
-                                                    Word span, uint32_t left, uint32_t* counts, Choice<Word>& choice) {
+// Finds number `left` of the `size` elements of a list, whose keys are from `low` to `low + span`, and calls `found`
+// with its index and its key, in one thread. The whole block calls this. Each thread has some entries in registers.
+// `counts`: room for as many words as the block has threads.
+template <class Word, class T, class Visit>
+__device__ __forceinline__ void choose_in_block(const T* keys, const uint32_t* indices, uint32_t size, Word low,
+                                                Word span, uint32_t left, uint32_t* counts, Choice<Word>& choice,
+                                                Visit found) {
   using Full = std::conditional_t<sizeof(Word) == 8, uint64_t, uint32_t>;
   static_assert(kThreads == kChunk && kLongBinBits == 9);
+  constexpr int kOwn = kLongFew / kThreads;
+  T own[kOwn];
+  uint32_t at[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const uint32_t place = min(i * kThreads + threadIdx.x, size - 1);
+    own[i] = __ldcg(keys + place), at[i] = __ldcg(indices + place);
+  }
   uint32_t count = size;  // how many are left
   bool by_index = false;  // only equal keys are left
   Word key = 0;
-  const auto number_of = [&](uint32_t i) { return by_index ? Word{indices[i]} : Word{keys[i]}; };
-  const auto is_in = [&](uint32_t i) { return number_of(i) - low <= span && (!by_index || keys[i] == key); };
+  const auto number_of = [&](int i) { return by_index ? Word{at[i]} : Word{own[i]}; };
+  const auto is_in = [&](int i) {
+    return i * kThreads + threadIdx.x < size && number_of(i) - low <= span && (!by_index || own[i] == key);
+  };
+  if (threadIdx.x == 0) choice.listed = 0;
 #pragma unroll 1
   while (count > kSelectFew) {
     if (span == 0) by_index = true, key = low, low = 0, span = 0xffffffff;
@@ -35,50 +48,44 @@ __device__ __forceinline__ uint32_t choose_in_block(const T* keys, const uint32_
     __syncthreads();  // no thread reads the counts any more
     counts[threadIdx.x] = 0;
     __syncthreads();
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < size; i += kThreads)
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
       if (is_in(i)) atomicAdd(counts + parts.between_ends(number_of(i)), 1u);
     __syncthreads();
-    if (threadIdx.x < 32) {
-      const PartOfRank at = find_rank(counts, sum_counts(counts), left);
-      Word first, last;
-      parts.template bounds<Full>(at.part, first, last);
-      if (threadIdx.x == 0) {
-        choice.low = max(first, low), choice.span = min(first + last, low + span) - choice.low;
-        choice.count = at.size, choice.left = at.left;
-      }
-    }
-    __syncthreads();
-    low = choice.low, span = choice.span, count = choice.count, left = choice.left;
+    const PartOfRank part = find_rank(counts, sum_counts(counts), left);
+    Word first, last;
+    parts.template bounds<Full>(part.part, first, last);
+    const Word begin = max(first, low);
+    span = min(first + last, low + span) - begin, low = begin;
+    count = part.size, left = part.left;
   }
-  if (threadIdx.x == 0) choice.listed = 0;
   __syncthreads();
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < size; i += kThreads)
-    if (is_in(i)) choice.list[atomicAdd(&choice.listed, 1u)] = i;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    if (!is_in(i)) continue;
+    const uint32_t to = atomicAdd(&choice.listed, 1u);
+    choice.list[to] = at[i], choice.keys[to] = own[i];
+  }
   __syncthreads();
   if (threadIdx.x < count) {
-    const uint32_t own = choice.list[threadIdx.x];
+    const uint32_t index = choice.list[threadIdx.x];
+    const Word its_key = choice.keys[threadIdx.x];
     uint32_t before = 0;
-#pragma unroll 4
-    for (uint32_t j = 0; j < count; ++j) {
-      const uint32_t i = choice.list[j];
-      before += keys[i] < keys[own] || (keys[i] == keys[own] && indices[i] < indices[own]);
-    }
-    if (before == left) choice.chosen = indices[own];
+#pragma unroll 8
+    for (uint32_t j = 0; j < count; ++j)
+      before += choice.keys[j] < its_key || (choice.keys[j] == its_key && choice.list[j] < index);
+    if (before == left) found(index, its_key);
   }
-  __syncthreads();
-  return choice.chosen;
 }
 
-// Returns the index of number `left` of the elements of a list, which are up to kSelectFew. A warp calls this.
-template <class T>
-__device__ __forceinline__ uint32_t choose_in_warp(const T* keys, const uint32_t* indices, uint32_t size,
-                                                   uint32_t left) {
+// The same for a list of up to kSelectFew elements. A warp calls this.
+template <class T, class Visit>
+__device__ __forceinline__ void choose_in_warp(const T* keys, const uint32_t* indices, uint32_t size, uint32_t left,
+                                               Visit found) {
   constexpr int kOwn = kSelectFew / 32;
   const uint32_t lane = threadIdx.x & 31;
   typename Found<T>::Word key[kOwn];
-  uint32_t at[kOwn], before[kOwn] = {}, chosen = 0;
+  uint32_t at[kOwn], before[kOwn] = {};
   // Places behind the list get its last element.
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -97,10 +104,8 @@ __device__ __forceinline__ uint32_t choose_in_warp(const T* keys, const uint32_t
   }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const unsigned lanes = __ballot_sync(kEveryLane, before[i] == left);
-    if (lanes) chosen = shuffle_from(at[i], __ffs(static_cast<int>(lanes)) - 1);
+    if (before[i] == left && i * 32 + lane < size) found(at[i], key[i]);
   }
-  return chosen;
 }
 
 // `list` has, for each slice of a row, the number of elements that are left in it. Returns the slice that has number

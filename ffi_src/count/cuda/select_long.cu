@@ -29,6 +29,7 @@
 #include "count/cuda/select_blocks.cuh"
 #include "count/cuda/select_list.cuh"
 #include "count/cuda/select_partition.cuh"
+#include "count/cuda/select_quantile.cuh"
 #include "count/cuda/select_sample.cuh"
 #include "count/cuda/select_slice.cuh"
 
@@ -387,16 +388,14 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   wait_for_all(a, head, step, slice < wanted);
   if (slice >= wanted) return;
 
-  auto* const key_of = reinterpret_cast<T*>(counts);
-  auto* const at_of = reinterpret_cast<uint32_t*>(key_of + kLongFew);
-  int of_list = -1;
-  const auto write = [&](int r, uint32_t at) {
+  const auto write = [&](int r, uint32_t at, Word key) {
     if (a.problem.kth >= 0) {
       head.chosen = at;
       return;
     }
     const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
-    a.values[to] = x[at];
+    const auto narrow = static_cast<T>(key);
+    a.values[to] = tells_element(a.problem, narrow) ? element_of_key(a.problem, narrow) : x[at];
     a.indices[to] = static_cast<int32_t>(at);
   };
   // A warp chooses for a rank of which few elements are left.
@@ -407,47 +406,31 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   for (int r = warp; !kIsByte<T> && r < wanted; r += kWarps) {
     const auto table = found.table[r];
     if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
-    const uint32_t at = choose_in_warp(a.list_keys(row, table), a.list(row, table), found.size[r], found.left[r]);
-    if (lane == 0) write(r, at);
+    choose_in_warp(a.list_keys(row, table), a.list(row, table), found.size[r], found.left[r],
+                   [&](uint32_t at, Word key) { write(r, at, key); });
   }
 #pragma unroll 1
-  for (int turn = 0; turn < wanted * wanted; ++turn) {
-    // Ranks with the same list come one after the other.
-    const int table = turn / wanted, r = turn - table * wanted;
+  for (int r = 0; r < wanted; ++r) {
     const bool is_end = ends >> r & 1;
-    if (r % slices != slice || static_cast<int>(is_end ? r : found.table[r]) != table || is_few(table)) continue;
+    const auto table = static_cast<int>(is_end ? r : found.table[r]);
+    if (r % slices != slice || is_few(table)) continue;
     const uint32_t* const list = a.list(row, table);
     const uint32_t size = found.size[r];
     uint32_t left = found.left[r], at = 0;
     if (is_end) {
       at = __ldcg(&head.last_of_largest);
     } else if (!kIsByte<T> && !(by_slice >> table & 1)) {
-      if (of_list != table) {
-        __syncthreads();  // no thread reads the list before any more
-        constexpr int kOwn = kLongFew / kThreads;
-        T key[kOwn];
-        uint32_t index[kOwn];
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
-          const uint32_t place = min(i * kThreads + threadIdx.x, size - 1);
-          index[i] = __ldcg(list + place), key[i] = __ldcg(a.list_keys(row, table) + place);
-        }
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i)
-          at_of[i * kThreads + threadIdx.x] = index[i], key_of[i * kThreads + threadIdx.x] = key[i];
-        __syncthreads();
-        of_list = table;
-      }
-      at = choose_in_block<Word>(key_of, at_of, size, found.first[r], found.last[r], left, at_of + kLongFew, choice);
+      choose_in_block<Word>(a.list_keys(row, table), list, size, found.first[r], found.last[r], left, counts, choice,
+                            [&](uint32_t at, Word key) { write(r, at, key); });
+      continue;
     } else {
-      of_list = -1;
-      const int64_t slice_of = find_slice(list, a.plan.slices, left, counts, at_of);
+      const int64_t slice_of = find_slice(list, a.plan.slices, left, counts, counts + kThreads);
       constexpr int kPack = Own::kPack;
       const int64_t begin = max(slice_of * a.plan.slice_packs * kPack - own.past, int64_t{0});
       const int64_t end = min((slice_of + 1) * a.plan.slice_packs * kPack - own.past, int64_t{own.length});
       at = find_equal(x, order, static_cast<T>(found.first[r]), begin, end, left, sums);
     }
-    if (threadIdx.x == 0) write(r, at);
+    if (threadIdx.x == 0) write(r, at, found.first[r]);
   }
 }
 
