@@ -94,6 +94,7 @@ nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
   dict["slices"] = plan.slices;
   if (plan.algorithm == jaxgpuops::count::Selecting::kWarp) dict["bisects"] = plan.bisects;
   if (plan.algorithm == jaxgpuops::count::Selecting::kCluster) dict["blocks"] = plan.blocks;
+  if (plan.algorithm == jaxgpuops::count::Selecting::kTeams) dict["blocks"] = plan.blocks, dict["team"] = plan.team;
   if (plan.algorithm == jaxgpuops::count::Selecting::kLong)
     dict["kept"] = plan.kept, dict["kept_steps"] = plan.kept_steps;
   dict["shared_bytes"] = plan.shared_bytes;
