@@ -146,7 +146,7 @@ KERNELS = {
         "short": "short_(tiles|columns)_kernel",
         "network": "(network|pairs)_kernel",
         "team": "sort_kernel",
-        "part": "select_(cluster_|registers_|long_|partition_)?kernel",
+        "part": "select_(cluster_|registers_|teams_|long_|partition_)?kernel",
         "block": "block_kernel",
         "merge": "merge_(tiles|runs)_kernel",
         "sweep": "(pass|fill)_kernel",
@@ -185,6 +185,7 @@ KERNELS = {
     | {"recount": "choose_recount_kernel", "look_back": "choose_look_back_kernel"}
     | {"thread": "select_thread_kernel", "warp": "select_(warp|compare|sorted|bisect)_kernel"}
     | {
+        "teams": "select_teams_kernel",
         "registers": "select_registers_kernel",
         "block": "select_kernel",
         "cluster": "select_cluster_kernel",
@@ -225,7 +226,7 @@ CALLS = [
     (
         "count",
         lambda x: jaxgpuops.kth_value(x, 7),
-        [(4096, 30), (2000, 100), (64, 700), (64, 4096), (3, 70_001), (1, 1_000_001)],
+        [(4096, 30), (2000, 100), (64, 700), (5000, 1500), (64, 4096), (3, 70_001), (1, 1_000_001)],
     ),
     ("count", lambda x: jaxgpuops.kth_value(x, 7, axis=0), [(3000, 70)]),
     ("scan", jaxgpuops.cumsum, [(4096, 128), (1024, 65536), (1, 1 << 20), (1, 1 << 25)]),

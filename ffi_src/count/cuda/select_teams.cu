@@ -50,6 +50,24 @@ __device__ __forceinline__ void wait_for_row(uint64_t* barrier, int parity) {
 #endif
 }
 
+// Increments a counter in shared memory and returns what it was. (For atomicAdd(), the compiler would first add up what
+// the lanes of a warp add, which takes longer if few do.)
+__device__ __forceinline__ uint32_t count_one(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
+  return before;
+}
+
+// Adds 1 to `count` if x is less than y, by three instructions.
+__device__ __forceinline__ void count_less(uint64_t x, uint64_t y, uint32_t& count) {
+  uint32_t borrow = 0;
+  asm("{.reg.u32 low, high; sub.cc.u32 low, %1, %3; subc.cc.u32 high, %2, %4; subc.u32 %0, 0, 0;}"
+      : "=r"(borrow)
+      : "r"(static_cast<uint32_t>(x)), "r"(static_cast<uint32_t>(x >> 32)), "r"(static_cast<uint32_t>(y)),
+        "r"(static_cast<uint32_t>(y >> 32)));
+  count -= borrow;
+}
+
 // Elements become words of 32 bits: those of 16 bits are extended, floats to float32.
 enum class Kind { kFloat32, kInt32, kFloat16, kBfloat16, kInt16 };
 
@@ -224,9 +242,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       const uint32_t base = counts_at - 4 * parts.base;
       count_parts([&](uint32_t word) { return counter_of(parts, base, key_of(word)); }, looks);
     };
-    // Lists the elements of which `is_in` is true. Returns how many entries the list has: some may be no element of the
-    // row, and sort behind all others.
-    uint32_t listed = 0;
+    // Lists the elements of which `is_in` is true. Some entries may be no elements of the row; they sort behind all
+    // others.
     const auto list_where = [&](auto is_in) {
       for_words([&](auto& word, uint32_t p, bool has) {
         constexpr int kOwn = sizeof(word) / 4;
@@ -236,18 +253,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
           if (is_in(word[i])) set |= 1u << i;
         if (!has) set = 0;
 #pragma unroll 1
-        while (const unsigned lanes = __ballot_sync(kEveryLane, set != 0)) {
+        for (; set; set &= set - 1) {
           const int i = __ffs(static_cast<int>(set)) - 1;
-          const uint32_t at = (p + i / kPack * 32) * kPack + i % kPack - past;
-          if (warps > 1) {
-            uint32_t begin = 0;
-            if (lane == 0) begin = atomicAdd(&told.listed, static_cast<uint32_t>(__popc(lanes)));
-            listed = shuffle_from(begin, 0);
-          }
-          const uint32_t to = listed + __popc(lanes & lower);
-          if (set && to < kRoom) list[to] = at;
-          set &= set - 1;
-          listed += __popc(lanes);
+          const uint32_t to = count_one(&told.listed);
+          if (to < kRoom) list[to] = (p + i / kPack * 32) * kPack + i % kPack - past;
         }
       });
     };
@@ -255,18 +264,22 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     // Finds the elements of ranks: in the sorted list, that of lane r's rank is number `target`.
     const auto choose = [&](uint32_t of_ranks, uint32_t target) {
       wait_for_team();
-      listed = min(warps > 1 ? told.listed : listed, kRoom);
+      const uint32_t listed = min(told.listed, kRoom);
       for (uint32_t i = thread; i < listed; i += 32 * warps) {
         const auto at = static_cast<uint32_t>(list[i]);
         list[i] = at < length ? uint64_t{key_of(word_of(held[past + at]))} << 32 | at : ~uint64_t{0};
       }
+      if (thread == 0 && listed < kRoom) list[listed] = ~uint64_t{0};  // entries are looked at in pairs
       wait_for_team();
 #pragma unroll 1
       for (uint32_t start = 0; start < listed; start += 32) {
         const uint64_t entry = list[min(start + lane, listed - 1)];
         uint32_t before = 0;
 #pragma unroll 4
-        for (uint32_t j = 0; j < listed; ++j) before += list[j] < entry;
+        for (uint32_t j = 0; j < listed; j += 2) {
+          const auto two = *reinterpret_cast<const ulonglong2*>(list + j);
+          count_less(two.x, entry, before), count_less(two.y, entry, before);
+        }
         if (start + lane >= listed) before = ~0u;
         for_bits(of_ranks, [&](int r) {
           const unsigned lanes = __ballot_sync(kEveryLane, before == shuffle_from(target, r));
@@ -276,7 +289,6 @@ __global__ void __launch_bounds__(kMostThreads, 1)
             found_key = static_cast<uint32_t>(its >> 32), found_at = static_cast<uint32_t>(its);
         });
       }
-      listed = 0;
     };
 
     const auto first_count = [&](auto looks) {
