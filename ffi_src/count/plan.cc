@@ -284,20 +284,43 @@ bool registers_read_columns(const Rows& rows, int bits) {
   return rows.inner * bits <= 128 || rows.elements() <= (1 << 22) / bits;
 }
 
-// Plans a team of warps for each row, or returns false where other kernels are faster.
+// Plans a team of warps for each row, or returns false where other kernels are faster: where rows are few, since one
+// row takes a team longer than it takes a block, and where few rows have room in a multiprocessor.
 bool plan_select_teams(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
-  constexpr int64_t kMostWarps = 24, kWantedWarps = 16, kStatic = 4 << 10;
+  constexpr int64_t kMostAlone = 32, kMostWarps = 24, kStatic = 6 << 10;
   const Rows& rows = problem.rows;
+  const int64_t length = rows.length, count = rows.count();
+  const bool is_long = problem.bits == 32, parts = problem.kth >= 0;
   if ((problem.bits != 32 && problem.bits != 16) || !gpu.bulk_copy) return false;
   if (rows.inner > 1 && registers_read_columns(rows, problem.bits)) return false;
+  const int64_t some = 8 * gpu.multiprocessors, many = 16 * gpu.multiprocessors, most = 31 * gpu.multiprocessors;
+  int64_t least = many;  // rows
+  plan.team = 1;
+  if (length <= kMostWarpSelect) {
+    // Of shorter rows, warps have the elements in registers, or a sort takes less time.
+    if (rows.inner > 1 || length <= 256 || (problem.count > 3 && (length <= 512 || !is_long))) return false;
+    least = length <= 512 ? some : 1;
+  } else if (parts) {
+    if (length > 4096) return false;
+    if (!is_long) least = gpu.multiprocessors;
+  } else if (problem.count > 3) {
+    if (length > 2048) return false;
+    least = most;
+  } else if (length > 4096) {
+    if (length > (is_long ? 6144 : 8192)) return false;
+    least = is_long ? many : 2 * most;
+    plan.team = 2;
+  } else if (is_long && length > 3072) {
+    if (!problem.quantiles) return false;
+    least = most;
+  }
   // Rows may begin anywhere in 16 bytes.
-  const int64_t room = round_up(rows.length * problem.bits / 8, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);
-  const int64_t most = (gpu.shared_bytes - kStatic) / own;
-  if (most < 1) return false;
+  const int64_t room = round_up(length * problem.bits / 8, 16) + 16, own = room + (int64_t{4} << kSelectBinBits);
+  const int64_t fitting = std::min((gpu.shared_bytes - kStatic) / own, plan.team == 1 ? kMostAlone : kMostWarps / 2);
+  if (count < least || fitting < 6) return false;
   plan.algorithm = Selecting::kTeams;
-  plan.blocks = std::min(rows.count(), gpu.multiprocessors);
-  const int64_t teams = std::min({most, kMostWarps, ceil_div(rows.count(), plan.blocks)});
-  plan.team = static_cast<int>(std::clamp<int64_t>(kWantedWarps / teams, 1, ceil_div(rows.length, 512)));
+  plan.blocks = std::min(count, gpu.multiprocessors);
+  const int64_t teams = std::min(fitting, ceil_div(count, plan.blocks));
   plan.threads = 32 * plan.team * static_cast<int>(teams);
   plan.table_at = room;
   plan.shared_bytes = teams * own;
@@ -345,8 +368,7 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.algorithm = Selecting::kNone;
     return plan;
   }
-  if (rows.length > 128 && rows.length <= kMostWarpSelect && rows.inner == 1 && plan_select_teams(problem, gpu, plan))
-    return plan;
+  if (rows.length <= kMostWarpSelect && plan_select_teams(problem, gpu, plan)) return plan;
   if (plan.algorithm == Selecting::kNone) return plan;
   if (plan.algorithm == Selecting::kThread) {
     plan.threads = kShortSelectThreads;

@@ -108,10 +108,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   };
   if (a.plan.apart || a.alone()) fetch();
   Kept<T> kept;
-  kept.room = a.plan.kept / 32, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsByte<T>;
+  kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsByte<T>;
   T* const all_keys = reinterpret_cast<T*>(counts + all_bins);
-  kept.keys = all_keys + warp * a.plan.kept + lane;
-  kept.sets = reinterpret_cast<uint16_t*>(all_keys + kWarps * a.plan.kept) + warp * kept.steps * 32;
+  kept.keys = all_keys + warp * kept.room;
+  kept.sets = reinterpret_cast<uint16_t*>(all_keys + kWarps * kept.room) + warp * kept.steps * 32;
   if (threadIdx.x < kMostRanks) left_of[threadIdx.x] = 0;
   if (threadIdx.x == 0) last_of_largest = 0, lost = kIsByte<T>;
   const auto clear_counts = [&] {

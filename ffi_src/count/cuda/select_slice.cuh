@@ -250,58 +250,57 @@ __device__ __forceinline__ uint32_t count_outside_numbers(uint32_t* counts, cons
   return set;
 }
 
-// What a warp keeps of its part of a slice, in shared memory: the elements that are in an interval, which become keys
-// when all are kept; and for each step and lane a set of the elements, of which the first one has the highest bit. Each
-// lane keeps its own elements, in their order, every 32nd of the warp's places, so that it need not wait to be told
-// where those of other lanes end.
+// What a warp keeps of its part of a slice, in shared memory: the elements that are in an interval, in the order of
+// steps, lanes and elements, which become keys when all are kept; and for each step and lane a set of the elements, of
+// which the first one has the highest bit.
 template <class T>
 struct Kept {
   using Word = typename Found<T>::Word;
   static constexpr int kElements = Slice<T>::kElements;
   static_assert(kElements <= 16);
 
-  T* keys;  // the lane's first place
+  T* keys;
   uint16_t* sets;
-  uint32_t room, size;  // of the lane
-  int steps;            // how many steps there are sets for
-  bool lost;            // whether a lane had no room
+  uint32_t room, size;
+  int steps;  // how many steps there are sets for
+  bool lost;  // whether there was no room for all
 
   // Keeps the elements of a step that are in a set, or returns false. The whole warp calls this.
   __device__ __forceinline__ bool keep(const typename Slice<T>::Packs& pack, uint32_t set, int step) {
-    const uint32_t own = __popc(set);
-    if (lost || step >= steps || __any_sync(kEveryLane, size + own > room)) {
+    const uint32_t own = __popc(set), up_to = sum_up_to_lane(own), total = shuffle_from(up_to, 31);
+    if (lost || size + total > room || step >= steps) {
       lost = true;
-      return !__any_sync(kEveryLane, own > 0);
+      return total == 0;
     }
     sets[step * 32 + (threadIdx.x & 31)] = static_cast<uint16_t>(set);
-    T* to = keys + size * 32;
+    T* to = keys + size + up_to - own;
 #pragma unroll
     for (int i = 0; i < Slice<T>::kPacks; ++i) {
 #pragma unroll
       for (int e = 0; e < Slice<T>::kPack; ++e)
-        if (set >> (kElements - 1 - (i * Slice<T>::kPack + e)) & 1) *to = pack[i].element[e], to += 32;
+        if (set >> (kElements - 1 - (i * Slice<T>::kPack + e)) & 1) *to++ = pack[i].element[e];
     }
-    size += own;
+    size += total;
     return true;
   }
 
-  // Makes keys of the kept elements.
+  // Makes keys of the kept elements. The whole warp calls this.
   __device__ __forceinline__ void make_keys(const SortOrder& order) const {
+    __syncwarp();
 #pragma unroll 4
-    for (uint32_t i = 0; i < size; ++i) keys[i * 32] = sort_key(keys[i * 32], order);
+    for (uint32_t i = threadIdx.x & 31; i < size; i += 32) keys[i] = sort_key(keys[i], order);
   }
 
   // Counts the kept keys in each table in use, if they are between the table's first and last part.
   __device__ __forceinline__ void count(uint32_t* tables, const Found<T>& found, uint32_t used) const {
+    __syncwarp();
     for_bits(used, [&](int t) {
       const Parts<Word> parts = found.parts[t];
       const Word low = found.low[t], span = found.span[t];
       uint32_t* const counts = tables + (t << kLongBinBits);
 #pragma unroll 4
-      for (uint32_t i = 0; i < size; ++i) {
-        const Word key = keys[i * 32];
-        if (key - low <= span) atomicAdd(counts + parts.between_ends(key), 1u);
-      }
+      for (uint32_t i = threadIdx.x & 31; i < size; i += 32)
+        if (keys[i] - low <= span) atomicAdd(counts + parts.between_ends(keys[i]), 1u);
     });
   }
 
@@ -310,23 +309,34 @@ struct Kept {
   __device__ __forceinline__ uint32_t count_between(Word first, Word last) const {
     uint32_t count = 0;
 #pragma unroll 4
-    for (uint32_t i = 0; i < size; ++i) count += keys[i * 32] - first <= last;
+    for (uint32_t i = threadIdx.x & 31; i < size; i += 32) count += keys[i] - first <= last;
     return sum_of_warp(count);
   }
 
-  // Calls `visit(key, at)` for the lane's kept elements whose keys are from `first` to `first + last`.
+  // Calls `visit(key, at)` for the kept elements whose keys are from `first` to `first + last`. The whole warp calls
+  // this.
   template <class Visit>
   __device__ __forceinline__ void each_between(const Slice<T>& slice, Word first, Word last, Visit visit) const {
-    const T* key = keys;
+    const uint32_t lane = threadIdx.x & 31;
+    const T* from = keys;
 #pragma unroll 1
     for (int step = 0; step < slice.steps(); ++step) {
+      uint32_t set = sets[step * 32 + lane];
+      const uint32_t own = __popc(set), total = sum_of_warp(own);
+      bool any = false;
 #pragma unroll 1
-      for (uint32_t set = sets[step * 32 + (threadIdx.x & 31)]; set; key += 32) {
-        const int element = kElements - 32 + __clz(static_cast<int>(set));
-        if (*key - first <= last)
-          visit(Word{*key}, slice.at(step, element / Slice<T>::kPack, element % Slice<T>::kPack));
-        set ^= 1u << (kElements - 1 - element);
+      for (uint32_t i = lane; i < total; i += 32) any |= from[i] - first <= last;
+      if (__any_sync(kEveryLane, any)) {
+        const T* key = from + sum_up_to_lane(own) - own;
+#pragma unroll 1
+        for (; set; ++key) {
+          const int element = kElements - 32 + __clz(static_cast<int>(set));
+          if (*key - first <= last)
+            visit(Word{*key}, slice.at(step, element / Slice<T>::kPack, element % Slice<T>::kPack));
+          set ^= 1u << (kElements - 1 - element);
+        }
       }
+      from += total;
     }
   }
 };

@@ -1,13 +1,13 @@
-// select, teams: rows of 16 or 32 bits, two of which have room in a multiprocessor. A row is read once, by the copy
-// engine, to the shared memory of a team of warps, of one warp where rows are many and short. A multiprocessor has one
-// block of as many teams as have room. Each team takes one row after the other and waits for no other, so that some
-// teams wait for their rows while others look for ranks.
+// select, teams: many rows of 16 or 32 bits. A row is read once, by the copy engine, to the shared memory of a team of
+// one or two warps. A multiprocessor has one block of as many teams as have room. Each team takes one row after the
+// other and waits for no other, so that some teams wait for their rows while others look for ranks.
 //
 // The team counts the elements in kBins parts of the row (select_words.cuh), whose range a sample of 32 elements tells.
 // It finds the parts in which ranks fall, looks at the row once more, and lists the elements in these parts, some tens
 // as a rule. The entries of the list are compared with each other. If a part has many elements, the team cuts it into
-// parts of keys, for one rank after the other, until few elements or only equal ones are left. For a partition, it then
-// writes the elements in their places. What takes a warp little time, each warp of the team does for itself.
+// parts of keys, for one rank after the other, until few elements or only equal ones are left. What takes a warp little
+// time, both warps of a team do for themselves. A warp that is alone also partitions rows: it then writes the elements
+// in their places.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr uint32_t kMostListed = 128, kRoom = kBins / 2;  // the list has the pl
 
 // What warps of a team tell each other: sums or ends of each warp, how many elements are listed, a place, and whether
 // the row has a NaN.
-constexpr int kMostThreads = 768, kMostTeam = 16;
+constexpr int kMostTeam = 16;
 struct Told {
   uint32_t of_warp[2 * kMostTeam], listed, at, has_nan;
 };
@@ -74,17 +74,22 @@ enum class Kind { kFloat32, kInt32, kFloat16, kBfloat16, kInt16 };
 template <Kind kKind>
 constexpr bool kIsFloat = kKind == Kind::kFloat32 || kKind == Kind::kFloat16 || kKind == Kind::kBfloat16;
 
-template <Kind kKind>
-__global__ void __launch_bounds__(kMostThreads, 1)
+// The most warps of a block. kAlone: whether a team is one warp, which needs fewer registers.
+template <bool kAlone>
+constexpr int kMostWarps = kAlone ? 32 : 24;
+
+template <Kind kKind, bool kAlone>
+__global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
     select_teams_kernel(const __grid_constant__ Select problem, const void* __restrict__ x_of_all,
-                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room, int team,
-                        bool same_ranks) {
+                        const int32_t* __restrict__ ranks, const SelectResults results, uint32_t room,
+                        int warps_of_team, bool same_ranks) {
 #if __CUDA_ARCH__ >= 900
   constexpr bool kFloats = kIsFloat<kKind>, kLong = kKind == Kind::kFloat32 || kKind == Kind::kInt32;
   using T = std::conditional_t<kLong, uint32_t, uint16_t>;
   constexpr int kPack = 16 / sizeof(T), kPacks = 16 / kPack;  // a lane has kPacks packs of 16 bytes at a time
-  __shared__ uint64_t copied[kMostThreads / 32];
-  __shared__ Told told_by_team[kMostThreads / 32];
+  __shared__ uint64_t copied[kMostWarps<kAlone>];
+  __shared__ Told told_by_team[kMostWarps<kAlone>];
+  const int team = kAlone ? 1 : warps_of_team;
   const int teams = blockDim.x / 32 / team, own_team = threadIdx.x / 32 / team;
   const uint32_t lane = threadIdx.x & 31, lower = (1u << lane) - 1;
   const uint32_t warps = team, warp = threadIdx.x / 32 - own_team * team, thread = warp * 32 + lane;  // in the team
@@ -466,48 +471,36 @@ __global__ void __launch_bounds__(kMostThreads, 1)
       });
     }
 
-    if (problem.kth >= 0) {
+    if (kAlone && problem.kth >= 0) {
       // The partition. The elements before the chosen one and those behind it go to their places in turns of 32, in
       // which each group lies together.
       const uint32_t middle_key = shuffle_from(found_key, 0), middle = shuffle_from(found_at, 0);
       const auto kth = static_cast<uint32_t>(problem.kth);
-      auto* const values = static_cast<T*>(results.values) + int64_t{row} * length;
-      int32_t* const indices = results.indices + int64_t{row} * length;
-      constexpr uint32_t kAhead = 8;
-      const auto is_before = [&](uint32_t word, uint32_t at) {
-        const uint32_t key = key_of(word);
-        return key < middle_key || (key == middle_key && at < middle);
-      };
-      const uint32_t share = (length + warps * 32 - 1) / (warps * 32) * 32, begin = warp * share;
-      const uint32_t end = min(begin + share, length);
-      uint32_t before = 0;
-      if (warps > 1) {
-#pragma unroll 4
-        for (uint32_t at = begin + lane; at < end; at += 32) before += is_before(word_of(held[past + at]), at);
-        before = sum_of_warp(before);
-        wait_for_team();
-        if (lane == 0) told.of_warp[warp] = before;
-        wait_for_team();
-        before = sum_of_warp(lane < warp ? told.of_warp[min(lane, warps - 1)] : 0);
-      }
+      const auto for_places = [&](auto put) {
+        constexpr uint32_t kAhead = 8;
+        uint32_t before = 0;
 #pragma unroll 1
-      for (uint32_t start = begin; start < end; start += 32 * kAhead) {
-        T element[kAhead];
+        for (uint32_t start = lane; start - lane < length; start += 32 * kAhead) {
+          T element[kAhead];
 #pragma unroll
-        for (uint32_t j = 0; j < kAhead; ++j) element[j] = held[past + min(start + 32 * j + lane, length - 1)];
+          for (uint32_t j = 0; j < kAhead; ++j) element[j] = held[past + min(start + 32 * j, length - 1)];
 #pragma unroll
-        for (uint32_t j = 0; j < kAhead; ++j) {
-          const uint32_t at = start + 32 * j + lane;
-          const bool has = at < end, is_first = is_before(word_of(element[j]), at);
-          const unsigned lanes = __ballot_sync(kEveryLane, has && is_first);
-          const uint32_t up_to = before + __popc(lanes & lower);
-          before += __popc(lanes);
-          const uint32_t others = at == middle ? kth : kth + (at < middle) + at - up_to;
-          const uint32_t to = is_first ? up_to : others;
-          if (has && results.values) values[to] = element[j];
-          if (has && results.indices) indices[to] = static_cast<int32_t>(at);
+          for (uint32_t j = 0; j < kAhead; ++j) {
+            const uint32_t at = start + 32 * j, key = key_of(word_of(element[j]));
+            const bool is_first = key < middle_key || (key == middle_key && at < middle);
+            const unsigned lanes = __ballot_sync(kEveryLane, at < length && is_first);
+            const uint32_t up_to = before + __popc(lanes & lower);
+            before += __popc(lanes);
+            const uint32_t others = at == middle ? kth : kth + (at < middle) + at - up_to;
+            if (at < length) put(is_first ? up_to : others, at, element[j]);
+          }
         }
-      }
+      };
+      auto* const values = static_cast<T*>(results.values);
+      int32_t* const indices = results.indices;
+      const int64_t to = int64_t{row} * length;
+      if (values) for_places([&](uint32_t place, uint32_t, T element) { values[to + place] = element; });
+      if (indices) for_places([&](uint32_t place, uint32_t at, T) { indices[to + place] = static_cast<int32_t>(at); });
       wait_for_team();
       row += teams * gridDim.x;
       if (row < rows) start_copy(row);
@@ -553,13 +546,18 @@ cudaError_t launch_select_teams(cudaStream_t stream, const SelectPlan& plan, con
   const bool same_ranks = all_same(problem.ranks) && (problem.quantiles == 0 || all_same(problem.shares));
   const ArgOrder& rules = problem.order.ascending;
   const bool is_float = rules.sign != 0, is_half = is_float && rules.nan_above == 0x7c00;
-  const auto kernel = problem.bits == 32
-                          ? (is_float ? select_teams_kernel<Kind::kFloat32> : select_teams_kernel<Kind::kInt32>)
-                      : is_half  ? select_teams_kernel<Kind::kFloat16>
-                      : is_float ? select_teams_kernel<Kind::kBfloat16>
-                                 : select_teams_kernel<Kind::kInt16>;
-  return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at), plan.team,
-                same_ranks);
+  const auto run = [&](auto alone) {
+    constexpr bool kAlone = alone.value;
+    const auto kernel =
+        problem.bits == 32
+            ? (is_float ? select_teams_kernel<Kind::kFloat32, kAlone> : select_teams_kernel<Kind::kInt32, kAlone>)
+        : is_half  ? select_teams_kernel<Kind::kFloat16, kAlone>
+        : is_float ? select_teams_kernel<Kind::kBfloat16, kAlone>
+                   : select_teams_kernel<Kind::kInt16, kAlone>;
+    return launch(stream, config, kernel, problem, x, ranks, results, static_cast<uint32_t>(plan.table_at), plan.team,
+                  same_ranks);
+  };
+  return plan.team == 1 ? run(std::true_type{}) : run(std::false_type{});
 }
 
 }  // namespace jaxgpuops::count
