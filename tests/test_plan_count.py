@@ -164,7 +164,7 @@ def test_plans_of_selections(capability):
             assert (found["algorithm"], found["bisects"]) == ("warp", bisects), (rows, length, bits)
             steps = not bisects and length > 256
             assert found["shared_bytes"] == (16 * -(-length // 128) * 128 if steps else 0)
-    assert not plan(9, 600, 1, 4, 32)["bisects"]
+    assert plan(9, 600, 2, 4, 32)["algorithm"] == "warp" and not plan(9, 600, 2, 4, 32)["bisects"]
     for length, inner, bits in itertools.product((129, 1024), (1, 5), (8, 64)):
         found = plan(30_000, length, inner, 3, bits)
         assert (found["algorithm"], found["turns"], found["workspace_bytes"]) == ("warp", False, 0)
@@ -193,7 +193,7 @@ def test_plans_of_selections(capability):
     for inner, bits, length in itertools.product(
         (1, 5), (16, 32), (1025, 2048, 2049, 4096, 4097, 6144, 8192, 8193, 16_384)
     ):
-        few, many = plan(3, length, inner, 3, bits), plan(3000, length, inner, 9, bits)
+        few, many = plan(3, length, inner, 3, bits), plan(700, length, inner, 9, bits)
         part = cpu.plan_sort(3, length, inner, bits, True, False, capability, 7)
         assert (many["algorithm"], many["turns"], many["shared_bytes"]) == ("registers", inner * bits > 128, 0)
         in_place = inner * bits <= 128 or 3 * length * inner <= (1 << 22) // bits
@@ -226,6 +226,42 @@ def test_plans_of_selections(capability):
         )
         if part["algorithm"] == "long":
             assert part["slices"] >= found["slices"]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_teams(capability):
+    """Many rows have a team of warps each, where the copy engine brings them to shared memory."""
+    cpu = jaxgpuops._native.modules["cpu"]
+    plan = lambda *args: cpu.plan_select(*args, capability)
+    part = lambda *args: cpu.plan_sort(*args, True, False, capability, args[1] // 2)
+    room = SHARED_LIMIT[capability] << 10
+    teams = 0
+    for rows, length, inner, count, bits in itertools.product(
+        (1, 131, 132, 1056, 2112, 4092, 8184, 100_000), (256, 257, 512, 513, 1024, 1025, 2049, 3073, 4097, 6145, 8193),
+        (1, 5), (1, 3, 7), (8, 16, 32, 64),
+    ):  # fmt: skip
+        found = plan(rows, length, inner, count, bits)
+        if found["algorithm"] != "teams":
+            continue
+        teams += 1
+        assert capability >= 90 and bits in (16, 32) and 256 < length <= (6144 if bits == 32 else 8192)
+        assert rows * inner >= (1 if 512 < length <= 1024 else 1056 if length <= 512 else 2112)
+        assert inner == 1 or length > 1024
+        assert found["turns"] == (inner > 1) and found["blocks"] == min(rows * inner, 132)
+        own = -(-length * bits // 128) * 16 + 16 + 2048  # the row, wherever it begins, and the counts
+        warps = found["threads"] // 32
+        assert found["team"] == (2 if length > 4096 else 1) and warps <= (32 if found["team"] == 1 else 24)
+        assert found["shared_bytes"] == warps // found["team"] * own <= room - 6144
+        assert warps // found["team"] == min(rows * inner // 132 + (rows * inner % 132 > 0), (room - 6144) // own, 32) or (
+            found["team"] == 2 and warps == 24
+        )
+        # A part of a batch makes do with its part of the workspace.
+        assert plan(1, length, inner, count, bits)["workspace_bytes"] <= found["workspace_bytes"]
+    assert (teams > 0) == (capability >= 90)
+    if capability >= 90:
+        parts = part(2112, 1025, 1, 32)
+        assert (parts["algorithm"], parts["blocks"]) == ("part", 132)
+        assert parts["threads"] == 32 * min(2112 // 132, (room - 6144) // (4112 + 16 + 2048))
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

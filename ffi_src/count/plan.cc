@@ -311,7 +311,7 @@ bool plan_select_teams(const Select& problem, const Gpu& gpu, SelectPlan& plan) 
     least = is_long ? many : 2 * most;
     plan.team = 2;
   } else if (is_long && length > 3072) {
-    if (!problem.quantiles) return false;
+    if (problem.count == 1) return false;
     least = most;
   }
   // Rows may begin anywhere in 16 bytes.
