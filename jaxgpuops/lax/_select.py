@@ -174,9 +174,7 @@ def quantiles(x: jax.Array, ranks: jax.Array, shares: jax.Array, axis: int, midp
     """Returns the numbers between the elements of the first and the second half of the ranks, or the elements of all
     ranks, if there is one for each share. NaN where the row has a NaN, or the share is NaN."""
     length, count = x.shape[axis], ranks.shape[axis]
-    # XLA moves several quantiles of a row apart while it computes them; if the kernel did, that would take a launch.
-    alone = shares.shape[axis] == 1 or all(n == 1 for n in x.shape[:axis])
-    takes = x.dtype in QUANTILE_DTYPES and 0 < count < MOST_RANKS and alone
+    takes = x.dtype in QUANTILE_DTYPES and 0 < count < MOST_RANKS
     if takes and split is None and isinstance(length, int):
         operands = align(x, _and_last(length, ranks, axis), shares)
         return quantile_p(*operands, axis=axis, midpoint=midpoint)[0]
