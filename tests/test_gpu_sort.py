@@ -286,7 +286,17 @@ def test_elements_by_rank_of_columns(shape, kind, dtype):
 
 @ranked_data
 @pytest.mark.parametrize(
-    "shape", [(300, 1025, 1), (5000, 1101, 1), (1300, 4096, 1), (41, 4096, 1), (3, 20_001, 1), (2, 5000, 3), (2, 1_000_001, 1), (1, 2_500_003, 1)]
+    "shape",
+    [
+        (300, 1025, 1),
+        (5000, 1101, 1),
+        (1300, 4096, 1),
+        (41, 4096, 1),
+        (3, 20_001, 1),
+        (2, 5000, 3),
+        (2, 1_000_001, 1),
+        (1, 2_500_003, 1),
+    ],
 )
 def test_parts_around_an_element(shape, kind, dtype):
     """The kth element is that of a sort. Before it and after it are the elements that a sort has there, in order of

@@ -299,10 +299,10 @@ bool plan_select_teams(const Select& problem, const Gpu& gpu, SelectPlan& plan) 
   if (length <= kMostWarpSelect) {
     // Of shorter rows, warps have the elements in registers, or a sort takes less time.
     if (rows.inner > 1 || length <= 256 || (problem.count > 3 && (length <= 512 || !is_long))) return false;
-    least = length <= 512 ? some : 1;
+    least = length <= 512 ? some : problem.count == 1 ? 2 * gpu.multiprocessors : 1;
   } else if (parts) {
     if (length > 4096) return false;
-    if (!is_long) least = gpu.multiprocessors;
+    if (!is_long) least = (length <= 2048 ? 1 : 4) * gpu.multiprocessors;
   } else if (problem.count > 3) {
     if (length > 2048) return false;
     least = most;
