@@ -320,3 +320,20 @@ def test_parts_around_an_element(shape, kind, dtype):
             np.testing.assert_array_equal(indices, expected)
             assert same_bits(values, jnp.take_along_axis(x, indices, 1))
             assert same_bits(jaxgpuops.partition(x, kth, axis=1), values)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(300, 700), (2500, 1101), (4200, 4096), (8200, 4100)])
+def test_quantiles_of_many_rows(shape, dtype):
+    """Several quantiles of rows, of which some have a NaN or infinities, or one value only."""
+    x = jax.random.normal(jax.random.key(1), shape).astype(dtype).at[5].set(3)
+    x = x.at[::7, 11].set(jnp.nan).at[3, 4].set(jnp.inf).at[4, 40].set(-jnp.inf)
+    for q in ([0.5], [0.1, 0.5, 0.9], [0.0, 1.0]):
+        found = jax.jit(lambda x, q=q: jaxgpuops.quantile(x, q, axis=1))(x)
+        ordered, ends = jnp.sort(x.astype(jnp.float32), 1), [p * (shape[1] - 1) for p in q]
+        low, high = (jnp.stack([ordered[:, int(f(p))] for p in ends]) for f in (np.floor, np.ceil))
+        share = jnp.array([p - np.floor(p) for p in ends])[:, None]
+        expected = jnp.where(low == high, low, low + (high - low) * share)
+        expected = jnp.where(jnp.isnan(ordered[:, -1]), jnp.nan, expected)
+        rtol = 1e-2 if dtype != "float32" else 1e-5
+        np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=rtol, atol=rtol / 10)

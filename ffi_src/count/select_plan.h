@@ -17,7 +17,8 @@ enum class Selecting {
   kLong,       // longer rows, by several blocks each
   kNone,       // a sort is faster
 };
-constexpr const char* kSelectingNames[] = {"empty", "thread", "warp", "teams", "registers", "block", "cluster", "long", "none"};
+constexpr const char* kSelectingNames[] = {"empty", "thread",  "warp", "teams", "registers",
+                                           "block", "cluster", "long", "none"};
 
 struct SelectPlan {
   Selecting algorithm = Selecting::kEmpty;
