@@ -5,6 +5,7 @@
 
 #include "common/rounding.h"
 #include "count/ranges_plan.h"
+#include "count/tiles_plan.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -356,20 +357,23 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
 
 // Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
 void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
-  constexpr int64_t kMostTile = 256;
   const Rows& rows = problem.rows;
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
   plan.overlap = gpu.dependent_launch;
-  // An H200 runs `warps` warps of the kernel at a time, which is how many warps tiles of `all` rows would need. If such
-  // tiles are longer than kMostTile, tiles are made shorter, so that warps take a whole number of turns. Many short
-  // tiles would leave much to join, so no tile has fewer than `least` rows.
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
-  const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
-  const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
-  const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
-  int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
+  const int64_t lanes = bytes / vector;
+  const int64_t teams = std::max<int64_t>(1, kTileThreads / lanes);
+  // A share has whole steps of rows, few if the GPU would have few blocks otherwise.
+  constexpr int64_t kBlocks = 528, kMostShare = 32, kStep = 8;
+  int64_t share = std::clamp(rows.length / (teams * kBlocks) / kStep * kStep, kStep, std::min(kMostShare, kMostTileRows / teams));
+  if (teams == 1) share = 128;
+#ifdef SEGS_LAB
+  if (g_share) share = std::min<int64_t>(g_share, kMostTileRows / teams);
+#endif
+  plan.parts = static_cast<int>(teams);
+  int64_t tile = teams * share;
   // With one column, a warp has a tile, and takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
   plan.rows = tile;

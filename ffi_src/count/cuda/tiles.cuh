@@ -28,104 +28,172 @@
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kTileRows = 4;  // rows that a lane loads before it folds them
+#ifndef SEGS_ROWS
+#define SEGS_ROWS 4
+#endif
+#ifndef SEGS_POLICY
+#define SEGS_POLICY 1
+#endif
+constexpr int kTileRows = SEGS_ROWS;  // rows that a lane loads before it folds them
 // Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
+#ifndef SEGS_BLOCKS
 constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
+#else
+constexpr int tile_blocks(int count) { return SEGS_BLOCKS; }
+#endif
+
+// Loads elements that are read once.
+template <class Bits, int kCount>
+__device__ __forceinline__ Elements<Bits, kCount> load_once(const Bits* from) {
+  Elements<Bits, kCount> elements;
+#if SEGS_POLICY == 0
+  elements = *reinterpret_cast<const Elements<Bits, kCount>*>(from);
+#else
+  if constexpr (sizeof(elements) == 16) {
+    uint4 v;
+#if SEGS_POLICY == 1
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#elif SEGS_POLICY == 2
+    asm volatile("ld.global.nc.L1::no_allocate.L2::evict_first.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#elif SEGS_POLICY == 3
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+#endif
+    memcpy(&elements, &v, 16);
+  } else {
+    elements = *reinterpret_cast<const Elements<Bits, kCount>*>(from);
+  }
+#endif
+  return elements;
+}
 
 template <class Monoid, int kCount>
 __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   using Result = typename Monoid::Result;
-  static_assert(sizeof(Partial<Monoid, kCount>) == kCount * sizeof(Acc));
+  using Sum = Partial<Monoid, kCount>;
+  static_assert(sizeof(Sum) == kCount * sizeof(Acc));
+  constexpr int32_t kBefore = -1, kBehind = -2;  // in place of ids out of range, before all segments and behind them
   wait_for_predecessor();  // the kernel that orders the ids
   let_dependents_start();  // segment_join_kernel, which reads the ids at once, and so may not start before the wait
   if (blockIdx.x < a.fillers) return fill_gaps<Result>(a);
-  const int64_t thread = (blockIdx.x - a.fillers) * kThreads + threadIdx.x;
-  const int64_t team = thread / a.lanes, column = (thread - team * a.lanes) * kCount;
-  const int64_t o = team / a.tiles, tile = team - o * a.tiles;
-  if (o >= a.outer) return;
+  const uint32_t block = blockIdx.x - static_cast<uint32_t>(a.fillers), place = block / a.pieces;
+  const uint32_t o = place / static_cast<uint32_t>(a.tiles), tile = place - o * static_cast<uint32_t>(a.tiles);
+  const int lanes = static_cast<int>(a.lanes);
+  const int team = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) - team * lanes;
+  const int64_t column = (static_cast<int64_t>(block - place * a.pieces) * lanes + lane) * kCount;
+  const bool live = team < a.teams && column < a.inner;
 
-  const int64_t ids_at = offset_of(a.ids_at, o);
-  const int32_t* ids = a.ids + ids_at;
-  const int32_t* positions = a.positions ? a.positions + ids_at : nullptr;
-  const Bits* data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o) + column;
-  const int64_t begin = tile * a.rows;
-  const auto length = static_cast<int>(min(a.rows, a.length - begin));
-  ids += begin;
-  if (positions) positions += begin;
-  Result* const out = static_cast<Result*>(a.out) + o * a.segments * a.inner + column;
-  char* const workspace = a.workspace + o * a.workspace_bytes;
-  char* const head = workspace + (tile * a.inner + column) * sizeof(Acc);
-  a.clear_counter(workspace, tile, column);
-
-  int32_t id = ids[0];
-  bool begins = begin == 0 || ids[-1] != id;
-  Partial<Monoid, kCount> sum;
-  sum.clear();
-  // Stores the result of the current segment. `ends`: no later tile has rows of it.
-  const auto flush = [&](bool ends) {
-    if (!a.is_segment(id)) return;
-    if (begins && ends) {
-      sum.store_result(out, id * a.inner, a.keys);
-    } else {
-      sum.store(reinterpret_cast<Acc*>(head + (begins ? a.tails_at : 0)));
+  // Shared memory: the ids of the tile's rows, with those of the rows before and behind it; which rows these are; heads
+  // and tails of shares.
+  const int64_t first = tile * a.rows;  // the tile's first row
+  const auto of_tile = static_cast<int>(min(a.rows, a.length - first));
+  auto* const ids = reinterpret_cast<int32_t*>(dynamic_shared_memory()) + 1;
+  int32_t* const rows = ids + a.shares * a.share + 1;
+  auto* const heads = reinterpret_cast<Sum*>(dynamic_shared_memory() + a.lists_bytes()) + lane;
+  Sum* const tails = heads + a.shares * lanes;
+  {
+    const int64_t ids_at = offset_of(a.ids_at, o) + first;
+    for (int r = static_cast<int>(threadIdx.x) - 1; r <= a.shares * a.share; r += kThreads) {
+      const int64_t row = first + r;
+      const bool has = row >= 0 && row < a.length;
+      int64_t id = row < 0 ? kBefore : a.segments;
+      if (has) id = a.place_of(a.ids[ids_at + r]);
+      const bool is_segment = id >= 0 && id < a.segments;
+      if (r >= 0 && r < a.shares * a.share)
+        rows[r] = !is_segment ? -1 : a.positions ? a.positions[ids_at + r] : static_cast<int32_t>(row);
+      ids[r] = id < a.segments ? static_cast<int32_t>(id) : kBehind;
     }
-  };
-  // Fills gaps of up to `gap` segments: those just before the rows from `at` up to, but not including, `to`. The row
-  // behind the last one of all stands for the end of the segments.
-  bool gaps = begins;  // whether there may be a gap before one of the rows at hand
-  const auto fill = [&](int at, int to) {
+  }
+  char* const workspace = a.workspace + o * a.workspace_bytes;
+  if (live && team == 0) a.clear_counter(workspace, tile, column);
+  __syncthreads();
+
+  const Bits* const data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o) + column;
+  Result* const out = static_cast<Result*>(a.out) + static_cast<int64_t>(o) * a.segments * a.inner + column;
+#pragma unroll 1
+  for (int share = team; live && share < a.shares; share += a.teams) {
+    const int begin = share * a.share, end = min(begin + a.share, of_tile);
+    if (begin >= end) break;
+    int32_t id = ids[begin];
+    bool begins = first + begin == 0 || ids[begin - 1] != id;
+    Sum sum;
+    sum.clear();
+    // Stores the result of the current segment. `ends`: no later share has rows of it.
+    const auto flush = [&](bool ends) {
+      if (id < 0) return;
+      if (begins && ends) {
+        sum.store_result(out, id * a.inner, a.keys);
+      } else {
+        (begins ? tails : heads)[share * lanes] = sum;
+      }
+    };
+    bool gaps = begins;  // whether there may be a gap before one of the rows
+#pragma unroll 1
+    for (int at = begin; at < end; at += kTileRows) {
+      Elements<Bits, kCount> elements[kTileRows];
+#pragma unroll
+      for (int r = 0; r < kTileRows; ++r) {
+        const int32_t row = rows[at + r];
+        if (row >= 0) elements[r] = load_once<Bits, kCount>(data + row * a.inner);
+      }
+#pragma unroll
+      for (int r = 0; r < kTileRows; ++r) {
+        const int32_t own = ids[at + r];
+        if (own != id) {
+          flush(true);
+          gaps |= own - id != 1;
+          id = own;
+          begins = true;
+          sum.clear();
+        }
+        if (id >= 0) sum.fold(elements[r], a.keys);
+      }
+    }
+    const bool is_last = first + end == a.length;
+    flush(is_last || ids[end] != id);
+    if (!gaps && !is_last) continue;
+    // Fills gaps of up to `gap` segments: those just before each row, and before the end of all rows.
     Elements<Result, kCount> empty;
 #pragma unroll
     for (Result& value : empty.value) value = static_cast<Result>(a.keys.empty);
 #pragma unroll 1
-    for (int r = at; r < to; ++r) {
-      const int64_t row = begin + r, from = row == 0 ? 0 : a.place_of(ids[r - 1]) + 1;
-      const int64_t next = row == a.length ? a.segments : a.place_of(ids[r]);
+    for (int row = begin; row < end + is_last; ++row) {
+      const int64_t next = ids[row] == kBehind ? a.segments : ids[row];
+      int64_t s = first + row == 0 ? 0 : ids[row - 1] == kBehind ? next : ids[row - 1] + 1;
+      if (next - s > a.gap) continue;
 #pragma unroll 1
-      for (int64_t s = next - from > a.gap ? next : from; s < next; ++s)
-        *reinterpret_cast<Elements<Result, kCount>*>(out + s * a.inner) = empty;
+      for (; s < next; ++s) *reinterpret_cast<Elements<Result, kCount>*>(out + s * a.inner) = empty;
     }
-  };
-  // The ids and positions of the next kTileRows rows are loaded together with the elements of the current ones.
-  int32_t next[kTileRows], row[kTileRows];
-  const auto load_ids = [&](int at) {
-#pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      const bool has = at + r < length;
-      next[r] = has ? ids[at + r] : -1;
-      row[r] = has && positions ? positions[at + r] : static_cast<int32_t>(begin + at + r);
-    }
-  };
-  load_ids(0);
-  for (int at = 0; at < length; at += kTileRows) {
-    int32_t own[kTileRows];
-    Elements<Bits, kCount> elements[kTileRows];
-#pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      own[r] = next[r];
-      if (a.is_segment(own[r])) elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row[r] * a.inner);
-    }
-    load_ids(at + kTileRows);
-#pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (at + r >= length) break;
-      if (own[r] != id) {
-        flush(true);
-        gaps |= static_cast<uint32_t>(own[r]) - static_cast<uint32_t>(id) != 1;
-        id = own[r];
-        begins = true;
-        sum.clear();
-      }
-      if (a.is_segment(id)) sum.fold(elements[r], a.keys);
-    }
-    if (gaps) fill(at, min(at + kTileRows, length));
-    gaps = false;
   }
-  const bool is_last = begin + length == a.length;
-  flush(is_last || ids[length] != id);
-  if (is_last) fill(length, length + 1);
+  if (a.shares > 1) __syncthreads();
+  if (!live) return;
+
+  // Folds the tail of each share with the heads of the shares behind it; and, as share -1, the heads at the front of the
+  // tile.
+  auto* const head = reinterpret_cast<Acc*>(workspace + (tile * a.inner + column) * sizeof(Acc));
+  // The id of the segment that has rows on both sides of a share's front, or less than 0.
+  const auto across = [&](int share) {
+    const int row = share * a.share;
+    return ids[row - 1] == ids[row] ? ids[row] : kBehind;
+  };
+#pragma unroll 1
+  for (int share = team - 1; share < a.shares; share += a.teams) {
+    const int32_t id = across(share + 1);
+    if (id < 0 || (share >= 0 && across(share) == id)) continue;
+    Sum sum = share < 0 ? heads[0] : tails[share * lanes];
+    int next = max(share + 1, 1);
+#pragma unroll 1
+    for (; next < a.shares && across(next) == id; ++next) sum.fold(heads[next * lanes]);
+    if (share < 0 || across(next) == id) {
+      sum.store(reinterpret_cast<Acc*>(reinterpret_cast<char*>(head) + (share < 0 ? 0 : a.tails_at)));
+    } else {
+      sum.store_result(out, id * a.inner, a.keys);
+    }
+  }
 }
 
 // Launches the kernels of tiles, but for the join: threads have vectors of kCount elements.
@@ -133,6 +201,9 @@ template <class Monoid, int kCount>
 cudaError_t run_tiles(cudaStream_t stream, Args a) {
   using Result = typename Monoid::Result;
   a.lanes = a.inner / kCount;
+  a.pieces = (a.lanes + kThreads - 1) / kThreads;
+  a.lanes = (a.lanes + a.pieces - 1) / a.pieces;
+  a.teams = static_cast<int>(std::min<int64_t>(kThreads / a.lanes, a.shares));
   Launch config;
   config.block = dim3(kThreads);
   config.overlap = a.overlap && a.positions;
@@ -154,8 +225,12 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, std::clamp<int64_t>(most, 8, kMostCells));
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }
-  const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);
-  config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));
+  if (scalars) {
+    config.grid = dim3(static_cast<unsigned>((32 * a.outer * a.tiles + kThreads - 1) / kThreads));
+  } else {
+    config.grid = dim3(static_cast<unsigned>(a.fillers + a.outer * a.tiles * a.pieces));
+    config.shared_bytes = a.lists_bytes() + 2 * a.shares * a.lanes * sizeof(Partial<Monoid, kCount>);
+  }
   if constexpr (kCount == 1) {
     return launch(stream, config, scalars ? segment_scalars_kernel<Monoid> : segment_tiles_kernel<Monoid, 1>, a);
   } else {
