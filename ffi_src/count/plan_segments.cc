@@ -168,7 +168,9 @@ bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
   const int64_t each = (cell_bytes << plan.team_bits) + 4 + 2 * warps;
   const int64_t most = std::min(32 * warps, (kGpus[0].shared_bytes - 512 - lists) / each);
   const int64_t own = std::min(kMostRows, kLeastRangePiece * teams);
-  const int64_t ranges = std::clamp<int64_t>(ceil_div(length, own), 1, std::max<int64_t>(1, 264 / chunks));
+  // A multiprocessor holds one block of more than 16 warps, or two others.
+  const int64_t most_blocks = warps > 16 ? 132 : 264;
+  const int64_t ranges = std::clamp<int64_t>(ceil_div(length, own), 1, std::max<int64_t>(1, most_blocks / chunks));
   plan.warps = static_cast<int>(warps);
   plan.rows = std::min(most, ceil_div(problem.segments, ranges));
   plan.tiles = ceil_div(problem.segments, plan.rows);
@@ -361,21 +363,29 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
   plan.overlap = gpu.dependent_launch;
+  // A block has a tile. Its teams of threads have shares of the tile, of whole steps of rows: long ones, but not so
+  // long that there are less than kBlocks tiles. Where there are gaps to fill, short shares fill more of them at once.
+  constexpr int64_t kBlocks = 396, kMostShare = 32, kMostWide = 256;
+  const auto steps = [](int64_t share) { return std::max(kTileStep, share / kTileStep * kTileStep); };
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
-  const int64_t lanes = bytes / vector;
-  const int64_t teams = std::max<int64_t>(1, kTileThreads / lanes);
-  // A share has whole steps of rows, few if the GPU would have few blocks otherwise.
-  constexpr int64_t kBlocks = 528, kMostShare = 32, kStep = 8;
-  int64_t share = std::clamp(rows.length / (teams * kBlocks) / kStep * kStep, kStep, std::min(kMostShare, kMostTileRows / teams));
-  if (teams == 1) share = 128;
+  const int64_t lanes = bytes / vector, teams = std::max<int64_t>(1, kTileThreads / lanes);
+  int64_t share = steps(std::min({rows.length / (teams * kBlocks), kMostShare, kMostTileRows / teams}));
+  if (problem.segments >= rows.length && lanes <= 32) share = kTileStep;
+  // A wide row has several blocks. Its tiles are as long as lets blocks take whole turns on an H200.
+  if (teams == 1) {
+    const int64_t blocks = rows.length * ceil_div(lanes, kTileThreads), resident = vector > 4 * width ? 396 : 528;
+    share = steps(ceil_div(blocks, resident * ceil_div(blocks, resident * kMostWide)) + kTileStep - 1);
+  }
 #ifdef SEGS_LAB
   if (g_share) share = std::min<int64_t>(g_share, kMostTileRows / teams);
 #endif
   plan.parts = static_cast<int>(teams);
   int64_t tile = teams * share;
-  // With one column, a warp has a tile, and takes 256 rows at a time.
-  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
+  if (rows.inner == 1) {  // a warp has a tile, and takes 256 rows at a time
+    plan.parts = 1;
+    tile = rows.length < 1 << 20 ? 256 : 1024;
+  }
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
   if (plan.tiles > 1) {
@@ -434,6 +444,19 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
   // Lanes are faster for batches, but where the order of additions matters, the kernel may not follow from the batch.
   const bool may_pick = !few && !problem.byte_ids && (sums_floats || rows.outer == 1);
+  if (has_lanes && may_pick && sums_floats) {
+    // Long rows of few columns have exact sums, which batches take less time for, too, and frequent segments.
+    constexpr int64_t kLeastExact = 16 << 10, kLeastExactSegments = 200, kMostFew = 12 << 10;
+    if (bytes < 8 && rows.inner <= kMostTableColumns && rows.length >= kLeastExact &&
+        problem.segments >= kLeastExactSegments && rows.length <= kMostRangeRows && plan_atomics(problem, gpu, plan))
+      return plan;
+    plan = {};
+    if (rows.length <= kMostFew) {
+      plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
+      if (takes_few(problem, plan, true)) return plan;
+      plan = {};
+    }
+  }
   if (has_lanes && ((may_pick && plan_picks(problem, plan)) || plan_lanes(problem, gpu, plan))) {
     // A part of the batch has the same workspace, and may take kTables.
     if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
@@ -495,8 +518,13 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   constexpr int64_t kMostRanged = 8 << 10;  // of more rows, ranges take too long if one segment has most of them
-  if (plan_picks(problem, plan) || (rows.length <= kMostRanged && !many_results && plan_ranges(problem, plan)))
-    return plan;
+  // A multiprocessor holds one block of kPicks. If there are more, kRanges takes less time.
+  const bool has_ranges = rows.length <= kMostRanged && !many_results;
+  const auto picks_at_once = [&] { return plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits) <= 132; };
+  if (plan_picks(problem, plan) && (!has_ranges || picks_at_once())) return plan;
+  if (has_ranges && plan_ranges(problem, plan)) return plan;
+  if (plan_picks(problem, plan)) return plan;
+  plan = {};
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
   return plan;
 }

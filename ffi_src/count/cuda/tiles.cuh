@@ -28,45 +28,23 @@
 namespace jaxgpuops::count {
 namespace {
 
-#ifndef SEGS_ROWS
-#define SEGS_ROWS 4
-#endif
-#ifndef SEGS_POLICY
-#define SEGS_POLICY 1
-#endif
-constexpr int kTileRows = SEGS_ROWS;  // rows that a lane loads before it folds them
+// Rows that a lane loads before it folds them.
+constexpr int tile_rows(int count) { return count == 4 ? 4 : 8; }
 // Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
-#ifndef SEGS_BLOCKS
 constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
-#else
-constexpr int tile_blocks(int count) { return SEGS_BLOCKS; }
-#endif
 
-// Loads elements that are read once.
+// Loads elements of rows that are read once: whole packs are not kept in L1.
 template <class Bits, int kCount>
-__device__ __forceinline__ Elements<Bits, kCount> load_once(const Bits* from) {
-  Elements<Bits, kCount> elements;
-#if SEGS_POLICY == 0
-  elements = *reinterpret_cast<const Elements<Bits, kCount>*>(from);
-#else
-  if constexpr (sizeof(elements) == 16) {
-    uint4 v;
-#if SEGS_POLICY == 1
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-#elif SEGS_POLICY == 2
-    asm volatile("ld.global.nc.L1::no_allocate.L2::evict_first.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-#elif SEGS_POLICY == 3
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
-#endif
-    memcpy(&elements, &v, 16);
+__device__ __forceinline__ Elements<Bits, kCount> load_elements(const Bits* from) {
+  if constexpr (kCount * sizeof(Bits) == 16) {
+    uint4 pack;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pack.x), "=r"(pack.y), "=r"(pack.z), "=r"(pack.w)
+                 : "l"(__cvta_generic_to_global(from)));
+    return bits_as<Elements<Bits, kCount>>(pack);
   } else {
-    elements = *reinterpret_cast<const Elements<Bits, kCount>*>(from);
+    return *reinterpret_cast<const Elements<Bits, kCount>*>(from);
   }
-#endif
-  return elements;
 }
 
 template <class Monoid, int kCount>
@@ -76,6 +54,8 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
   using Result = typename Monoid::Result;
   using Sum = Partial<Monoid, kCount>;
   static_assert(sizeof(Sum) == kCount * sizeof(Acc));
+  constexpr int kTileRows = tile_rows(kCount);
+  static_assert(kTileStep % kTileRows == 0);
   constexpr int32_t kBefore = -1, kBehind = -2;  // in place of ids out of range, before all segments and behind them
   wait_for_predecessor();  // the kernel that orders the ids
   let_dependents_start();  // segment_join_kernel, which reads the ids at once, and so may not start before the wait
@@ -138,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
 #pragma unroll
       for (int r = 0; r < kTileRows; ++r) {
         const int32_t row = rows[at + r];
-        if (row >= 0) elements[r] = load_once<Bits, kCount>(data + row * a.inner);
+        if (row >= 0) elements[r] = load_elements<Bits, kCount>(data + row * a.inner);
       }
 #pragma unroll
       for (int r = 0; r < kTileRows; ++r) {
