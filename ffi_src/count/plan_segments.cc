@@ -122,14 +122,17 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
+constexpr int64_t kLeastPickSegments = 32;
+
 // Plans kPicks. Returns false if other kernels are faster, which also holds if one segment has most rows. The order of
 // additions follows from this geometry, which fits in the shared memory that every GPU has.
 bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
   constexpr int64_t kMostIds = 7 << 18;  // that all blocks read together
-  constexpr int64_t kLeastSegments = 32, kMostOfTeam = 128, kFewOfTeam = 10;
+  constexpr int64_t kMostOfTeam = 128, kFewOfTeam = 10;
   const auto [outer, length, inner] = problem.rows;
   const int64_t segments = problem.segments;
-  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31 || segments < kLeastSegments) return false;
+  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31 || segments < kLeastPickSegments)
+    return false;
   plan = {};
   plan.algorithm = Segmenting::kPicks;
   while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
@@ -377,9 +380,6 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
     const int64_t blocks = rows.length * ceil_div(lanes, kTileThreads), resident = vector > 4 * width ? 396 : 528;
     share = steps(ceil_div(blocks, resident * ceil_div(blocks, resident * kMostWide)) + kTileStep - 1);
   }
-#ifdef SEGS_LAB
-  if (g_share) share = std::min<int64_t>(g_share, kMostTileRows / teams);
-#endif
   plan.parts = static_cast<int>(teams);
   int64_t tile = teams * share;
   if (rows.inner == 1) {  // a warp has a tile, and takes 256 rows at a time
@@ -444,13 +444,14 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
   // Lanes are faster for batches, but where the order of additions matters, the kernel may not follow from the batch.
   const bool may_pick = !few && !problem.byte_ids && (sums_floats || rows.outer == 1);
-  if (has_lanes && may_pick && sums_floats) {
-    // Long rows of few columns have exact sums, which batches take less time for, too, and frequent segments.
-    constexpr int64_t kLeastExact = 16 << 10, kLeastExactSegments = 200, kMostFew = 12 << 10;
-    if (bytes < 8 && rows.inner <= kMostTableColumns && rows.length >= kLeastExact &&
-        problem.segments >= kLeastExactSegments && rows.length <= kMostRangeRows && plan_atomics(problem, gpu, plan))
+  if (has_lanes && may_pick && sums_floats && problem.segments >= kLeastPickSegments) {
+    // Long rows of few columns have exact sums: batches take less time for these, too, and frequent segments.
+    constexpr int64_t kLeastExact = 16 << 10, kLeastExactSegments = 200, kMostExactColumns = 3, kMostFew = 12 << 10;
+    if (bytes < 8 && rows.inner <= kMostExactColumns && rows.length >= kLeastExact && rows.length <= kMostRangeRows &&
+        problem.segments >= kLeastExactSegments && plan_atomics(problem, gpu, plan))
       return plan;
     plan = {};
+    // Where few rows meet in a lane, kFew takes about as long as kPicks, and batches of it less.
     if (rows.length <= kMostFew) {
       plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
       if (takes_few(problem, plan, true)) return plan;

@@ -1,12 +1,16 @@
-// Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A tile is a fixed
-// number of rows, however long the segments are. It belongs to a team of neighbouring threads: as many as a row has
-// vectors of 16 bytes, or of 8, or elements. A thread reads its columns of the tile's rows in order, and keeps the
-// result of the current segment in registers. What this result is for depends on where the segment begins and ends:
-//   if it begins and ends in the tile: the segment's result;
-//   if it begins before the tile: the tile's head, a partial result in the workspace;
-//   if it begins in the tile and ends behind it: the tile's tail, another partial result.
-// A second kernel (tiles_join.cuh) folds each tail with the heads of the tiles behind it. There are no atomics on
-// results, and the order of additions depends only on the plan's tiles and on the ids.
+// Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A block has a tile:
+// a fixed number of rows, however long the segments are. It brings the ids of these rows into shared memory, and says
+// there which rows they are. Teams of neighbouring threads have equal shares of the tile: a thread has a vector of 16
+// bytes of a row, or of 8, or an element. (Of wide rows, a block has a piece of up to 256 vectors, and one team.) A
+// thread reads its columns of the share's rows in order, and keeps the result of the current segment in registers. What
+// this result is for depends on where the segment begins and ends:
+//   if it begins and ends in the share: the segment's result;
+//   if it begins before the share: the share's head, a partial result in shared memory;
+//   if it begins in the share and ends behind it: the share's tail, another partial result.
+// Then the block folds each tail with the heads of the shares behind it. Segments that cross the tile's front or end
+// leave the tile's head and tail in the workspace, and a second kernel (tiles_join.cuh) folds these. So shares may be
+// short, such that all blocks together read a small part of memory at a time, and few partial results are written.
+// There are no atomics on results, and the order of additions depends only on the plan's tiles and on the ids.
 //
 // Passes: one, and the join if there are several tiles. Bytes moved: each row is read once, with 4 bytes of id, and 4
 // more of position where ids do not ascend; each segment is written once; a head and a tail of each tile, at most, are
@@ -57,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
   constexpr int kTileRows = tile_rows(kCount);
   static_assert(kTileStep % kTileRows == 0);
   constexpr int32_t kBefore = -1, kBehind = -2;  // in place of ids out of range, before all segments and behind them
-  wait_for_predecessor();  // the kernel that orders the ids
+  wait_for_predecessor();                        // the kernel that orders the ids
   let_dependents_start();  // segment_join_kernel, which reads the ids at once, and so may not start before the wait
   if (blockIdx.x < a.fillers) return fill_gaps<Result>(a);
   const uint32_t block = blockIdx.x - static_cast<uint32_t>(a.fillers), place = block / a.pieces;
@@ -152,8 +156,8 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
   if (a.shares > 1) __syncthreads();
   if (!live) return;
 
-  // Folds the tail of each share with the heads of the shares behind it; and, as share -1, the heads at the front of the
-  // tile.
+  // Folds the tail of each share with the heads of the shares behind it; and, as share -1, the heads at the front of
+  // the tile.
   auto* const head = reinterpret_cast<Acc*>(workspace + (tile * a.inner + column) * sizeof(Acc));
   // The id of the segment that has rows on both sides of a share's front, or less than 0.
   const auto across = [&](int share) {

@@ -19,8 +19,8 @@ constexpr int kThreads = kTileThreads;
 struct Args : SegmentArgs {
   const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
-  // For segment_tiles_kernel: a tile is cut into `shares` of `share` rows. A row is cut into `pieces`, each with a block,
-  // which has `teams` of `lanes` threads.
+  // For segment_tiles_kernel: a tile is cut into `shares` of `share` rows. A row is cut into `pieces`, each with a
+  // block, which has `teams` of `lanes` threads.
   int shares, share, teams = 0;
   int64_t lanes = 0, pieces = 0;
   int64_t fillers = 0;  // its blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
