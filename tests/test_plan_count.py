@@ -665,15 +665,19 @@ def test_plans_of_segments(capability):
             order = "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
-    # Teams of a block have shares of 8 to 32 rows, short ones where tiles would be few, or gaps are likely; wide rows
-    # have tiles of whole turns of blocks. (type, columns, rows, segments, rows of a tile)
+    # Teams of a block have shares of 8 to 32 rows, short ones where tiles would be few, or gaps are likely. Rows of many
+    # vectors, or whose teams would leave threads idle, have tiles of whole turns of warps. (type, columns, rows,
+    # segments, rows of a tile)
     for dtype, inner, length, segments, rows in [
         ("float32", 128, 1 << 20, 1 << 16, 256), ("bfloat16", 128, 1 << 20, 1 << 16, 512),
         ("float32", 18, 1 << 20, 10**5, 896), ("float32", 18, 1 << 20, 1 << 20, 224), ("float64", 16, 40_000, 5000, 256),
-        ("float32", 2, 1 << 22, 10**6, 2048), ("float64", 1000, 1 << 20, 10**6, 256), ("bfloat16", 4096, 65_536, 10**5, 168),
+        ("float32", 2, 1 << 22, 10**6, 2048), ("float64", 1000, 1 << 20, 10**6, 252), ("bfloat16", 4096, 65_536, 10**5, 172),
+        ("float64", 134, 1 << 20, 10**6, 256),
     ]:  # fmt: skip
         one, many = (plan("segment_sum", outer, length, inner, segments, dtype, False) for outer in (1, 40))
         assert (one["algorithm"], one["rows"], many["rows"]) == ("ordered", rows, rows)
+    # As many tiles of other folds as make whole turns of warps.
+    assert plan("segment_max", 1, 1 << 20, 128, 1 << 16, "float32", False)["rows"] == 256
     for op, length, inner, dtype in itertools.product(
         ("segment_sum", "segment_min"), (33_000, 50_000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):

@@ -362,30 +362,35 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
 
 // Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
 void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMostTile = 256;
+  const bool sums = problem.op == Op::kSum;
   const Rows& rows = problem.rows;
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
   plan.overlap = gpu.dependent_launch;
-  // A block has a tile. Its teams of threads have shares of the tile, of whole steps of rows: long ones, but not so
-  // long that there are less than kBlocks tiles. Where there are gaps to fill, short shares fill more of them at once.
-  constexpr int64_t kBlocks = 396, kMostShare = 32, kMostWide = 256;
-  const auto steps = [](int64_t share) { return std::max(kTileStep, share / kTileStep * kTileStep); };
+  // An H200 runs `warps` warps of the kernel at a time, which is how many warps tiles of `all` rows would need. If such
+  // tiles are longer than kMostTile, tiles are made shorter, so that warps take a whole number of turns. Many short
+  // tiles would leave much to join, so no tile has fewer than `least` rows.
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
   const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
+  const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
+  const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
+  const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
+  int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
+  // Of sums of rows of few vectors, a block has a tile, if its teams leave few threads idle. They have shares of whole
+  // steps of rows: long ones, but not so long that there are less than kBlocks tiles. Where there are gaps to fill,
+  // short shares fill more of them at once.
+  constexpr int64_t kBlocks = 396, kMostShare = 32, kLeastTeams = 3, kLeastThreads = 208;
   const int64_t lanes = bytes / vector, teams = std::max<int64_t>(1, kTileThreads / lanes);
-  int64_t share = steps(std::min({rows.length / (teams * kBlocks), kMostShare, kMostTileRows / teams}));
-  if (problem.segments >= rows.length && lanes <= 32) share = kTileStep;
-  // A wide row has several blocks. Its tiles are as long as lets blocks take whole turns on an H200.
-  if (teams == 1) {
-    const int64_t blocks = rows.length * ceil_div(lanes, kTileThreads), resident = vector > 4 * width ? 396 : 528;
-    share = steps(ceil_div(blocks, resident * ceil_div(blocks, resident * kMostWide)) + kTileStep - 1);
+  plan.parts = 1;
+  if (sums && rows.inner > 1 && teams >= kLeastTeams && teams * lanes >= kLeastThreads) {
+    int64_t share = std::min({rows.length / (teams * kBlocks), kMostShare, kMostTileRows / teams});
+    share = problem.segments >= rows.length ? kTileStep : std::max(kTileStep, share / kTileStep * kTileStep);
+    plan.parts = static_cast<int>(teams);
+    tile = teams * share;
   }
-  plan.parts = static_cast<int>(teams);
-  int64_t tile = teams * share;
-  if (rows.inner == 1) {  // a warp has a tile, and takes 256 rows at a time
-    plan.parts = 1;
-    tile = rows.length < 1 << 20 ? 256 : 1024;
-  }
+  // With one column, a warp has a tile, and takes 256 rows at a time.
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
   plan.rows = tile;
   plan.tiles = ceil_div(rows.length, tile);
   if (plan.tiles > 1) {

@@ -1,21 +1,17 @@
-// Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A block has a tile:
-// a fixed number of rows, however long the segments are. It brings the ids of these rows into shared memory, and says
-// there which rows they are. Teams of neighbouring threads have equal shares of the tile: a thread has a vector of 16
-// bytes of a row, or of 8, or an element. (Of wide rows, a block has a piece of up to 256 vectors, and one team.) A
-// thread reads its columns of the share's rows in order, and keeps the result of the current segment in registers. What
-// this result is for depends on where the segment begins and ends:
-//   if it begins and ends in the share: the segment's result;
-//   if it begins before the share: the share's head, a partial result in shared memory;
-//   if it begins in the share and ends behind it: the share's tail, another partial result.
-// Then the block folds each tail with the heads of the shares behind it. Segments that cross the tile's front or end
-// leave the tile's head and tail in the workspace, and a second kernel (tiles_join.cuh) folds these. So shares may be
-// short, such that all blocks together read a small part of memory at a time, and few partial results are written.
-// There are no atomics on results, and the order of additions depends only on the plan's tiles and on the ids.
+// Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A tile is a fixed
+// number of rows, however long the segments are. It belongs to a team of neighbouring threads: as many as a row has
+// vectors of 16 bytes, or of 8, or elements. A thread reads its columns of the tile's rows in order, and keeps the
+// result of the current segment in registers. What this result is for depends on where the segment begins and ends:
+//   if it begins and ends in the tile: the segment's result;
+//   if it begins before the tile: the tile's head, a partial result in the workspace;
+//   if it begins in the tile and ends behind it: the tile's tail, another partial result.
+// A second kernel (tiles_join.cuh) folds each tail with the heads of the tiles behind it. There are no atomics on
+// results, and the order of additions depends only on the plan's tiles and on the ids.
 //
 // Passes: one, and the join if there are several tiles. Bytes moved: each row is read once, with 4 bytes of id, and 4
 // more of position where ids do not ascend; each segment is written once; a head and a tail of each tile, at most, are
 // written and read. Segments without rows are filled as tiles_gaps.cuh says; rows of one element have a kernel of their
-// own (tiles_scalars.cuh).
+// own (tiles_scalars.cuh), and so have sums of rows of few vectors (tiles_teams.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,166 +24,120 @@
 #include "count/cuda/tiles_gaps.cuh"
 #include "count/cuda/tiles_join.cuh"
 #include "count/cuda/tiles_scalars.cuh"
+#include "count/cuda/tiles_teams.cuh"
 
 namespace jaxgpuops::count {
 namespace {
 
-// Rows that a lane loads before it folds them.
-constexpr int tile_rows(int count) { return count == 4 ? 4 : 8; }
+constexpr int kTileRows = 4;  // rows that a lane loads before it folds them
 // Blocks of tiles that a multiprocessor holds: more would leave a lane with many elements too few registers.
 constexpr int tile_blocks(int count) { return count > 4 ? 3 : 4; }
-
-// Loads elements of rows that are read once: whole packs are not kept in L1.
-template <class Bits, int kCount>
-__device__ __forceinline__ Elements<Bits, kCount> load_elements(const Bits* from) {
-  if constexpr (kCount * sizeof(Bits) == 16) {
-    uint4 pack;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(pack.x), "=r"(pack.y), "=r"(pack.z), "=r"(pack.w)
-                 : "l"(__cvta_generic_to_global(from)));
-    return bits_as<Elements<Bits, kCount>>(pack);
-  } else {
-    return *reinterpret_cast<const Elements<Bits, kCount>*>(from);
-  }
-}
 
 template <class Monoid, int kCount>
 __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   using Result = typename Monoid::Result;
-  using Sum = Partial<Monoid, kCount>;
-  static_assert(sizeof(Sum) == kCount * sizeof(Acc));
-  constexpr int kTileRows = tile_rows(kCount);
-  static_assert(kTileStep % kTileRows == 0);
-  constexpr int32_t kBefore = -1, kBehind = -2;  // in place of ids out of range, before all segments and behind them
-  wait_for_predecessor();                        // the kernel that orders the ids
+  static_assert(sizeof(Partial<Monoid, kCount>) == kCount * sizeof(Acc));
+  wait_for_predecessor();  // the kernel that orders the ids
   let_dependents_start();  // segment_join_kernel, which reads the ids at once, and so may not start before the wait
   if (blockIdx.x < a.fillers) return fill_gaps<Result>(a);
-  const uint32_t block = blockIdx.x - static_cast<uint32_t>(a.fillers), place = block / a.pieces;
-  const uint32_t o = place / static_cast<uint32_t>(a.tiles), tile = place - o * static_cast<uint32_t>(a.tiles);
-  const int lanes = static_cast<int>(a.lanes);
-  const int team = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) - team * lanes;
-  const int64_t column = (static_cast<int64_t>(block - place * a.pieces) * lanes + lane) * kCount;
-  const bool live = team < a.teams && column < a.inner;
+  const int64_t thread = (blockIdx.x - a.fillers) * kThreads + threadIdx.x;
+  const int64_t team = thread / a.lanes, column = (thread - team * a.lanes) * kCount;
+  const int64_t o = team / a.tiles, tile = team - o * a.tiles;
+  if (o >= a.outer) return;
 
-  // Shared memory: the ids of the tile's rows, with those of the rows before and behind it; which rows these are; heads
-  // and tails of shares.
-  const int64_t first = tile * a.rows;  // the tile's first row
-  const auto of_tile = static_cast<int>(min(a.rows, a.length - first));
-  auto* const ids = reinterpret_cast<int32_t*>(dynamic_shared_memory()) + 1;
-  int32_t* const rows = ids + a.shares * a.share + 1;
-  auto* const heads = reinterpret_cast<Sum*>(dynamic_shared_memory() + a.lists_bytes()) + lane;
-  Sum* const tails = heads + a.shares * lanes;
-  {
-    const int64_t ids_at = offset_of(a.ids_at, o) + first;
-    for (int r = static_cast<int>(threadIdx.x) - 1; r <= a.shares * a.share; r += kThreads) {
-      const int64_t row = first + r;
-      const bool has = row >= 0 && row < a.length;
-      int64_t id = row < 0 ? kBefore : a.segments;
-      if (has) id = a.place_of(a.ids[ids_at + r]);
-      const bool is_segment = id >= 0 && id < a.segments;
-      if (r >= 0 && r < a.shares * a.share)
-        rows[r] = !is_segment ? -1 : a.positions ? a.positions[ids_at + r] : static_cast<int32_t>(row);
-      ids[r] = id < a.segments ? static_cast<int32_t>(id) : kBehind;
-    }
-  }
+  const int64_t ids_at = offset_of(a.ids_at, o);
+  const int32_t* ids = a.ids + ids_at;
+  const int32_t* positions = a.positions ? a.positions + ids_at : nullptr;
+  const Bits* data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o) + column;
+  const int64_t begin = tile * a.rows;
+  const auto length = static_cast<int>(min(a.rows, a.length - begin));
+  ids += begin;
+  if (positions) positions += begin;
+  Result* const out = static_cast<Result*>(a.out) + o * a.segments * a.inner + column;
   char* const workspace = a.workspace + o * a.workspace_bytes;
-  if (live && team == 0) a.clear_counter(workspace, tile, column);
-  __syncthreads();
+  char* const head = workspace + (tile * a.inner + column) * sizeof(Acc);
+  a.clear_counter(workspace, tile, column);
 
-  const Bits* const data = static_cast<const Bits*>(a.data) + offset_of(a.data_at, o) + column;
-  Result* const out = static_cast<Result*>(a.out) + static_cast<int64_t>(o) * a.segments * a.inner + column;
-#pragma unroll 1
-  for (int share = team; live && share < a.shares; share += a.teams) {
-    const int begin = share * a.share, end = min(begin + a.share, of_tile);
-    if (begin >= end) break;
-    int32_t id = ids[begin];
-    bool begins = first + begin == 0 || ids[begin - 1] != id;
-    Sum sum;
-    sum.clear();
-    // Stores the result of the current segment. `ends`: no later share has rows of it.
-    const auto flush = [&](bool ends) {
-      if (id < 0) return;
-      if (begins && ends) {
-        sum.store_result(out, id * a.inner, a.keys);
-      } else {
-        (begins ? tails : heads)[share * lanes] = sum;
-      }
-    };
-    bool gaps = begins;  // whether there may be a gap before one of the rows
-#pragma unroll 1
-    for (int at = begin; at < end; at += kTileRows) {
-      Elements<Bits, kCount> elements[kTileRows];
-#pragma unroll
-      for (int r = 0; r < kTileRows; ++r) {
-        const int32_t row = rows[at + r];
-        if (row >= 0) elements[r] = load_elements<Bits, kCount>(data + row * a.inner);
-      }
-#pragma unroll
-      for (int r = 0; r < kTileRows; ++r) {
-        const int32_t own = ids[at + r];
-        if (own != id) {
-          flush(true);
-          gaps |= own - id != 1;
-          id = own;
-          begins = true;
-          sum.clear();
-        }
-        if (id >= 0) sum.fold(elements[r], a.keys);
-      }
+  int32_t id = ids[0];
+  bool begins = begin == 0 || ids[-1] != id;
+  Partial<Monoid, kCount> sum;
+  sum.clear();
+  // Stores the result of the current segment. `ends`: no later tile has rows of it.
+  const auto flush = [&](bool ends) {
+    if (!a.is_segment(id)) return;
+    if (begins && ends) {
+      sum.store_result(out, id * a.inner, a.keys);
+    } else {
+      sum.store(reinterpret_cast<Acc*>(head + (begins ? a.tails_at : 0)));
     }
-    const bool is_last = first + end == a.length;
-    flush(is_last || ids[end] != id);
-    if (!gaps && !is_last) continue;
-    // Fills gaps of up to `gap` segments: those just before each row, and before the end of all rows.
+  };
+  // Fills gaps of up to `gap` segments: those just before the rows from `at` up to, but not including, `to`. The row
+  // behind the last one of all stands for the end of the segments.
+  bool gaps = begins;  // whether there may be a gap before one of the rows at hand
+  const auto fill = [&](int at, int to) {
     Elements<Result, kCount> empty;
 #pragma unroll
     for (Result& value : empty.value) value = static_cast<Result>(a.keys.empty);
 #pragma unroll 1
-    for (int row = begin; row < end + is_last; ++row) {
-      const int64_t next = ids[row] == kBehind ? a.segments : ids[row];
-      int64_t s = first + row == 0 ? 0 : ids[row - 1] == kBehind ? next : ids[row - 1] + 1;
-      if (next - s > a.gap) continue;
+    for (int r = at; r < to; ++r) {
+      const int64_t row = begin + r, from = row == 0 ? 0 : a.place_of(ids[r - 1]) + 1;
+      const int64_t next = row == a.length ? a.segments : a.place_of(ids[r]);
 #pragma unroll 1
-      for (; s < next; ++s) *reinterpret_cast<Elements<Result, kCount>*>(out + s * a.inner) = empty;
+      for (int64_t s = next - from > a.gap ? next : from; s < next; ++s)
+        *reinterpret_cast<Elements<Result, kCount>*>(out + s * a.inner) = empty;
     }
-  }
-  if (a.shares > 1) __syncthreads();
-  if (!live) return;
-
-  // Folds the tail of each share with the heads of the shares behind it; and, as share -1, the heads at the front of
-  // the tile.
-  auto* const head = reinterpret_cast<Acc*>(workspace + (tile * a.inner + column) * sizeof(Acc));
-  // The id of the segment that has rows on both sides of a share's front, or less than 0.
-  const auto across = [&](int share) {
-    const int row = share * a.share;
-    return ids[row - 1] == ids[row] ? ids[row] : kBehind;
   };
-#pragma unroll 1
-  for (int share = team - 1; share < a.shares; share += a.teams) {
-    const int32_t id = across(share + 1);
-    if (id < 0 || (share >= 0 && across(share) == id)) continue;
-    Sum sum = share < 0 ? heads[0] : tails[share * lanes];
-    int next = max(share + 1, 1);
-#pragma unroll 1
-    for (; next < a.shares && across(next) == id; ++next) sum.fold(heads[next * lanes]);
-    if (share < 0 || across(next) == id) {
-      sum.store(reinterpret_cast<Acc*>(reinterpret_cast<char*>(head) + (share < 0 ? 0 : a.tails_at)));
-    } else {
-      sum.store_result(out, id * a.inner, a.keys);
+  // The ids and positions of the next kTileRows rows are loaded together with the elements of the current ones.
+  int32_t next[kTileRows], row[kTileRows];
+  const auto load_ids = [&](int at) {
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      const bool has = at + r < length;
+      next[r] = has ? ids[at + r] : -1;
+      row[r] = has && positions ? positions[at + r] : static_cast<int32_t>(begin + at + r);
     }
+  };
+  load_ids(0);
+  for (int at = 0; at < length; at += kTileRows) {
+    int32_t own[kTileRows];
+    Elements<Bits, kCount> elements[kTileRows];
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      own[r] = next[r];
+      if (a.is_segment(own[r])) elements[r] = *reinterpret_cast<const Elements<Bits, kCount>*>(data + row[r] * a.inner);
+    }
+    load_ids(at + kTileRows);
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      if (at + r >= length) break;
+      if (own[r] != id) {
+        flush(true);
+        gaps |= static_cast<uint32_t>(own[r]) - static_cast<uint32_t>(id) != 1;
+        id = own[r];
+        begins = true;
+        sum.clear();
+      }
+      if (a.is_segment(id)) sum.fold(elements[r], a.keys);
+    }
+    if (gaps) fill(at, min(at + kTileRows, length));
+    gaps = false;
   }
+  const bool is_last = begin + length == a.length;
+  flush(is_last || ids[length] != id);
+  if (is_last) fill(length, length + 1);
 }
+
+// Whether segment_teams_kernel has the fold, which are sums.
+template <class Monoid>
+constexpr bool has_teams = !is_extreme<Monoid> && !std::is_same_v<Monoid, Exponentials>;
 
 // Launches the kernels of tiles, but for the join: threads have vectors of kCount elements.
 template <class Monoid, int kCount>
 cudaError_t run_tiles(cudaStream_t stream, Args a) {
   using Result = typename Monoid::Result;
   a.lanes = a.inner / kCount;
-  a.pieces = (a.lanes + kThreads - 1) / kThreads;
-  a.lanes = (a.lanes + a.pieces - 1) / a.pieces;
-  a.teams = static_cast<int>(std::min<int64_t>(kThreads / a.lanes, a.shares));
   Launch config;
   config.block = dim3(kThreads);
   config.overlap = a.overlap && a.positions;
@@ -209,12 +159,18 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, std::clamp<int64_t>(most, 8, kMostCells));
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
   }
-  if (scalars) {
-    config.grid = dim3(static_cast<unsigned>((32 * a.outer * a.tiles + kThreads - 1) / kThreads));
-  } else {
-    config.grid = dim3(static_cast<unsigned>(a.fillers + a.outer * a.tiles * a.pieces));
-    config.shared_bytes = a.lists_bytes() + 2 * a.shares * a.lanes * sizeof(Partial<Monoid, kCount>);
+  if constexpr (has_teams<Monoid>) {
+    if (a.shares > 1) {
+      a.pieces = (a.lanes + kThreads - 1) / kThreads;
+      a.lanes = (a.lanes + a.pieces - 1) / a.pieces;
+      a.teams = static_cast<int>(std::min<int64_t>(kThreads / a.lanes, a.shares));
+      config.grid = dim3(static_cast<unsigned>(a.fillers + a.outer * a.tiles * a.pieces));
+      config.shared_bytes = a.lists_bytes() + 2 * a.shares * a.lanes * sizeof(Partial<Monoid, kCount>);
+      return launch(stream, config, segment_teams_kernel<Monoid, kCount>, a);
+    }
   }
+  const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);
+  config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));
   if constexpr (kCount == 1) {
     return launch(stream, config, scalars ? segment_scalars_kernel<Monoid> : segment_tiles_kernel<Monoid, 1>, a);
   } else {

@@ -19,11 +19,12 @@ constexpr int kThreads = kTileThreads;
 struct Args : SegmentArgs {
   const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
-  // For segment_tiles_kernel: a tile is cut into `shares` of `share` rows. A row is cut into `pieces`, each with a
-  // block, which has `teams` of `lanes` threads.
+  int64_t lanes = 0;  // threads that share a row, or a piece of it
+  // For segment_teams_kernel: a tile is cut into `shares` of `share` rows, if there are several. A row is cut into
+  // `pieces`, each with a block, which has so many teams.
   int shares, share, teams = 0;
-  int64_t lanes = 0, pieces = 0;
-  int64_t fillers = 0;  // its blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
+  int64_t pieces = 0;
+  int64_t fillers = 0;  // blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
   int64_t cells = 0;
   int64_t gap = 0;  // the most segments without rows in a run that tiles fill
   // The members below are for segment_join_kernel.
