@@ -81,6 +81,8 @@ SEGMENTS = {
     "three passes": (70_001, (), 2_000_000, False),
     "more segments than rows": (150_001, (18,), 160_000, False),
     "long gaps": (20_001, (66,), 300_000, True),
+    "shares of pairs with gaps": (100_001, (2,), 4_000_000, True),
+    "three teams of a block": (70_001, (170,), 3000, True),
     "scalars": (1_000_003, (), 1000, True),
     "many segments of scalars": (300_001, (), 200_000, True),
     "vectors": (100_001, (128,), 5000, True),

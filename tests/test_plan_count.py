@@ -672,7 +672,7 @@ def test_plans_of_segments(capability):
         ("float32", 128, 1 << 20, 1 << 16, 256), ("bfloat16", 128, 1 << 20, 1 << 16, 512),
         ("float32", 18, 1 << 20, 10**5, 896), ("float32", 18, 1 << 20, 1 << 20, 224), ("float64", 16, 40_000, 5000, 256),
         ("float32", 2, 1 << 22, 10**6, 2048), ("float64", 1000, 1 << 20, 10**6, 252), ("bfloat16", 4096, 65_536, 10**5, 172),
-        ("float64", 134, 1 << 20, 10**6, 256),
+        ("float64", 134, 1 << 20, 10**6, 180),
     ]:  # fmt: skip
         one, many = (plan("segment_sum", outer, length, inner, segments, dtype, False) for outer in (1, 40))
         assert (one["algorithm"], one["rows"], many["rows"]) == ("ordered", rows, rows)
