@@ -191,7 +191,8 @@ KERNELS = {
         "cluster": "select_cluster_kernel",
         "long": "select_long_kernel",
     }
-    | {"sorted": "segment_tiles_kernel", "ordered": "segment_tiles_kernel", "cells": "segment_softmax_kernel"},
+    | {"sorted": "segment_(tiles|teams)_kernel", "ordered": "segment_(tiles|teams)_kernel"}
+    | {"cells": "segment_softmax_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
     | {"warp": "route_warp_kernel"},
 }

@@ -588,10 +588,11 @@ def test_plans_of_segments(capability):
     assert plan("segment_sum", 1, 100, 16_384, 20, "float32", False)["rows"] == 20
     # A few thousand rows: blocks pick those of eight segments, or order those of a range of them.
     for op, dtype, *sizes, algorithm in [
-        ("segment_sum", "float32", 5000, 6, 100, "picks"), ("segment_sum", "float32", 3200, 6, 100, "picks"),
-        ("segment_sum", "float32", 30_000, 3, 300, "picks"), ("segment_sum", "float32", 3000, 20, 50, "picks"),
+        ("segment_sum", "float32", 5000, 6, 100, "few"), ("segment_sum", "float32", 3200, 6, 100, "few"),
+        ("segment_sum", "float32", 30_000, 4, 300, "picks"),
+        ("segment_sum", "float32", 7941, 192, 148, "picks"), ("segment_sum", "float32", 4244, 34, 1092, "ranges"), ("segment_sum", "float32", 3000, 20, 50, "few"),
         ("segment_sum", "float32", 65_536, 1, 100, "picks"), ("segment_sum", "float32", 65_537, 1, 100, "lanes"),
-        ("segment_sum", "float64", 9995, 1, 131, "picks"), ("segment_sum", "bfloat16", 10_000, 16, 500, "picks"),
+        ("segment_sum", "float64", 9995, 1, 131, "few"), ("segment_sum", "bfloat16", 10_000, 16, 500, "picks"),
         ("segment_sum", "float32", 5000, 6, 31, "lanes"), ("segment_sum", "float32", 13_149, 23, 66, "lanes"),
         ("segment_sum", "float32", 4273, 270, 2337, "ranges"), ("segment_max", "float16", 6000, 100, 5000, "ranges"),
         ("segment_sum", "float64", 8192, 8, 3000, "ranges"), ("segment_sum", "float32", 12_289, 64, 4000, "ordered"),
@@ -606,6 +607,8 @@ def test_plans_of_segments(capability):
             assert one["workspace_bytes"] == 0 and one["shared_bytes"] <= SHARED_LIMIT[75] << 10
             assert one["rows"] * one["tiles"] >= sizes[2] > one["rows"] * (one["tiles"] - 1)
             assert plan(op, 1, *sizes, dtype, True)["algorithm"] in ("few", "sorted")
+    for outer in (1, 1000):
+        assert plan("segment_sum", outer, 30_000, 3, 300, "float32", False)["algorithm"] == "atomics"
     # What is the same in any order may depend on the batch.
     for op, dtype, length, segments, algorithms in [
         ("segment_max", "float32", 4000, 8, ["scatter"] * 2), ("segment_max", "float32", 4258, 8, ["tables"] * 2),
@@ -699,19 +702,19 @@ def test_plans_of_segments(capability):
             order = "sweep"
         assert (found["algorithm"], found["order"]) == ("ordered", order)
         assert found["workspace_bytes"] >= 8 * length
-    # Tiles are short where segments have few rows.
-    for length, segments, rows in [(43_056, 7826, 8), (40_000, 5000, 16), (40_000, 5001, 8)]:
-        plans = [plan("segment_sum", outer, length, 16, segments, "float64", False) for outer in (1, 40)]
-        assert plans[0]["rows"] == plans[1]["rows"] == rows
-    # As many tiles as make whole turns of warps. (type, columns, rows of a tile)
-    for dtype, inner, rows in [
-        ("float32", 128, 256),
-        ("bfloat16", 128, 172),
-        ("float32", 18, 72),
-        ("float64", 1000, 252),
-    ]:
-        found = plan("segment_sum", 1, 1 << 20, inner, 10**6, dtype, False)
-        assert (found["algorithm"], found["rows"]) == ("ordered", rows)
+    # Teams of a block have shares of 8 to 32 rows, short ones where tiles would be few, or gaps are likely. Rows of many
+    # vectors, or whose teams would leave threads idle, have tiles of whole turns of warps. (type, columns, rows,
+    # segments, rows of a tile)
+    for dtype, inner, length, segments, rows in [
+        ("float32", 128, 1 << 20, 1 << 16, 256), ("bfloat16", 128, 1 << 20, 1 << 16, 512),
+        ("float32", 18, 1 << 20, 10**5, 896), ("float32", 18, 1 << 20, 1 << 20, 224), ("float64", 16, 40_000, 5000, 256),
+        ("float32", 2, 1 << 22, 10**6, 2048), ("float64", 1000, 1 << 20, 10**6, 252), ("bfloat16", 4096, 65_536, 10**5, 172),
+        ("float64", 134, 1 << 20, 10**6, 180),
+    ]:  # fmt: skip
+        one, many = (plan("segment_sum", outer, length, inner, segments, dtype, False) for outer in (1, 40))
+        assert (one["algorithm"], one["rows"], many["rows"]) == ("ordered", rows, rows)
+    # As many tiles of other folds as make whole turns of warps.
+    assert plan("segment_max", 1, 1 << 20, 128, 1 << 16, "float32", False)["rows"] == 256
     for op, length, inner, dtype in itertools.product(
         ("segment_sum", "segment_min"), (33_000, 50_000, 1 << 22), (1, 3, 128, 5000), ("int8", "float16", "float64")
     ):

@@ -634,7 +634,7 @@ SEGMENTS = [
     ((100_001, 18), 110_001),
     ((34_001, 9), 41),  # by tables of all columns
     ((301, 1030), 50),
-    ((5001, 6), 101),  # by blocks that pick the rows of eight segments, or order those of a range
+    ((5001, 14), 301),  # by blocks that pick the rows of eight segments, or order those of a range
     ((3001, 70), 2001),
     ((300, 1501), 40),
 ]

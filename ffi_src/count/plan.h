@@ -238,7 +238,7 @@ struct SegmentsPlan {
   int64_t tiles = 0;         // how many tiles, slices or ranges there are
   int columns = 1;           // for kLanes: columns of a row that a lane has; for kTables and kCells: that a block has
   int team_bits = 0;         // not for tiles: 2^team_bits lanes share a row, or as many columns
-  int parts = 1;             // for kLanes: warps that share a slice; for kRanges: the most pieces of a list
+  int parts = 1;             // for kLanes: warps of a slice; for kRanges: the most pieces of a list; shares of a tile
   int64_t batch = 0;         // for kFew, kPicks and kRanges: the most outer indices of a launch
   int warps = 0;             // warps of a block, but for tiles and atomics
   int cluster = 1;           // for kCells: blocks of a cluster, which divides `tiles`

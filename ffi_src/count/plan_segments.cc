@@ -5,6 +5,7 @@
 
 #include "common/rounding.h"
 #include "count/ranges_plan.h"
+#include "count/tiles_plan.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -121,14 +122,17 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
   plan.shared_bytes = warps * bytes_of_warp();
 }
 
+constexpr int64_t kLeastPickSegments = 32;
+
 // Plans kPicks. Returns false if other kernels are faster, which also holds if one segment has most rows. The order of
 // additions follows from this geometry, which fits in the shared memory that every GPU has.
 bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
   constexpr int64_t kMostIds = 7 << 18;  // that all blocks read together
-  constexpr int64_t kLeastSegments = 32, kMostOfTeam = 128, kFewOfTeam = 10;
+  constexpr int64_t kMostOfTeam = 128, kFewOfTeam = 10;
   const auto [outer, length, inner] = problem.rows;
   const int64_t segments = problem.segments;
-  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31 || segments < kLeastSegments) return false;
+  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31 || segments < kLeastPickSegments)
+    return false;
   plan = {};
   plan.algorithm = Segmenting::kPicks;
   while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
@@ -167,7 +171,9 @@ bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
   const int64_t each = (cell_bytes << plan.team_bits) + 4 + 2 * warps;
   const int64_t most = std::min(32 * warps, (kGpus[0].shared_bytes - 512 - lists) / each);
   const int64_t own = std::min(kMostRows, kLeastRangePiece * teams);
-  const int64_t ranges = std::clamp<int64_t>(ceil_div(length, own), 1, std::max<int64_t>(1, 264 / chunks));
+  // A multiprocessor holds one block of more than 16 warps, or two others.
+  const int64_t most_blocks = warps > 16 ? 132 : 264;
+  const int64_t ranges = std::clamp<int64_t>(ceil_div(length, own), 1, std::max<int64_t>(1, most_blocks / chunks));
   plan.warps = static_cast<int>(warps);
   plan.rows = std::min(most, ceil_div(problem.segments, ranges));
   plan.tiles = ceil_div(problem.segments, plan.rows);
@@ -357,6 +363,7 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
 // Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
 void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kMostTile = 256;
+  const bool sums = problem.op == Op::kSum;
   const Rows& rows = problem.rows;
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
@@ -370,6 +377,18 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
   const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
   int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
+  // Of sums of rows of few vectors, a block has a tile, if its teams leave few threads idle. They have shares of whole
+  // steps of rows: long ones, but not so long that there are less than kBlocks tiles. Where there are gaps to fill,
+  // short shares fill more of them at once.
+  constexpr int64_t kBlocks = 396, kMostShare = 32, kLeastTeams = 3, kLeastThreads = 208;
+  const int64_t lanes = bytes / vector, teams = std::max<int64_t>(1, kTileThreads / lanes);
+  plan.parts = 1;
+  if (sums && rows.inner > 1 && teams >= kLeastTeams && teams * lanes >= kLeastThreads) {
+    int64_t share = std::min({rows.length / (teams * kBlocks), kMostShare, kMostTileRows / teams});
+    share = problem.segments >= rows.length ? kTileStep : std::max(kTileStep, share / kTileStep * kTileStep);
+    plan.parts = static_cast<int>(teams);
+    tile = teams * share;
+  }
   // With one column, a warp has a tile, and takes 256 rows at a time.
   if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
   plan.rows = tile;
@@ -430,6 +449,20 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
   // Lanes are faster for batches, but where the order of additions matters, the kernel may not follow from the batch.
   const bool may_pick = !few && !problem.byte_ids && (sums_floats || rows.outer == 1);
+  if (has_lanes && may_pick && sums_floats && problem.segments >= kLeastPickSegments) {
+    // Long rows of few columns have exact sums: batches take less time for these, too, and frequent segments.
+    constexpr int64_t kLeastExact = 16 << 10, kLeastExactSegments = 200, kMostExactColumns = 3, kMostFew = 12 << 10;
+    if (bytes < 8 && rows.inner <= kMostExactColumns && rows.length >= kLeastExact && rows.length <= kMostRangeRows &&
+        problem.segments >= kLeastExactSegments && plan_atomics(problem, gpu, plan))
+      return plan;
+    plan = {};
+    // Where few rows meet in a lane, kFew takes about as long as kPicks, and batches of it less.
+    if (rows.length <= kMostFew) {
+      plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
+      if (takes_few(problem, plan, true)) return plan;
+      plan = {};
+    }
+  }
   if (has_lanes && ((may_pick && plan_picks(problem, plan)) || plan_lanes(problem, gpu, plan))) {
     // A part of the batch has the same workspace, and may take kTables.
     if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
@@ -491,8 +524,13 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   constexpr int64_t kMostRanged = 8 << 10;  // of more rows, ranges take too long if one segment has most of them
-  if (plan_picks(problem, plan) || (rows.length <= kMostRanged && !many_results && plan_ranges(problem, plan)))
-    return plan;
+  // A multiprocessor holds one block of kPicks. If there are more, kRanges takes less time.
+  const bool has_ranges = rows.length <= kMostRanged && !many_results;
+  const auto picks_at_once = [&] { return plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits) <= 132; };
+  if (plan_picks(problem, plan) && (!has_ranges || picks_at_once())) return plan;
+  if (has_ranges && plan_ranges(problem, plan)) return plan;
+  if (plan_picks(problem, plan)) return plan;
+  plan = {};
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
   return plan;
 }

@@ -7,11 +7,8 @@
 // and reads only these; every block reads all ids, from L2.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "common/cuda/intrinsics.cuh"
-#include "common/cuda/launch.cuh"
-#include "count/cuda/args.cuh"
+#include "count/cuda/range_args.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -19,19 +16,12 @@ namespace {
 constexpr int kLoads = 6, kIds = 8;  // rows that a lane loads at a time, and ids if it looks for its block's rows
 constexpr uint32_t kNone = 0xffff;   // in place of a segment: the row is in none
 
-struct Args : SegmentArgs {
-  int64_t first = 0;  // the first outer index of the launch
-  uint32_t ranges, chunks;
-  int rows, share, range, team_bits, stride;  // `share`: rows of a warp; `stride`: elements from row to row
+struct Args : RangeArgs {
+  int share, stride;  // `share`: rows of a warp; `stride`: elements from row to row
 
   Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
-      : SegmentArgs(problem, buffers),
-        ranges(static_cast<uint32_t>(plan.tiles)),
-        chunks(static_cast<uint32_t>((inner + (int64_t{1} << plan.team_bits) - 1) >> plan.team_bits)),
-        rows(static_cast<int>(problem.rows.length)),
+      : RangeArgs(plan, problem, buffers),
         share(static_cast<int>((problem.rows.length + plan.warps - 1) / plan.warps)),
-        range(static_cast<int>(plan.rows)),
-        team_bits(plan.team_bits),
         stride(static_cast<int>(inner)) {}
 };
 
@@ -120,10 +110,8 @@ template <class Monoid>
 __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
-  const uint32_t part = gridDim.x > 1 ? blockIdx.x / a.chunks : 0, place = part > 0 ? part / a.ranges : 0;
-  const int64_t o = a.first + place;
+  const auto [o, left, first, own_segments] = RangeBlock(a);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, warps = static_cast<int>(blockDim.x) / 32;
-  const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
   const int team = 1 << a.team_bits, teams = 32 >> a.team_bits;
   auto* const tables = reinterpret_cast<Acc*>(dynamic_shared_memory());
   // One cell more than the range has segments, for rows that are in none.
@@ -131,16 +119,15 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
 
   WarpRows<Bits> rows = {a};
   rows.lane = thread & 31;
-  rows.first = (part - place * a.ranges) * a.range;
-  rows.own = min(static_cast<uint32_t>(a.range), static_cast<uint32_t>(a.segments) - rows.first);
+  rows.first = first;
+  rows.own = own_segments;
   const int begin = warp * a.share;
   rows.count = min(a.rows - begin, a.share);
   rows.list = reinterpret_cast<uint32_t*>(tables + warps * table_size) + warp * kFewList;
-  rows.ids = a.ids + (o > 0 ? a.ids_at(o) : 0) + begin;
+  rows.ids = a.ids_of(o) + begin;
   const int64_t column = left + (rows.lane & (team - 1));
   rows.live = column < a.inner;
-  rows.data =
-      static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + begin * a.inner + min(column, a.inner - 1);
+  rows.data = a.template data_of<Bits>(o) + begin * a.inner + min(column, a.inner - 1);
   const auto own = static_cast<int>(rows.own);
   Acc* const table = tables + warp * table_size + rows.lane;
   for (int s = 0; s < own; ++s) table[32 * s] = Monoid::identity();
@@ -173,22 +160,9 @@ __global__ void __launch_bounds__(32 * kMostFewWarps) segment_few_kernel(const _
     Acc total = *term;
 #pragma unroll 4
     for (int w = 1; w < warps; ++w) total = Monoid::fold(total, term[w * table_size]);
-    const int64_t to = (o * a.segments + rows.first + s) * a.inner + lane_of_team;
+    const int64_t to = (o * a.segments + first + s) * a.inner + lane_of_team;
     if (left + lane_of_team < a.inner) out[to] = Monoid::store(total, a.keys);
   }
-}
-
-template <class Monoid>
-cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
-  Launch config;
-  config.block = dim3(32 * plan.warps);
-  config.shared_bytes = plan.shared_bytes;
-  cudaError_t status = cudaSuccess;
-  for (; a.first < a.outer && status == cudaSuccess; a.first += plan.batch) {
-    config.grid = dim3(static_cast<unsigned>(std::min(plan.batch, a.outer - a.first) * a.ranges * a.chunks));
-    status = launch(stream, config, segment_few_kernel<Monoid>, a);
-  }
-  return status;
 }
 
 }  // namespace
@@ -196,7 +170,8 @@ cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
 cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                const SegmentsBuffers& buffers) {
   const Args a(plan, problem, buffers);
-  return dispatch_monoid(problem, [&](auto monoid) { return run<decltype(monoid)>(stream, plan, a); });
+  return dispatch_monoid(
+      problem, [&](auto monoid) { return launch_range_blocks(stream, plan, a, segment_few_kernel<decltype(monoid)>); });
 }
 
 }  // namespace jaxgpuops::count

@@ -7,11 +7,8 @@
 // Passes: one. Bytes moved: each row and each result once; every block reads all ids, from L2.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "common/cuda/intrinsics.cuh"
-#include "common/cuda/launch.cuh"
-#include "count/cuda/args.cuh"
+#include "count/cuda/range_args.cuh"
 #include "count/ranges_plan.h"
 
 namespace jaxgpuops::count {
@@ -20,35 +17,17 @@ namespace {
 constexpr int kLoads = 4, kIds = 8;    // rows, and ids, that a lane loads at a time
 constexpr int kList = kPickBytes / 4;  // the most rows that a warp lists at a time
 
-struct Args : SegmentArgs {
-  int64_t first = 0;  // the first outer index of the launch
-  uint32_t ranges, chunks;
-  int rows, team_bits;
-
-  Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
-      : SegmentArgs(problem, buffers),
-        ranges(static_cast<uint32_t>(plan.tiles)),
-        chunks(static_cast<uint32_t>((inner + (int64_t{1} << plan.team_bits) - 1) >> plan.team_bits)),
-        rows(static_cast<int>(problem.rows.length)),
-        team_bits(plan.team_bits) {}
-};
-
 template <class Monoid>
-__global__ void __launch_bounds__(32 * kMostPickWarps) segment_picks_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(32 * kMostPickWarps) segment_picks_kernel(const __grid_constant__ RangeArgs a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   static_assert(32 * kPickRange * sizeof(Acc) <= kPickBytes);
-  const uint32_t part = gridDim.x > 1 ? blockIdx.x / a.chunks : 0, place = part > 0 ? part / a.ranges : 0;
-  const int64_t o = a.first + place;
+  const auto [o, left, first, own] = RangeBlock(a);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, warps = static_cast<int>(blockDim.x) / 32;
   const int lane = thread & 31, team = 1 << a.team_bits, teams = 32 >> a.team_bits, slot = lane >> a.team_bits;
-  const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
-  const uint32_t first = (part - place * a.ranges) * kPickRange;
-  const uint32_t own = min(uint32_t{kPickRange}, static_cast<uint32_t>(a.segments) - first);
   auto* const list = reinterpret_cast<uint32_t*>(dynamic_shared_memory() + warp * kPickBytes);
-  const int32_t* const ids = a.ids + (o > 0 ? a.ids_at(o) : 0);
-  const Bits* const data =
-      static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + min(left + (lane & (team - 1)), a.inner - 1);
+  const int32_t* const ids = a.ids_of(o);
+  const Bits* const data = a.template data_of<Bits>(o) + min(left + (lane & (team - 1)), a.inner - 1);
   Acc acc[kPickRange];
 #pragma unroll
   for (Acc& value : acc) value = Monoid::identity();
@@ -125,17 +104,9 @@ __global__ void __launch_bounds__(32 * kMostPickWarps) segment_picks_kernel(cons
 
 cudaError_t launch_segment_picks(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers) {
-  Args a(plan, problem, buffers);
-  Launch config;
-  config.block = dim3(32 * plan.warps);
-  config.shared_bytes = plan.shared_bytes;
+  const RangeArgs a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
-    cudaError_t status = cudaSuccess;
-    for (; a.first < a.outer && status == cudaSuccess; a.first += plan.batch) {
-      config.grid = dim3(static_cast<unsigned>(std::min(plan.batch, a.outer - a.first) * a.ranges * a.chunks));
-      status = launch(stream, config, segment_picks_kernel<decltype(monoid)>, a);
-    }
-    return status;
+    return launch_range_blocks(stream, plan, a, segment_picks_kernel<decltype(monoid)>);
   });
 }
 

@@ -11,11 +11,8 @@
 // windows).
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "common/cuda/intrinsics.cuh"
-#include "common/cuda/launch.cuh"
-#include "count/cuda/args.cuh"
+#include "count/cuda/range_args.cuh"
 #include "count/ranges_plan.h"
 
 namespace jaxgpuops::count {
@@ -25,19 +22,11 @@ constexpr int kIds = 8;                   // ids that a lane loads at a time
 constexpr int kSteps = kRangeList / 32;   // steps in which a warp goes through its list
 constexpr int kLoads = kLeastRangePiece;  // rows that a lane loads at a time
 
-struct Args : SegmentArgs {
-  int64_t first = 0;  // the first outer index of the launch
-  uint32_t ranges, chunks;
-  int rows, range, team_bits, pieces;  // `pieces`: the most that a list is cut into
+struct Args : RangeArgs {
+  int pieces;  // the most that a list is cut into
 
   Args(const SegmentsPlan& plan, const Segments& problem, const SegmentsBuffers& buffers)
-      : SegmentArgs(problem, buffers),
-        ranges(static_cast<uint32_t>(plan.tiles)),
-        chunks(static_cast<uint32_t>((inner + (int64_t{1} << plan.team_bits) - 1) >> plan.team_bits)),
-        rows(static_cast<int>(problem.rows.length)),
-        range(static_cast<int>(plan.rows)),
-        team_bits(plan.team_bits),
-        pieces(plan.parts) {}
+      : RangeArgs(plan, problem, buffers), pieces(plan.parts) {}
 };
 
 template <class Bits, int kCount>
@@ -80,13 +69,9 @@ __global__ void __launch_bounds__(32 * kMostRangeWarps) segment_ranges_kernel(co
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   __shared__ uint32_t sums[kMostRangeWarps];
-  const uint32_t part = blockIdx.x / a.chunks, place_of_range = part / a.ranges;
-  const int64_t o = a.first + place_of_range;
+  const auto [o, left, first, own] = RangeBlock(a);
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int warp = thread / 32, warps = threads / 32, lane = thread & 31;
-  const uint32_t first = (part - place_of_range * a.ranges) * a.range;
-  const uint32_t own = min(static_cast<uint32_t>(a.range), static_cast<uint32_t>(a.segments) - first);
-  const int64_t left = static_cast<int64_t>(blockIdx.x - part * a.chunks) << a.team_bits;  // the block's first column
 
   // Results of the block's segments; ordered rows; lists of warps, and later what pieces leave for their segment; for
   // each warp and segment how many rows are before, in the warp's list; where segments begin among the ordered rows.
@@ -100,12 +85,12 @@ __global__ void __launch_bounds__(32 * kMostRangeWarps) segment_ranges_kernel(co
   uint32_t* const list = lists + warp * kRangeList;
   uint16_t* const table = tables + warp * a.range;
 
-  const int32_t* const ids = a.ids + (o > 0 ? a.ids_at(o) : 0);
+  const int32_t* const ids = a.ids_of(o);
   // The lane's columns, or the last ones if there are fewer columns than lanes.
   const int lane_bits = a.team_bits - (kCount == 4 ? 2 : kCount == 2 ? 1 : 0);
   const int own_column = (thread & ((1 << lane_bits) - 1)) * kCount, team = thread >> lane_bits;
   const int64_t column = min(left + own_column, a.inner - kCount);
-  const Bits* const data = static_cast<const Bits*>(a.data) + (o > 0 ? a.data_at(o) : 0) + column;
+  const Bits* const data = a.template data_of<Bits>(o) + column;
   // Every monoid's identity is 0.
   const auto packs = static_cast<int>(range_result_bytes(own, a.team_bits, sizeof(Acc)) / 16);
   for (int i = thread; i < packs; i += threads) reinterpret_cast<uint4*>(results)[i] = uint4{0, 0, 0, 0};
@@ -239,19 +224,6 @@ __global__ void __launch_bounds__(32 * kMostRangeWarps) segment_ranges_kernel(co
   }
 }
 
-template <class Monoid, int kCount>
-cudaError_t run(cudaStream_t stream, const SegmentsPlan& plan, Args a) {
-  Launch config;
-  config.block = dim3(32 * plan.warps);
-  config.shared_bytes = plan.shared_bytes;
-  cudaError_t status = cudaSuccess;
-  for (; a.first < a.outer && status == cudaSuccess; a.first += plan.batch) {
-    config.grid = dim3(static_cast<unsigned>(std::min(plan.batch, a.outer - a.first) * a.ranges * a.chunks));
-    status = launch(stream, config, segment_ranges_kernel<Monoid, kCount>, a);
-  }
-  return status;
-}
-
 }  // namespace
 
 cudaError_t launch_segment_ranges(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
@@ -264,9 +236,10 @@ cudaError_t launch_segment_ranges(cudaStream_t stream, const SegmentsPlan& plan,
   };
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
+    auto* kernel = has(2) ? segment_ranges_kernel<Monoid, 2> : segment_ranges_kernel<Monoid, 1>;
     if constexpr (sizeof(typename Monoid::Bits) < 8)
-      if (has(4)) return run<Monoid, 4>(stream, plan, a);
-    return has(2) ? run<Monoid, 2>(stream, plan, a) : run<Monoid, 1>(stream, plan, a);
+      if (has(4)) kernel = segment_ranges_kernel<Monoid, 4>;
+    return launch_range_blocks(stream, plan, a, kernel);
   });
 }
 

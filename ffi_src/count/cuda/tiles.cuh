@@ -11,7 +11,7 @@
 // Passes: one, and the join if there are several tiles. Bytes moved: each row is read once, with 4 bytes of id, and 4
 // more of position where ids do not ascend; each segment is written once; a head and a tail of each tile, at most, are
 // written and read. Segments without rows are filled as tiles_gaps.cuh says; rows of one element have a kernel of their
-// own (tiles_scalars.cuh).
+// own (tiles_scalars.cuh), and so have sums of rows of few vectors (tiles_teams.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,6 +24,7 @@
 #include "count/cuda/tiles_gaps.cuh"
 #include "count/cuda/tiles_join.cuh"
 #include "count/cuda/tiles_scalars.cuh"
+#include "count/cuda/tiles_teams.cuh"
 
 namespace jaxgpuops::count {
 namespace {
@@ -128,6 +129,10 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
   if (is_last) fill(length, length + 1);
 }
 
+// Whether segment_teams_kernel has the fold, which are sums.
+template <class Monoid>
+constexpr bool has_teams = !is_extreme<Monoid> && !std::is_same_v<Monoid, Exponentials>;
+
 // Launches the kernels of tiles, but for the join: threads have vectors of kCount elements.
 template <class Monoid, int kCount>
 cudaError_t run_tiles(cudaStream_t stream, Args a) {
@@ -153,6 +158,16 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
     const int64_t most = ((a.gap < kGap ? 1 : 2) << 20) / (a.gap * row_bytes);
     a.cells = std::clamp<int64_t>((cells - 1) / 16 + 1, 8, std::clamp<int64_t>(most, 8, kMostCells));
     a.fillers = a.outer * ((cells - 1) / a.cells + 1);
+  }
+  if constexpr (has_teams<Monoid>) {
+    if (a.shares > 1) {
+      a.pieces = (a.lanes + kThreads - 1) / kThreads;
+      a.lanes = (a.lanes + a.pieces - 1) / a.pieces;
+      a.teams = static_cast<int>(std::min<int64_t>(kThreads / a.lanes, a.shares));
+      config.grid = dim3(static_cast<unsigned>(a.fillers + a.outer * a.tiles * a.pieces));
+      config.shared_bytes = a.lists_bytes() + 2 * a.shares * a.lanes * sizeof(Partial<Monoid, kCount>);
+      return launch(stream, config, segment_teams_kernel<Monoid, kCount>, a);
+    }
   }
   const int64_t threads = a.outer * a.tiles * (scalars ? 32 : a.lanes);
   config.grid = dim3(static_cast<unsigned>(a.fillers + (threads + kThreads - 1) / kThreads));

@@ -8,18 +8,23 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "count/cuda/args.cuh"
+#include "count/tiles_plan.h"
 #include "sort/cuda/launch.h"
 
 namespace jaxgpuops::count {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kTileThreads;
 
 struct Args : SegmentArgs {
   const int32_t* positions;  // the row that each sorted id belongs to; null: the ids of the rows ascend as they are
   int64_t tails_at, rows, tiles;
-  int64_t lanes = 0;    // of segment_tiles_kernel: threads that share a row
-  int64_t fillers = 0;  // its blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
+  int64_t lanes = 0;  // threads that share a row, or a piece of it
+  // For segment_teams_kernel: a tile is cut into `shares` of `share` rows, if there are several. A row is cut into
+  // `pieces`, each with a block, which has so many teams.
+  int shares, share, teams = 0;
+  int64_t pieces = 0;
+  int64_t fillers = 0;  // blocks that fill long gaps, with `cells` cells each (tiles_gaps.cuh)
   int64_t cells = 0;
   int64_t gap = 0;  // the most segments without rows in a run that tiles fill
   // The members below are for segment_join_kernel.
@@ -36,6 +41,8 @@ struct Args : SegmentArgs {
         tails_at(plan.tails),
         rows(plan.rows),
         tiles(plan.tiles),
+        shares(plan.parts),
+        share(static_cast<int>((plan.rows + plan.parts - 1) / plan.parts)),
         counters_at(plan.counters),
         team_bits(join_team_bits(inner)),
         overlap(plan.overlap) {
@@ -52,6 +59,9 @@ struct Args : SegmentArgs {
     workspace += outer * plan.order.bytes;
     workspace_bytes = plan.joined_bytes;
   }
+
+  // The bytes of shared memory that have the ids of a tile's rows, and which rows these are.
+  JAXGPUOPS_HOST_DEVICE int lists_bytes() const { return (4 * (2 * shares * share + 2) + 15) / 16 * 16; }
 
   // The counter of a segment that several blocks of the join kernel fold: how many of them have folded their part. It
   // is the counter of the block in which the segment begins, since at most one segment begins in a block and goes on in
