@@ -358,6 +358,26 @@ def test_many_columns_have_the_bits_of_few(dtype):
                 np.testing.assert_array_equal(whole.astype("float64"), getattr(jnp, name)(x, axis=1).astype("float64"))
 
 
+FLAT = ((4096, 2), (8192, 4), (5001, 8), (65_536, 4), (100_003, 3), (300_007, 3), (400_000, 2))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gradients_of_flat_columns_do_not_depend_on_the_batch(dtype):
+    """All multiprocessors hold few flat rows; two kernels read others."""
+    for length, inner in FLAT:
+        many = max(3, 3_000_000 // (length * inner))
+        x = (4 * jax.random.normal(jax.random.key(length), (many, length, inner))).astype(dtype)
+        for i, value in enumerate((jnp.nan, jnp.inf, -jnp.inf, -0.0, 60)):
+            x = x.at[0, i % length, i % inner].set(value)
+        x = x.at[1, :, 1].set(-jnp.inf)
+        t = jnp.roll(x, 1, 0)
+        for fn in (jaxgpuops.softmax, jaxgpuops.log_softmax):
+            pull = jax.jit(lambda x, t, fn=fn: jax.vjp(functools.partial(fn, axis=1), x)[1](t)[0])
+            whole = pull(x, t)
+            for few in (slice(0, 1), slice(1, 3)):
+                assert same_bits(pull(x[few], t[few]), whole[few]), (length, inner, few)
+
+
 @regimes
 def test_infinities_in_parts_of_rows(shape, axis):
     """Parts of rows are -inf or masked. They are as long as the parts into which kernels divide rows."""

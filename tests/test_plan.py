@@ -381,22 +381,41 @@ def test_gradients_from_x():
 
     assert planned(264, 4096) == ("rows", 2, 512, 1)  # few rows
     assert planned(265, 4096) == ("rows", 8, 128, 1)
+    assert planned(100_000, 1792) == ("rows", 2, 224, 1)
+    assert planned(100_000, 1793) == ("rows", 8, 64, 1)
     assert planned(10_000, 16_384) == ("rows", 8, 256, 2)
     assert planned(2, 1 << 18) == ("rows", 8, 512, 16)
     assert planned(2, 1 << 18, compute_capability=80)[0] == "none"  # there are no clusters
     assert planned(2, 1 << 14, compute_capability=80) == ("rows", 8, 512, 1)
     assert planned(2, (1 << 18) + 1)[0] == "rows_split"
     # Of 16 bits, many rows, too, where other kernels would leave most of a span empty.
-    lengths = {1025: (2, 96), 1536: (2, 96), 1537: (8, 32), 2049: (2, 160), 2560: (2, 160), 2561: (8, 64)}
+    lengths = {1025: (2, 96), 1536: (2, 96), 1537: (8, 32), 2049: (2, 160), 3072: (2, 192), 3073: (8, 64)}
     for length, expected in lengths.items():
         assert planned(100_000, length, dtype="bfloat16")[1:3] == expected, length
-    for outer, length, taken in ((100_000, 1024, True), (469, 1026, True), (470, 1026, False), (1, 4097, False)):
+    for outer, length, taken in (
+        (10**6, 32, True),
+        (100_000, 1026, True),
+        (1, 1 << 16, True),
+        (1, (1 << 16) + 1, False),
+    ):
         assert (planned(outer, length, dtype="float64")[0] == "rows") == taken, (outer, length)
+    assert planned(10_000, 1000, dtype="float64") == ("rows", 4, 128, 1)
     assert planned(31, 512, dtype="float64") == ("rows", 2, 128, 1)
     for dtype, most in (("float32", 24), ("bfloat16", 24), ("float64", 16)):
         for length in (3, most):
-            assert planned(9, length, 5, dtype)[0] == "columns_walk"
+            assert planned(9, length, 5, dtype)[0] == ("columns_walk" if dtype == "float32" else "small")
+            assert planned(9000, length, 5, dtype)[0] == "columns_walk"
         assert planned(9, most + 1, 5, dtype)[0] == "none"
+    # Few flat rows are held by all multiprocessors, in units of 2048 elements; others are split.
+    for dtype, least in (("float32", 1 << 11), ("bfloat16", 1 << 16), ("float16", 1 << 16)):
+        assert planned(1, least, 4, dtype) == ("columns_flat", 1, 256, least // 512)
+        assert planned(10**4, least, 4, dtype)[0] == "columns_flat"
+        assert planned(1, least - 1, 4, dtype)[0] == planned(10**6, 10**6, 9, dtype)[0] == "none"
+        assert (
+            planned(1, 300_000, 4, dtype)[0]
+            == planned(1, 60_000, 5, dtype)[0]
+            == ("columns_flat" if dtype == "float32" else "none")
+        )
 
 
 def test_the_order_of_sums_does_not_depend_on_the_batch():

@@ -297,9 +297,11 @@ COLUMNS = [
     (40, 100, 5),  # few elements; flat rows
     (300, 100, 5),
     (2, 1001, 16),
-    (2, 8093, 5),  # flat rows, shared by clusters; float32: gradients made of logits
+    (2, 8093, 5),  # flat rows, shared by clusters; float32: gradients made of logits, by all multiprocessors
     (2, 3001, 7),  # the same, gradients made of results
     (2, 28_001, 5),  # split flat rows
+    (2, 66_001, 4),  # the same; 16 bits: gradients made of logits, too
+    (5, 66_001, 4),  # too many elements for all multiprocessors to hold
     (2, 1101, 2051),  # slices of flat rows
     (1, 8093, 16),
     (1, 4093, 1056),  # float32: streamed gradients

@@ -157,7 +157,7 @@ bool loads_elements(const RowPlan& plan, const Rows& rows) {
   const RowTraits& traits = plan.traits;
   const int64_t bytes = rows.length * traits.item_bytes;
   if (plan.algorithm != RowAlgorithm::kRows || plan.spread || plan.wide || plan.blocks > 1 || bytes % 16 == 0 ||
-      !(traits.tiled || (traits.label && traits.output && traits.item_bytes == 4)) || traits.operands != 1)
+      !(traits.tiled || (traits.label && traits.output && traits.item_bytes >= 4)) || traits.operands != 1)
     return false;
   if (traits.item_bytes == 8) return (plan.lane_bits == 5 || plan.spans > 1) && bytes <= kLongestWideSingle;
   return traits.item_bytes == 4 && plan.lane_bits >= kMaxTileLaneBits && bytes <= kLongestSingle &&

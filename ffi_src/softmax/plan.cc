@@ -15,12 +15,18 @@ constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallShared
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
 // Gradients of rows that no cluster holds, and of columns in flat rows of at least kLeastFlatGradient bytes. A row has
-// at most kMostUnits units. A block that writes results takes as many units as leave kResultBlocks blocks per
-// multiprocessor, from one to kMostMerged.
-constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 32 << 10;
+// at most kMostUnits units. Blocks hold their units if there are at most kHeldBlocks blocks per multiprocessor.
+// Otherwise, a block that writes results takes as many units as leave kResultBlocks blocks per multiprocessor, from one
+// to kMostMerged.
+constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 32 << 10, kHeldBlocks = 4;
+// Flat rows of 16 bits are faster from x only where blocks hold them. So they have from kLeastHalf to kMostHalf
+// elements, of which few arrays have more than that, and up to kHalfColumns columns.
+constexpr int64_t kLeastHalf = 1 << 18, kMostHalf = 1 << 20, kHalfColumns = 4;
+// Gradients of columns of few positions, not of float32: the most elements of an array of which a lane has one
+// position, not a column.
+constexpr int64_t kMostSmallGradient = 1 << 15;
 // Gradients of short rows: lanes have one vector instead of several, as long as that makes at most so many warps per
-// multiprocessor. Those of float64 are made from x only then: of more rows, the exponentials take as long as a forward
-// kernel.
+// multiprocessor.
 constexpr int64_t kFewWarps = 16;
 // Teams of lanes that share a row (share_rows): up to kFewTeams warps per multiprocessor, a lane has one vector; with
 // two or four, there are at most kManyTeams of them, and without results kManyFolds.
@@ -32,8 +38,8 @@ constexpr int64_t kNarrowWarps = 16;  // narrow_lanes: the most warps per multip
 constexpr int64_t kLooseRow = 64, kMostLoose = 4 << 20;
 // Gradients of longer rows: a lane has two vectors if that makes at most so many warps per multiprocessor.
 constexpr int64_t kFewWideWarps = 32;
-// Longer rows of float64 are taken in any number if they have at most so many warps.
-constexpr int64_t kFullWideWarps = 8;
+// Longer rows of float32 are taken in any number if they have at most so many warps.
+constexpr int64_t kFullWideWarps = 7;
 // Gradients along short axes: the most positions that a lane holds, and the same for float64.
 constexpr int64_t kMostHeld = 24, kMostWideHeld = 16;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
@@ -140,7 +146,7 @@ void narrow_lanes(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
 // too, if one lane would have a whole row. (260000 x 15 float32 took 14 us so, and 40 us with a lane for each row.)
 void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   const int64_t lanes = int64_t{plan.vectors} << plan.lane_bits, warps = ceil_div(problem.rows.outer * lanes, 32);
-  const bool only = problem.dtype == DType::kFloat16 || problem.dtype == DType::kFloat64;
+  const bool only = problem.dtype == DType::kFloat16;
   plan.spread = plan.vectors == 1 || plan.lane_bits == 0 || only || warps <= kFewWarps * gpu.multiprocessors;
   if (!plan.spread) return;
   const int64_t least = std::max<int64_t>(1, lanes / 32);
@@ -148,13 +154,16 @@ void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   while (plan.block_warps > least && ceil_div(warps, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
 }
 
-int64_t row_spans(const Problem& problem) { return ceil_div(row_bytes(problem), 16 * kRowVectors * 32); }
+int64_t row_spans(const Problem& problem) {
+  return ceil_div(row_bytes(problem), 16 * 32 * row_vectors(bytes_of(problem.dtype)));
+}
 
-// Whether a block of so many warps has a row, however many rows there are. Float64 has no other kernel. Of rows of 16
-// bits with so many warps, the last span of the other kernel would have at most three quarters of its vectors.
+// Whether a block of so many warps has a row, however many rows there are. Of rows of 16 bits with so many warps, the
+// last span of the other kernel would have at most half of its vectors, or three quarters. (Of float32, 4000 x 1100
+// took 16.8 us so, and 22.6; 20000 x 1500 92 and 100.)
 bool is_always_wide(const Problem& problem, int64_t warps) {
-  if (problem.dtype == DType::kFloat64) return true;
-  return bytes_of(problem.dtype) == 2 && (warps == 3 || warps == 5);
+  if (problem.dtype == DType::kFloat32) return warps <= kFullWideWarps;
+  return bytes_of(problem.dtype) == 2 && (warps == 3 || warps == 5 || warps == 6);
 }
 
 // If rows are few, or short, a block has a row, and lanes have two vectors. Otherwise lanes have more, and a block or a
@@ -172,7 +181,7 @@ RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
     plan.block_warps = static_cast<int>(warps);
     return plan;
   }
-  plan.vectors = kRowVectors;
+  plan.vectors = row_vectors(bytes_of(problem.dtype));
   plan.spans = row_spans(problem);
   const auto part = [&] { return ceil_div(plan.spans, plan.blocks); };
   while (plan.blocks < gpu.max_cluster && part() > kPartWarps) plan.blocks *= 2;
@@ -193,6 +202,13 @@ RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
   plan.traits = traits_of(problem);
   if (problem.rows.outer == 0) return plan;
+  if (problem.dtype != DType::kFloat32 && problem.rows.elements() <= kMostSmallGradient) {
+    plan.algorithm = RowAlgorithm::kSmall;
+    plan.column_lane_bits = 5 - bits_for(problem.rows.length);
+    const int64_t warps = ceil_div(problem.rows.count(), int64_t{1} << plan.column_lane_bits);
+    plan.block_warps = static_cast<int>(std::min<int64_t>(warps, kGradientWarps));
+    return plan;
+  }
   plan.algorithm = RowAlgorithm::kColumnsWalk;
   const int columns = 32 * columns_of_lane(plan.traits.item_bytes, problem.rows.length);
   const int64_t warps = ceil_div(problem.rows.count(), columns);
@@ -222,10 +238,13 @@ RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   plan.block_warps = kPartWarps;
   const int64_t turn = 32 / inner * inner * kPartWarps * kGradientEach;
   plan.part_length = ceil_div(ceil_div(length, turn), kMostUnits) * turn;
-  plan.units = plan.blocks = ceil_div(length, plan.part_length);
+  plan.units = ceil_div(length, plan.part_length);
+  plan.blocks = plan.units;
+  plan.workspace_bytes = plan.units * inner * plan.traits.stat_bytes;
+  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > kHeldBlocks * gpu.multiprocessors;
+  if (!plan.split) return plan;
   const int64_t merged = ceil_div(problem.rows.outer * plan.units, kResultBlocks * gpu.multiprocessors);
   plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;
-  plan.workspace_bytes = plan.units * inner * plan.traits.stat_bytes;
   plan.overlap = gpu.dependent_launch;
   return plan;
 }
@@ -243,22 +262,16 @@ bool takes_logits(const Problem& problem) {
   if (!derivative || problem.general || problem.factor != 1) return false;
   if (is_short_axis(problem)) return true;
   const int64_t inner = problem.rows.inner;
-  if (problem.dtype == DType::kFloat64) return inner == 1 && wide_warps(problem) <= kMaxBlockWarps;
-  return inner == 1 || (problem.dtype == DType::kFloat32 && inner <= kGradientColumns &&
-                        row_bytes(problem) * inner >= kLeastFlatGradient);
+  if (problem.dtype == DType::kFloat64) return inner == 1 && row_spans(problem) <= kRowWarps * kMaxCluster;
+  if (inner == 1) return true;
+  const int64_t flat = problem.rows.length * inner;
+  if (bytes_of(problem.dtype) == 2) return inner <= kHalfColumns && flat >= kLeastHalf && flat <= kMostHalf;
+  return inner <= kGradientColumns && flat * bytes_of(problem.dtype) >= kLeastFlatGradient;
 }
 
 bool prefers_logits(const Problem& problem, const Gpu& gpu) {
   if (problem.rows.inner != 1) return true;
   const int64_t bytes = row_bytes(problem);
-  if (problem.dtype == DType::kFloat64 && bytes > kMostTeamBytes) {
-    const int64_t warps = wide_warps(problem);
-    return warps <= kFullWideWarps || problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors;
-  }
-  if (problem.dtype == DType::kFloat64) {
-    const RowPlan plan = plan_softmax(problem, gpu);
-    return problem.rows.outer * (int64_t{plan.vectors} << plan.lane_bits) <= 32 * kFewWarps * gpu.multiprocessors;
-  }
   if (bytes_of(problem.dtype) == 2 && bytes % 16 != 0 && bytes > 32 && bytes <= kLooseRow)
     return problem.rows.outer * bytes <= kMostLoose;
   if (bytes <= kMostTeamBytes || bytes > kMostClusterBytes) return true;

@@ -12,8 +12,8 @@ namespace jaxgpuops::softmax {
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1,
                      const RowTuning& tuning = {});
 
-// Whether there is a kernel for a derivative with of_logits: for rows, for few long columns of float32, and for columns
-// of few positions. (Of float64: for rows of up to 32 KiB, and for columns of few positions.)
+// Whether there is a kernel for a derivative with of_logits: for rows, for few long columns, and for columns of few
+// positions. (Of float64: for rows of up to 512 KiB, and for columns of few positions.)
 bool takes_logits(const Problem& problem);
 // Whether that kernel is faster than the two of the forward pass and of a gradient from its result.
 bool prefers_logits(const Problem& problem, const Gpu& gpu);
@@ -21,8 +21,9 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu);
 constexpr int kGradientWarps = 4;    // the most warps of a block of cuda/gradient_spread.cuh
 constexpr int kGradientEach = 8;     // elements that a lane of cuda/gradient_split.cuh takes at a time
 constexpr int kGradientColumns = 8;  // the most columns there
-constexpr int kRowVectors = 8;       // vectors of a lane of cuda/gradient_rows.cuh
-constexpr int kRowWarps = 16;        // the most warps of a block there
+// cuda/gradient_rows.cuh: vectors of a lane, as many as in the forward pass, and the most warps of a block.
+constexpr int row_vectors(int item_bytes) { return item_bytes == 8 ? 4 : 8; }
+constexpr int kRowWarps = 16;
 // cuda/gradient_columns.cu: columns of a lane.
 constexpr int columns_of_lane(int item_bytes, int64_t length) { return item_bytes == 2 && length <= 8 ? 2 : 1; }
 

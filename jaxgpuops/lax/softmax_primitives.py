@@ -239,7 +239,7 @@ class _Derivative(Kernel):
         # are not those of a gradient made from y. The choice must then not depend on the batch: it holds for arrays of
         # any size, split over devices or not.
         # The same holds for columns of few positions, whose sums are added up in another order.
-        if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk"):
+        if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk", "small"):
             return True
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
         is_short = row <= 32 or (row <= 64 and row % 16 == 0)
@@ -267,12 +267,20 @@ def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):
 
 
 def _softmax_jvp_left(t, y, *rest, axis, of_logits=False, **params):
-    """The gradient of pairs is made of x: the probabilities cost less than y, which XLA then need not make."""
-    if not (of_logits and _pairs.has_elementwise_gradient(t, axis)):
+    """The gradient of pairs is made of x: the probabilities cost less than y, which XLA then need not make.
+
+    XLA compiles the chain of reductions of rows to one kernel, which reads each element once.
+    """
+    if not of_logits:
         return _softmax_jvp_fallback(t, y, *rest, axis=axis, of_logits=of_logits, **params)
-    p, q = _pairs.probabilities(wide(rest[-1]), axis)
-    slope, own, other = p * q, wide(t), _pairs.other(wide(t), axis)
-    return ((or_zero(slope, own) - or_zero(slope, other)).astype(t.dtype),)
+    if _pairs.has_elementwise_gradient(t, axis):
+        p, q = _pairs.probabilities(wide(rest[-1]), axis)
+        slope, own, other = p * q, wide(t), _pairs.other(wide(t), axis)
+        return ((or_zero(slope, own) - or_zero(slope, other)).astype(t.dtype),)
+    _, e = _pairs.below_larger(wide(rest[-1]), axis)
+    slope, sign = e / ((1 + e) * (1 + e)), np.array([1, -1], e.dtype)
+    own = jnp.where(slope == 0, np.zeros((), e.dtype), wide(t))
+    return ((sign * slope * jnp.sum(sign * own, axis, keepdims=True)).astype(t.dtype),)
 
 
 # The tangent of y, given the tangent of x. The map is its own transpose.

@@ -18,22 +18,26 @@ auto plain_kernel(const RowPlan& plan, bool aligned) -> void (*)(Parameters<P>) 
   if (plan.spread) return aligned ? row_engine::spread_kernel<P, true> : row_engine::spread_kernel<P, false>;
   if (plan.wide == 1) return row_engine::wide_kernel<P, 1>;
   if (plan.wide) return row_engine::wide_kernel<P, kWideVectors>;
+  const auto rows = [&](auto vectors, auto sharing) -> void (*)(Parameters<P>) {
+    constexpr int kVectors = decltype(vectors)::value;
+    constexpr Sharing kSharing = decltype(sharing)::value;
+    if (aligned) return rows_kernel<P, kVectors, kSharing, true>;
+    if constexpr (sizeof(Bits) >= 4 && kVectors > 1)
+      if (plan.single) return rows_kernel<P, kVectors, kSharing, false, true>;
+    return rows_kernel<P, kVectors, kSharing, false>;
+  };
+  const std::integral_constant<Sharing, Sharing::kTeam> team;
+  const std::integral_constant<Sharing, Sharing::kBlocks> blocks;
+  const std::integral_constant<int, kOnlyVectors> some;
   if constexpr (P::kFast) {
-    const auto rows = [&](auto vectors, auto sharing) -> void (*)(Parameters<P>) {
-      constexpr int kVectors = decltype(vectors)::value;
-      constexpr Sharing kSharing = decltype(sharing)::value;
-      if (aligned) return rows_kernel<P, kVectors, kSharing, true>;
-      if constexpr (sizeof(Bits) == 4 && kVectors > 1)
-        if (plan.single) return rows_kernel<P, kVectors, kSharing, false, true>;
-      return rows_kernel<P, kVectors, kSharing, false>;
-    };
-    const std::integral_constant<Sharing, Sharing::kTeam> team;
-    if (plan.spans > 1)
-      return rows(std::integral_constant<int, 8>(), std::integral_constant<Sharing, Sharing::kBlocks>());
+    const std::integral_constant<int, 8> many;
+    if (plan.spans > 1) return rows(many, blocks);
     if (plan.vectors == 1) return rows(std::integral_constant<int, 1>(), team);
-    if (plan.vectors == kOnlyVectors) return rows(std::integral_constant<int, kOnlyVectors>(), team);
-    if (plan.vectors == 8) return rows(std::integral_constant<int, 8>(), team);
+    if (plan.vectors == 8) return rows(many, team);
+  } else if (plan.spans > 1) {
+    return rows(some, blocks);
   }
+  if (plan.vectors == kOnlyVectors) return rows(some, team);
   return nullptr;
 }
 
@@ -46,9 +50,8 @@ bool is_whole(const IndexMap& map) { return map.groups == 0 || (map.groups == 1 
 }  // namespace
 
 bool is_plain_entropy(const RowPlan& plan, const Problem& problem) {
-  return problem.op == Op::kCrossEntropyGrad && plan.algorithm == RowAlgorithm::kRows &&
-         (plan.traits.fast || plan.spread || plan.wide) && problem.label_smoothing == 0 && problem.z_loss == 0 &&
-         is_one(problem.cotangent.outer) && is_whole(problem.row_where.outer);
+  return problem.op == Op::kCrossEntropyGrad && plan.algorithm == RowAlgorithm::kRows && problem.label_smoothing == 0 &&
+         problem.z_loss == 0 && is_one(problem.cotangent.outer) && is_whole(problem.row_where.outer);
 }
 
 cudaError_t launch_plain_cross_entropy(cudaStream_t stream, const RowPlan& plan, const Problem& problem,

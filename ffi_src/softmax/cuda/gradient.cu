@@ -44,14 +44,16 @@ __global__ void __launch_bounds__(32 * kPartWarps) gradient_kernel(const __grid_
 
   Stat<P> stat;
   stat.of[0] = row_engine::merged_peak<P>(forward.peak(args), 0, p.lane_bits);
-  stat.sum(0) = row_engine::merged_sum(forward.sum(args, 0, P::guard(stat.peak()), 0, kWidth), 0, p.lane_bits);
+  const Acc peak = stat.peak();
+  stat.sum(0) = row_engine::merged_sum(row_engine::sum_and_keep<P>(args, 0, forward, peak), 0, p.lane_bits);
   const typename P::Row plain = {1};
   const auto final = P::finish(args, plain, stat);
+  const Acc factor = row_engine::factor_of<P>(final, peak);
 #pragma unroll
   for (int j = 0; j < kOnlyVectors; ++j) {
     Acc values[kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = P::output(args, plain, final, forward.x(args, j, i), Acc(0));
+    for (int i = 0; i < kWidth; ++i) values[i] = row_engine::result_of<P>(args, plain, final, factor, forward, j, i);
     backward.raw[1][j] = row_engine::packed<Element>(values);
   }
 
@@ -112,26 +114,22 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
         return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, true>, p);
     return launch(stream, launched, wide_gradient_kernel<P, Q, op, false, false>, p);
   }
-  if constexpr (std::is_same_v<typename P::Element, Float64>) {
+  if (plan.spans > 1 || plan.vectors > kOnlyVectors) {
+    if (p.rows * plan.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    launched.grid = dim3(static_cast<unsigned>(p.rows * plan.blocks));
+    launched.cluster = static_cast<int>(plan.blocks);
+    launched.packed = plan.packed;
+    const auto kernel = aligned ? rows_gradient_kernel<P, Q, op, true> : rows_gradient_kernel<P, Q, op, false>;
+    if (launched.cluster > 1) {
+      const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
+      if (status != cudaSuccess) return status;
+    }
+    return launch(stream, launched, kernel, p);
+  }
+  if constexpr (std::is_same_v<typename P::Element, Float16>) {
     return cudaErrorInvalidValue;  // plans always spread shorter rows, so no other kernel is compiled
   } else {
-    if (plan.vectors == kRowVectors) {
-      if (p.rows * plan.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-      launched.grid = dim3(static_cast<unsigned>(p.rows * plan.blocks));
-      launched.cluster = static_cast<int>(plan.blocks);
-      launched.packed = plan.packed;
-      const auto kernel = aligned ? rows_gradient_kernel<P, Q, op, true> : rows_gradient_kernel<P, Q, op, false>;
-      if (launched.cluster > 1) {
-        const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), launched.cluster);
-        if (status != cudaSuccess) return status;
-      }
-      return launch(stream, launched, kernel, p);
-    }
-    if constexpr (std::is_same_v<typename P::Element, Float16>) {
-      return cudaErrorInvalidValue;  // plans spread such rows, too
-    } else {
-      return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
-    }
+    return launch(stream, launched, aligned ? gradient_kernel<P, Q, op, true> : gradient_kernel<P, Q, op, false>, p);
   }
 }
 
@@ -146,10 +144,10 @@ cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& p
     }
   }
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
-    if constexpr (std::is_same_v<E, Float32>) {
-      return launch_split<E, true>(stream, plan, problem, buffers, workspace);
-    } else {
+    if constexpr (std::is_same_v<E, Float64>) {
       return cudaErrorInvalidValue;
+    } else {
+      return launch_split<E, true>(stream, plan, problem, buffers, workspace);
     }
   }
   using P = Softmax<E, false>;
@@ -163,7 +161,8 @@ cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& p
 cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                             void* workspace) {
   if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
-  if (plan.algorithm == RowAlgorithm::kColumnsWalk) return launch_gradient_of_columns(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kColumnsWalk || plan.algorithm == RowAlgorithm::kSmall)
+    return launch_gradient_of_columns(stream, plan, problem, buffers);
   switch (problem.dtype) {
     case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers, workspace);
     case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers, workspace);

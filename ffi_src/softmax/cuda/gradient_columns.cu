@@ -2,11 +2,15 @@
 // that are not the last (16 of float64): a lane has one column (two of 16 bits, 32 apart) in registers. Both arrays are
 // read once, all loads of a lane together, and the gradient is written once. Positions need not be aligned.
 //
+// If there are few columns, each position has a lane (common/cuda/small.cuh says why), and lanes read those of others.
+//
 // The forward result is rounded as it would be in memory. Sums are added up from the first position to the last.
 #include "softmax/cuda/gradient_columns.h"
 
+#include "common/cuda/small.cuh"
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/cuda/gradient_args.cuh"
+#include "softmax/plan.h"
 
 namespace jaxgpuops::softmax {
 namespace {
@@ -85,8 +89,77 @@ __global__ void __launch_bounds__(32 * kPartWarps) columns_gradient_kernel(const
   });
 }
 
+struct SmallColumnParameters {
+  const void *x, *cotangent;
+  void* out;
+  SmallColumns columns;
+};
+
+// A warp has 2^column_bits columns beside each other; the other bits of a lane are the position.
+template <class P, class Q, Op op>
+__global__ void __launch_bounds__(32 * kGradientWarps)
+    small_columns_gradient_kernel(const __grid_constant__ SmallColumnParameters p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  const SmallColumns& c = p.columns;
+  const uint32_t lane = threadIdx.x % 32, beside = once(1u << c.column_bits), first = once(lane & (beside - 1));
+  const uint32_t own = ((blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) << c.column_bits) + first;
+  const uint32_t column = once(min(own, c.columns - 1)), position = lane >> c.column_bits;
+  const uint32_t at = once((c.outer_of(column) * (c.length - 1) + position) * c.inner + column);
+  const uint32_t end = once((c.length << c.column_bits) + first);  // lanes of the column are first, first + beside, ..
+  const bool there = position < c.length;
+  const auto args = forward_args<P>(op);
+  const Acc x = P::value(args, Element::load(there ? static_cast<const Bits*>(p.x)[at] : P::pad(args, 0)));
+  const Acc cotangent = Element::load(there ? static_cast<const Bits*>(p.cotangent)[at] : Bits{});
+  const auto each = [&](auto add) {
+    Acc sum = Acc(0);
+#pragma unroll 4
+    for (uint32_t from = first; from < end; from += beside) sum = add(sum, from);
+    return sum;
+  };
+
+  Stat<P> stat = Stat<P>::none();
+  stat.of[0] = x;
+#pragma unroll 1
+  for (uint32_t d = beside; d < 32; d *= 2) stat.of[0] = P::larger(stat.peak(), shuffle_xor(stat.peak(), d));
+  const Acc summand = P::add(args, 0, Acc(0), x, Acc(0), P::guard(stat.peak()));
+  stat.sum(0) = each([&](Acc sum, uint32_t from) { return sum + shuffle_from(summand, from); });
+  const typename P::Row plain = {1};
+  const Acc y = Element::load(Element::store(P::output(args, plain, P::finish(args, plain, stat), x, Acc(0))));
+
+  const auto of_result = backward_args<Q>();
+  const typename Q::Row unscaled = {1};
+  Q::with_args(of_result, [&](const auto& known) {
+    Stat<Q> sums;
+#pragma unroll
+    for (int k = 0; k < Q::kSums; ++k) {
+      if constexpr (op == Op::kSoftmax) {  // a product is not rounded before it is added
+        sums.sum(k) = each([&](Acc sum, uint32_t from) {
+          return Q::add(known, k, sum, shuffle_from(cotangent, from), shuffle_from(y, from), Acc(0));
+        });
+      } else {
+        const Acc mine = Q::add(known, k, Acc(0), cotangent, y, Acc(0));
+        sums.sum(k) = each([&](Acc sum, uint32_t from) { return sum + shuffle_from(mine, from); });
+      }
+    }
+    if (there && own == column)
+      static_cast<Bits*>(p.out)[at] =
+          Element::store(Q::output(known, unscaled, Q::finish(known, unscaled, sums), cotangent, y));
+  });
+}
+
 template <class P, class Q, Op op>
 cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  if (plan.algorithm == RowAlgorithm::kSmall) {
+    const SmallColumnParameters p = {buffers.y, buffers.x, buffers.out,
+                                     SmallColumns(problem.rows, plan.column_lane_bits, 0)};
+    const int64_t of_block = int64_t{plan.block_warps} << plan.column_lane_bits;
+    Launch launched;
+    launched.grid = dim3(static_cast<unsigned>((problem.rows.count() + of_block - 1) / of_block));
+    launched.block = dim3(plan.threads());
+    return launch(stream, launched, small_columns_gradient_kernel<P, Q, op>, p);
+  }
   const int64_t of_block = int64_t{plan.threads()} * columns_of_lane(plan.traits.item_bytes, problem.rows.length);
   const int64_t columns = problem.rows.count(), blocks = (columns + of_block - 1) / of_block;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;

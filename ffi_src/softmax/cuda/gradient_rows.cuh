@@ -1,6 +1,6 @@
 // Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, of rows of more than 2 KiB: a warp
-// has what a warp of rows_kernel has in the forward pass, eight vectors in a lane, and a block or a cluster has a row.
-// Both arrays are read once, and the gradient is written once.
+// has what a warp of rows_kernel has in the forward pass, eight vectors in a lane (four of float64), and a block or a
+// cluster has a row. Both arrays are read once, and the gradient is written once.
 //
 // Each lane has sixteen loads in flight, so few warps keep the memory busy. (In gradient_wide.cuh lanes have four, and
 // blocks of so many warps that one or two of them fill a multiprocessor: they all wait for memory at the same time.)
@@ -23,33 +23,43 @@ struct RowExchange {
   Stat<Q> of_backward[2 * kMostSpans];
 };
 
+template <class P>
+__device__ __forceinline__ Stat<P> merge_spans(const Stat<P>* stats, int count) {
+  const auto get = [&](int s) { return stats[s]; };
+  if (sizeof(typename P::Acc) == 8 && count <= 32) return row_engine::merge_by_team<P>(get, count);  // has fewer steps
+  return row_engine::merge_by_warp<P>(get, count);
+}
+
 template <class P, class Q, Op op, bool kAligned>
 __global__ void __launch_bounds__(32 * kRowWarps) rows_gradient_kernel(const __grid_constant__ GradientParameters p) {
   using Element = typename P::Element;
   using Bits = typename Element::Bits;
   using Acc = typename Element::Acc;
-  constexpr int kWidth = 16 / sizeof(Bits), kHalf = kRowVectors / 2, kOfWarp = 32 * kRowVectors * kWidth;
+  // The derivative adds up what `kOfHalf` vectors of a lane have, as its own kernel would.
+  constexpr int kWidth = 16 / sizeof(Bits), kVectors = row_vectors(sizeof(Bits)), kOfHalf = kOnlyVectors,
+                kHalves = kVectors / kOfHalf, kOfWarp = 32 * kVectors * kWidth;
   __shared__ RowExchange<P, Q> shared;
   const int blocks = p.blocks, lane = threadIdx.x % 32;
   const int64_t row = blockIdx.x / static_cast<unsigned>(blocks);
   const int block = blockIdx.x % static_cast<unsigned>(blocks);
   const int number = block * (blockDim.x / 32) + threadIdx.x / 32;  // of the span that the warp has
   const int left = max(0, p.length - number * kOfWarp);
-  const int spans = (p.length + kOfWarp - 1) / kOfWarp, halves = (p.length + kOfWarp / 2 - 1) / (kOfWarp / 2);
+  const int spans = (p.length + kOfWarp - 1) / kOfWarp,
+            halves = (p.length + kOfWarp / kHalves - 1) / (kOfWarp / kHalves);
   const int64_t at = row * p.length + number * kOfWarp;
   const bool last = row + 1 == p.rows, cluster = blocks > 1;
   constexpr bool kOneShift = sizeof(Bits) == 2;
-  const row_engine::Span<P, kRowVectors, kAligned, true, false, false, kOneShift> span(5);
-  const row_engine::Span<P, kRowVectors, kAligned, true, false, row_engine::kByElements<P>, kOneShift> loaded(5);
+  const row_engine::Span<P, kVectors, kAligned, true, false, false, kOneShift> span(5);
+  const row_engine::Span<P, kVectors, kAligned, true, false, row_engine::kByElements<P>, kOneShift> loaded(5);
 
   const auto args = forward_args<P>(op);
-  row_engine::Held<P, kRowVectors, true> forward;
-  row_engine::Held<Q, kHalf, true> backward[2];  // the cotangent, and the forward result
-  Pack packs[kRowVectors];
+  row_engine::Held<P, kVectors, true> forward;
+  row_engine::Held<Q, kOfHalf, true> backward[kHalves];  // the cotangent, and the forward result
+  Pack packs[kVectors];
   loaded.load(static_cast<const Bits*>(p.x) + at, left, last, P::pad(args, 0), forward.raw[0]);
   loaded.load(static_cast<const Bits*>(p.cotangent) + at, left, last, Bits{}, packs);
 #pragma unroll
-  for (int j = 0; j < kRowVectors; ++j) backward[j / kHalf].raw[0][j % kHalf] = packs[j];
+  for (int j = 0; j < kVectors; ++j) backward[j / kOfHalf].raw[0][j % kOfHalf] = packs[j];
   if (cluster) {
     if (threadIdx.x == 0) {
       make_copy_barrier(&shared.forward_there);
@@ -73,28 +83,38 @@ __global__ void __launch_bounds__(32 * kRowWarps) rows_gradient_kernel(const __g
     if (lane == 0) shared.of_forward[number] = stat;
     __syncthreads();
   }
-  if (spans > 1) stat = row_engine::merge_by_warp<P>([&](int s) { return shared.of_forward[s]; }, spans);
+  if (spans > 1) stat = merge_spans<P>(shared.of_forward, spans);
   const typename P::Row plain = {1};
   const auto final = P::finish(args, plain, stat);
   const Acc factor = row_engine::factor_of<P>(final, peak);
 #pragma unroll
-  for (int j = 0; j < kRowVectors; ++j) {
+  for (int j = 0; j < kVectors; ++j) {
     Acc values[kWidth];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) values[i] = row_engine::result_of<P>(args, plain, final, factor, forward, j, i);
-    backward[j / kHalf].raw[1][j % kHalf] = row_engine::packed<Element>(values);
+    backward[j / kOfHalf].raw[1][j % kOfHalf] = row_engine::packed<Element>(values);
   }
 
   const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   Q::with_args(of_result, [&](const auto& known) {
+    // Only rows with a likely element (see Tangent) need the sums after the first. Of float64, they take long. (The
+    // blocks of a cluster do not ask each other.)
+    bool likely = Q::kTails;
+    if (sizeof(Bits) == 8 && !cluster)
+      likely = __syncthreads_or(any_likely<Q>(known, backward[0]) || any_likely<Q>(known, backward[kHalves - 1]));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Stat<Q> sums;
+    for (int half = 0; half < kHalves; ++half) {
+      Stat<Q> sums = {};
+      const auto sum_of_warp = [&](int k) {
+        return row_engine::merged_sum(backward[half].sum(known, k, Acc(0), 0, kWidth), 0, 5);
+      };
+      sums.sum(0) = sum_of_warp(0);
+      if (likely) {
 #pragma unroll
-      for (int k = 0; k < Q::kSums; ++k)
-        sums.sum(k) = row_engine::merged_sum(backward[half].sum(known, k, Acc(0), 0, kWidth), 0, 5);
-      const int own = 2 * number + half;
+        for (int k = 1; k < Q::kSums; ++k) sums.sum(k) = sum_of_warp(k);
+      }
+      const int own = kHalves * number + half;
       if (!cluster) {
         if (lane == 0) shared.of_backward[own] = sums;
       } else if (own < halves && lane < blocks) {
@@ -106,15 +126,14 @@ __global__ void __launch_bounds__(32 * kRowWarps) rows_gradient_kernel(const __g
     } else {
       __syncthreads();
     }
-    const auto total =
-        Q::finish(known, unscaled, row_engine::merge_by_warp<Q>([&](int s) { return shared.of_backward[s]; }, halves));
+    const auto total = Q::finish(known, unscaled, merge_spans<Q>(shared.of_backward, halves));
 #pragma unroll
-    for (int j = 0; j < kRowVectors; ++j) {
+    for (int j = 0; j < kVectors; ++j) {
       Acc values[kWidth];
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        const auto& half = backward[j / kHalf];
-        values[i] = Q::output(known, unscaled, total, half.x(known, j % kHalf, i), half.y(j % kHalf, i));
+        const auto& half = backward[j / kOfHalf];
+        values[i] = Q::output(known, unscaled, total, half.x(known, j % kOfHalf, i), half.y(j % kOfHalf, i));
       }
       packs[j] = row_engine::packed<Element>(values);
     }

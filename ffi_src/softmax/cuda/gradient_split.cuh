@@ -1,7 +1,7 @@
 // Gradients of softmax and log_softmax from x and the cotangent, for rows that no cluster holds, and for few long
 // columns that lie side by side: x and the cotangent are read twice, the second time backwards, from L2 where they are
 // still there. (From the forward result, which takes three times the memory traffic of x to make, they would be read
-// twice, too.)
+// twice, too.) If there are so few elements that all multiprocessors hold them, they are read once.
 //
 // An outer index is a flat row of length * inner elements. It is cut into units, a block has one. It finds the largest
 // logit of each column of its unit, the peak, and the sums that both gradients are made from, relative to it. The
@@ -12,6 +12,8 @@
 // The elements at the peak are not in the sum of the others. So if one element has almost all of the probability, what
 // it lacks to 1 is not lost.
 #pragma once
+
+#include <cooperative_groups.h>
 
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/plan.h"
@@ -108,6 +110,18 @@ struct Share {
       for (int w = lane; w < kPartWarps * of.inner; w += of.lanes) add(of_warps[w], logs);
     merge_lanes(of, logs);
   }
+  // All threads get the share of their column in the whole flat row, made of those of its units.
+  template <bool kColumns>
+  __device__ static Share of_row(const SplitParameters& p, const Group<kColumns>& of, int64_t row) {
+    const auto* const shares = static_cast<const Share*>(p.workspace) + row * p.units * of.inner + of.column;
+    auto all = none();
+    if (of.group < of.groups)
+#pragma unroll 1
+      for (int u = threadIdx.x / 32 * of.groups + of.group; u < p.units; u += kPartWarps * of.groups)
+        all.add(shares[u * of.inner], p.logs);
+    all.merge_block(of, p.logs);
+    return all;
+  }
 };
 
 // The gradient of an element, given the share that the whole row is.
@@ -155,11 +169,32 @@ struct Turn {
     for (int i = 0; i < kEach; ++i)
       cotangent[i] = i * of.lanes + lane < left ? cotangents[i * of.lanes + lane] : Bits{};
   }
+
+  __device__ void take_into(Share& share, bool logs) const {
+    auto peak = share.peak;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) peak = larger_number(peak, E::load(x[i]));
+    share.raise(peak, logs);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) share.add(E::load(x[i]), E::load(cotangent[i]), logs);
+  }
+
+  // Stores the gradients of what load() has loaded.
+  __device__ void store(const SplitParameters& p, const Group<kColumns>& of, int64_t row, int64_t first, int64_t end,
+                        const Gradient<E>& gradient) const {
+    Bits* const to = static_cast<Bits*>(p.out) + row * p.length + first;
+    const int lane = threadIdx.x % 32;
+    const int left = of.group < of.groups ? static_cast<int>(min(end - first, int64_t{kEach * of.lanes})) : 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const auto value = gradient(E::load(x[i]), E::load(cotangent[i]), p.logs);
+      if (i * of.lanes + lane < left) to[i * of.lanes + lane] = E::store(value);
+    }
+  }
 };
 
 template <class E, bool kColumns>
 __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid_constant__ SplitParameters p) {
-  using Acc = typename E::Acc;
   using Turn = Turn<E, kColumns>;
   const Group<kColumns> of(p);
   const int64_t row = blockIdx.x / static_cast<unsigned>(p.units), unit = blockIdx.x % static_cast<unsigned>(p.units);
@@ -170,12 +205,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid
   for (int64_t first = begin + threadIdx.x / 32 * of_warp; first < end; first += kPartWarps * of_warp) {
     Turn turn;
     turn.load(p, of, row, first, end);
-    Acc peak = mine.peak;
-#pragma unroll
-    for (int i = 0; i < Turn::kEach; ++i) peak = larger_number(peak, E::load(turn.x[i]));
-    mine.raise(peak, p.logs);
-#pragma unroll
-    for (int i = 0; i < Turn::kEach; ++i) mine.add(E::load(turn.x[i]), E::load(turn.cotangent[i]), p.logs);
+    turn.take_into(mine, p.logs);
   }
   let_dependents_start();
   mine.merge_block(of, p.logs);
@@ -184,18 +214,15 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) shares_kernel(const __grid
 
 template <class E, bool kColumns>
 __global__ void __launch_bounds__(32 * kPartWarps, 4) results_kernel(const __grid_constant__ SplitParameters p) {
-  using Acc = typename E::Acc;
   using Turn = Turn<E, kColumns>;
   const Group<kColumns> of(p);
   const auto parts = static_cast<unsigned>((p.length + p.result_length - 1) / p.result_length);
   const unsigned block = gridDim.x - 1 - blockIdx.x;
   const int64_t row = block / parts, begin = block % parts * p.result_length;
   const int64_t end = min(p.length, begin + p.result_length);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int of_warp = of.lanes * Turn::kEach, of_block = kPartWarps * of_warp;
-  int64_t first = begin + warp * of_warp;
+  int64_t first = begin + threadIdx.x / 32 * of_warp;
   first += (end - 1 - begin) / of_block * of_block;
-  auto* const out = static_cast<typename E::Bits*>(p.out) + row * p.length;
   Gradient<E> gradient;
   bool merged = false;
 #pragma unroll 1
@@ -204,24 +231,30 @@ __global__ void __launch_bounds__(32 * kPartWarps, 4) results_kernel(const __gri
     turn.load(p, of, row, first, end);
     if (!merged) {  // the first elements are on their way meanwhile
       wait_for_predecessor();
-      const auto* const shares = static_cast<const Share*>(p.workspace) + row * p.units * of.inner + of.column;
-      auto all = Share::none();
-      if (of.group < of.groups)
-#pragma unroll 1
-        for (int u = warp * of.groups + of.group; u < p.units; u += kPartWarps * of.groups)
-          all.add(shares[u * of.inner], p.logs);
-      all.merge_block(of, p.logs);
-      gradient = Gradient<E>(all, p.logs);
+      gradient = Gradient<E>(Share::of_row(p, of, row), p.logs);
       merged = true;
     }
-    const int64_t until = of.group < of.groups ? end : 0;
-#pragma unroll
-    for (int i = 0; i < Turn::kEach; ++i) {
-      const int64_t at = first + i * of.lanes + lane;
-      const Acc value = gradient(E::load(turn.x[i]), E::load(turn.cotangent[i]), p.logs);
-      if (at < until) out[at] = E::store(value);
-    }
+    turn.store(p, of, row, first, end, gradient);
   }
+}
+
+// Few flat rows, as a cooperative launch: a block holds its unit, of which each warp has one turn, and waits for the
+// shares of all others. So the arrays are read once, and there is one launch.
+template <class E, bool kColumns>
+__global__ void __launch_bounds__(32 * kPartWarps, 4) held_kernel(const __grid_constant__ SplitParameters p) {
+  using Turn = Turn<E, kColumns>;
+  const Group<kColumns> of(p);
+  const int64_t row = blockIdx.x / static_cast<unsigned>(p.units), unit = blockIdx.x % static_cast<unsigned>(p.units);
+  const int64_t begin = unit * p.unit_length, end = min(p.length, begin + p.unit_length);
+  const int64_t first = begin + threadIdx.x / 32 * (of.lanes * Turn::kEach);
+  Turn turn;
+  turn.load(p, of, row, first, end);
+  auto share = Share::none();
+  turn.take_into(share, p.logs);
+  share.merge_block(of, p.logs);
+  if (threadIdx.x < of.inner) static_cast<Share*>(p.workspace)[int64_t{blockIdx.x} * of.inner + threadIdx.x] = share;
+  cooperative_groups::this_grid().sync();
+  turn.store(p, of, row, first, end, Gradient<E>(Share::of_row(p, of, row), p.logs));
 }
 
 template <class E, bool kColumns>
@@ -243,6 +276,7 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
   Launch launched;
   launched.block = dim3(plan.threads());
   launched.grid = dim3(static_cast<unsigned>(blocks));
+  if (!plan.split) return row_engine::launch_together<held_kernel<E, kColumns>>(stream, launched, p);
   const cudaError_t status = launch(stream, launched, shares_kernel<E, kColumns>, p);
   if (status != cudaSuccess) return status;
   const int64_t parts = (p.length + p.result_length - 1) / p.result_length;

@@ -1,6 +1,6 @@
 // Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, where a lane has one vector of a
 // row: it runs little code, which is most of the time of a small problem, and rows of up to four vectors, which one
-// lane would have, are read as whole lines of the cache. All rows of float16 and float64 are spread so.
+// lane would have, are read as whole lines of the cache. All rows of float16 are spread so.
 //
 // Lanes merge numbers through shared memory, in the order of rows_kernel.
 #pragma once
@@ -18,6 +18,20 @@ struct GradientParameters {
   int length, lane_bits, vector_bits;
   int blocks;  // gradient_rows.cuh: blocks that share a row
 };
+
+// Whether any element is likely (see Tangent), given the forward results that a lane holds.
+template <class Q, class Known, class Lane>
+__device__ __forceinline__ bool any_likely(const Known& known, const Lane& lane) {
+  using Acc = typename Q::Acc;
+  bool likely = false;
+  if constexpr (Q::kTails) {
+#pragma unroll
+    for (int j = 0; j < Lane::kUnits; ++j)
+#pragma unroll
+      for (int i = 0; i < Lane::kWidth; ++i) likely |= Q::add(known, 2, Acc(0), Acc(1), lane.y(j, i), Acc(0)) != 0;
+  }
+  return likely;
+}
 
 constexpr int kSpreadThreads = 32 * kGradientWarps;
 
@@ -89,10 +103,7 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   Q::with_args(of_result, [&](const auto& known) {
     const auto sum_of_lane = [&](int k) { return backward.sum(known, k, Acc(0), 0, kWidth); };
     // Only rows with a likely element (see Tangent) need the sums after the first.
-    bool likely = false;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-      if (Q::kTails) likely |= Q::add(known, 2, Acc(0), Acc(1), backward.y(0, i), Acc(0)) != 0;
+    bool likely = any_likely<Q>(known, backward);
     sums.sum(0) = merged(shared[2], sum_of_lane(0), p, plus, Q::kTails ? &likely : nullptr);
     if (likely) {
 #pragma unroll

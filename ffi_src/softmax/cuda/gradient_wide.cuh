@@ -1,6 +1,6 @@
 // Gradients of softmax and log_softmax from x and the cotangent, as in gradient.cu, of rows that are longer, if they
-// are few, of float64, or of 16 bits and up to 5 KiB: a block has a row, and a lane two vectors, as in wide_kernel.
-// Both arrays are read once, and the gradient is written once.
+// are few, of float32 and up to 7 KiB, or of 16 bits and up to 6 KiB: a block has a row, and a lane two vectors, as in
+// wide_kernel. Both arrays are read once, and the gradient is written once.
 #pragma once
 
 #include "softmax/cuda/dispatch.cuh"
@@ -18,6 +18,12 @@ constexpr int kBackwardBits = 2;
 // gradients of 264 rows of 2751 float32 took 6.5 us either way; of 2112 x 703, 8.3 us by elements and 10.4 by shifted
 // windows; of 264 x 5055, 11.4 and 9.7.)
 constexpr int kElementWarps = 11;
+
+// The derivative Q, but for the sums after the first.
+template <class Q>
+struct FirstSum : Q {
+  static constexpr int kSums = 1;
+};
 
 // Shared memory of a block: of the forward pass (a multiple of 16 bytes), and of the gradient.
 template <class P>
@@ -76,9 +82,30 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
   const typename Q::Row unscaled = {1};
   auto& of_backward =
       *reinterpret_cast<row_engine::WideShared<Q>*>(dynamic_shared_memory() + forward_shared_bytes<P>(blockDim.x / 32));
-  Acc none;
-  const auto sums =
-      row_engine::wide_statistics<Q>(of_result, backward, kBackwardBits, spans(kBackwardBits), of_backward, none);
+  // Only rows with a likely element (see Tangent) need the sums after the first.
+  bool likely = false;
+  if constexpr (Q::kTails) {
+    Q::with_args(of_result, [&](const auto& known) {
+      for (const auto& unit : backward) likely |= any_likely<Q>(known, unit);
+    });
+    likely = __syncthreads_or(likely);
+  }
+  const auto sums_of = [&](auto& units, auto& of_units) {
+    Acc none;
+    return row_engine::wide_statistics(of_result, units, kBackwardBits, spans(kBackwardBits), of_units, none);
+  };
+  Stat<Q> sums = {};
+  if (!Q::kTails || likely) {
+    sums = sums_of(backward, of_backward);
+  } else {
+    using First = FirstSum<Q>;
+    row_engine::Held<First, 1, true> units[kWideVectors];
+#pragma unroll
+    for (int j = 0; j < kWideVectors; ++j)
+#pragma unroll
+      for (int o = 0; o < 2; ++o) units[j].raw[o][0] = backward[j].raw[o][0];
+    sums.sum(0) = sums_of(units, reinterpret_cast<row_engine::WideShared<First>&>(of_backward)).sum(0);
+  }
   Pack packs[kWideVectors];
   Q::with_args(of_result, [&](const auto& known) {
     const auto total = Q::finish(known, unscaled, sums);

@@ -8,6 +8,7 @@ namespace jaxgpuops::softmax {
 cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                            void* workspace) {
   if (problem.op == Op::kLogSumExpGrad) return launch_log_sum_exp_gradient(stream, plan, problem, buffers, workspace);
+  if (problem.of_logits) return launch_gradient(stream, plan, problem, buffers, workspace);
   if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSoftmax:
@@ -20,9 +21,7 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
     case Op::kCrossEntropy:
     case Op::kCrossEntropyGrad: return launch_cross_entropy(stream, plan, problem, buffers, workspace);
     case Op::kSoftmaxJvp:
-    case Op::kLogSoftmaxJvp:
-      return problem.of_logits ? launch_gradient(stream, plan, problem, buffers, workspace)
-                               : launch_jvp(stream, plan, problem, buffers, workspace);
+    case Op::kLogSoftmaxJvp: return launch_jvp(stream, plan, problem, buffers, workspace);
     case Op::kLogSumExpGrad: break;
   }
   return cudaErrorInvalidValue;
