@@ -1,6 +1,5 @@
 // Copies parts of rows that do not begin at a multiple of 16 bytes, between global and shared memory. A lane takes the
-// 16 bytes that it wants from the two aligned vectors that contain them. All lanes of a warp call these functions. The
-// functions are not inlined, so that aligned rows, for which the kernels are tuned, need no more registers.
+// 16 bytes that it wants from the two aligned vectors that contain them. All lanes of a warp call these functions.
 #pragma once
 
 #include <cstdint>
@@ -23,49 +22,13 @@ __device__ __forceinline__ int elements_past(const Item* at) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(at) / sizeof(Item) % (16 / sizeof(Item)));
 }
 
-// Loads a part of 16-bit elements, which begins at element `first` of a row. The first vector may begin before the row,
-// but it contains the row's first element.
-template <int kPacks>
-__device__ __noinline__ void fetch_odd_part(Pack* part, const uint16_t* row, int64_t first, int64_t length) {
-  constexpr int kPart = 32 * kPacks * 8;
-  const int lane = threadIdx.x % 32, past = elements_past(row + first);
-  if (first < 0 || first - past + kPart + 8 > length) {  // one by one, where the row ends
-#pragma unroll 8
-    for (int e = lane; e < kPart; e += 32) {
-      const int64_t i = first + e;
-      reinterpret_cast<uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8] = i >= 0 && i < length ? row[i] : uint16_t{0};
-    }
-    return;
-  }
-  const Pack* const from = reinterpret_cast<const Pack*>(row + first - past);
-  Pack packs[kPacks + 1];
+// Sets an element of a run whose number is not a constant.
+template <class Item, int kPacks>
+__device__ __forceinline__ void set_element(Pack (&run)[kPacks], int element, Item value) {
+  constexpr int n = 16 / sizeof(Item);
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) packs[u] = from[u * 32 + lane];
-  if (lane == 0) packs[kPacks] = from[kPacks * 32];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const Pack next = shuffle_from(lane == 0 ? packs[u + 1] : packs[u], (lane + 1) % 32);
-    part[permuted<kPacks>(u * 32 + lane)] = between<2, 15>(packs[u], next, 2 * past);
-  }
-}
-
-// Stores a part, all of which is inside a row.
-template <int kPacks>
-__device__ __noinline__ void store_odd_part(const Pack* part, uint16_t* to) {
-  constexpr int kPart = 32 * kPacks * 8;
-  const int lane = threadIdx.x % 32, past = elements_past(to), head = (8 - past) % 8;
-  const auto element = [&](int e) { return reinterpret_cast<const uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8]; };
-  Pack last = {};
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const Pack own = part[permuted<kPacks>(u * 32 + lane)];
-    const Pack before = shuffle_from(lane == 31 ? last : own, (lane + 31) % 32);
-    last = own;
-    if (u > 0 || lane > 0 || past == 0)
-      reinterpret_cast<Pack*>(to - past)[u * 32 + lane] = between<2, 16>(before, own, 16 - 2 * past);
-  }
-  if (lane < head) to[lane] = element(lane);
-  if (lane < past) to[kPart - past + lane] = element(kPart - past + lane);
+  for (int i = 0; i < kPacks * n; ++i)
+    if (i == element) set<Item>(run[i / n], i % n, value);
 }
 
 // Clears the elements of a pack that are not between `begin` and `end`; the pack begins at element `at`.
@@ -129,7 +92,7 @@ struct OddPart {
     const int first = at >> (kBytes == 1 ? 4 : 3), shift = (at & (n - 1)) * kBytes;
     Pack vectors[kPacks + 1];
 #pragma unroll
-    for (int j = 0; j <= kPacks; ++j) vectors[j] = packs[permuted<kPacks>(max(first + j, 0))];
+    for (int j = 0; j <= kPacks; ++j) vectors[j] = *vector(max(first + j, 0));
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) run[j] = between<kBytes, 15>(vectors[j], vectors[j + 1], shift);
     if (reversed) swap_ends(run);

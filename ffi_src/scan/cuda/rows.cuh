@@ -241,12 +241,7 @@ class Rows : public BetweenWarps<Policy> {
     if constexpr (Policy::kNeighbour && kOdd) {
       constexpr int kLast = Policy::kOperands - 1;
       const int end = length - position();
-      if (!p.neighbour_before && end > 0 && end < kRun) {
-        const Bits edge = this->edge(row());
-#pragma unroll
-        for (int i = 0; i < kRun; ++i)
-          if (i == end) set<Bits>(tile.operand[kLast][i / kInPack], i % kInPack, edge);
-      }
+      if (!p.neighbour_before && end > 0 && end < kRun) set_element(tile.operand[kLast], end, this->edge(row()));
     }
   }
 
