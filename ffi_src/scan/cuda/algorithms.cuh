@@ -148,23 +148,19 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
   return launch(stream, shape, scan_resident<Policy, kOdd>, q);
 }
 
-// Lays out the shared memory of rows of one tile, and returns its size.
-template <class Policy, bool kOdd>
-size_t bytes_of_rows(Parameters& p) {
-  p.states_at = static_cast<unsigned>(p.threads / 32 * Rows<Policy, kOdd>::kBytesOfWarp);
-  const size_t states = p.axis_warps == 1 ? 0 : kWarps << p.column_bits;
-  return p.states_at + states * sizeof(typename Policy::State);
-}
-
 // Launches the kernel for rows of one tile.
-template <class Policy, bool kQuads = false, bool kOdd = false>
+template <class Policy, bool kQuads = false>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
-  if constexpr (kByQuads<Policy> && !kQuads && !kOdd)
+  if constexpr (kByQuads<Policy> && !kQuads)
     if (p.axis_warps == 1) return launch_rows<Policy, true>(stream, plan, p);
-  if constexpr (sizeof(typename Policy::Element::Bits) <= 2 && !kOdd)
-    if (!p.aligned) return launch_rows<Policy, kQuads, true>(stream, plan, p);
-  const Launch shape{dim3(p.strips), dim3(plan.threads()), bytes_of_rows<Policy, kOdd>(p)};
-  return launch(stream, shape, scan_rows<Policy, kOdd, kQuads>, p);
+  p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy, false>::kBytesOfWarp);
+  const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
+  const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
+  const Launch shape{dim3(p.strips), dim3(plan.threads()), bytes};
+  constexpr int kBytes = sizeof(typename Policy::Element::Bits);
+  if constexpr (kBytes == 2 && (kQuads || !kByQuads<Policy>))
+    if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true, kQuads>, p);
+  return launch(stream, shape, scan_rows<Policy, (kBytes == 1), kQuads>, p);
 }
 
 // Launches the kernel for the rows of a lane, or of a few.

@@ -178,12 +178,9 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ void take_vectors(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
-    const int run = p.backward ? 31 - lane : lane;
 #pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o) {
-      const int past = elements_past(axis(o, place) + first_of_part(span));
-      odd_part(stage, o, span).take(past + run * kRun, p.backward, tile.operand[o]);
-    }
+    for (int o = 0; o < Policy::kOperands; ++o)
+      odd_part(stage, o, span).take(axis(o, place) + first_of_part(span), tile.operand[o]);
     if (p.backward) reverse_each<Bits>(tile.operand);
     if constexpr (Policy::kNeighbour) {
       const int64_t end = p.length - position(span);

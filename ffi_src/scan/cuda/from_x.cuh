@@ -13,21 +13,30 @@ struct FromX {
 };
 
 // kQuads: that of the forward scan.
-template <class Policy, class Forward, bool kOdd, bool kQuads>
+template <class Policy, class Forward, bool kByVectors, bool kQuads>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows_from_x(const __grid_constant__ FromX p) {
-  if (threadIdx.x < p.forward.threads) scan_whole_rows<Forward, kOdd, kQuads>(p.forward);
+  if (threadIdx.x < p.forward.threads) scan_whole_rows<Forward, kByVectors, kQuads>(p.forward);
   __syncthreads();
-  scan_whole_rows<Policy, kOdd, false>(p.gradient);
+  scan_whole_rows<Policy, kByVectors, false>(p.gradient);
 }
 
-template <class Policy, class Forward, bool kQuads = false, bool kOdd = false>
+// Lays out the shared memory of rows, and returns its size.
+template <class Policy>
+size_t bytes_of_rows(Parameters& p) {
+  p.states_at = static_cast<unsigned>(p.threads / 32 * Rows<Policy, false>::kBytesOfWarp);
+  const size_t states = p.axis_warps == 1 ? 0 : kWarps << p.column_bits;
+  return p.states_at + states * sizeof(typename Policy::State);
+}
+
+template <class Policy, class Forward, bool kQuads = false>
 cudaError_t launch_rows_from_x(cudaStream_t stream, Launch shape, FromX& p) {
-  if constexpr (kByQuads<Forward> && !kQuads && !kOdd)
+  if constexpr (kByQuads<Forward> && !kQuads)
     if (p.forward.axis_warps == 1) return launch_rows_from_x<Policy, Forward, true>(stream, shape, p);
-  if constexpr (sizeof(typename Policy::Element::Bits) == 2 && !kOdd)
-    if (!p.gradient.aligned) return launch_rows_from_x<Policy, Forward, kQuads, true>(stream, shape, p);
-  shape.shared_bytes = std::max(bytes_of_rows<Forward, kOdd>(p.forward), bytes_of_rows<Policy, kOdd>(p.gradient));
-  return launch(stream, shape, scan_rows_from_x<Policy, Forward, kOdd, kQuads>, p);
+  shape.shared_bytes = std::max(bytes_of_rows<Forward>(p.forward), bytes_of_rows<Policy>(p.gradient));
+  if constexpr (sizeof(typename Policy::Element::Bits) == 2 && (kQuads || !kByQuads<Forward>))
+    if (!p.gradient.aligned && p.forward.run_bits < 5)
+      return launch(stream, shape, scan_rows_from_x<Policy, Forward, true, kQuads>, p);
+  return launch(stream, shape, scan_rows_from_x<Policy, Forward, false, kQuads>, p);
 }
 
 template <class Policy, class Forward>

@@ -28,9 +28,9 @@ constexpr int kWholeRowBlocks =
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
 
-template <class Policy, bool kOdd, bool kQuads>
+template <class Policy, bool kByVectors, bool kQuads>
 __device__ __forceinline__ void scan_whole_rows(const Parameters& p) {
-  using Work = Rows<Policy, kOdd, kQuads>;
+  using Work = Rows<Policy, kByVectors, kQuads>;
   const Work work(p, blockIdx.x);
   typename Work::Tile tile;
   work.load(tile);
@@ -38,9 +38,9 @@ __device__ __forceinline__ void scan_whole_rows(const Parameters& p) {
   work.finish(tile, folds, work.earlier_warps(folds));
 }
 
-template <class Policy, bool kOdd, bool kQuads>
+template <class Policy, bool kByVectors, bool kQuads>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
-  scan_whole_rows<Policy, kOdd, kQuads>(p);
+  scan_whole_rows<Policy, kByVectors, kQuads>(p);
 }
 
 // Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1.

@@ -1,5 +1,6 @@
 // Copies parts of rows that do not begin at a multiple of 16 bytes, between global and shared memory. A lane takes the
-// 16 bytes that it wants from the two aligned vectors that contain them. All lanes of a warp call these functions.
+// 16 bytes that it wants from the two aligned vectors that contain them. All lanes of a warp call these functions. The
+// functions are not inlined, so that aligned rows, for which the kernels are tuned, need no more registers.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,12 @@ __device__ __forceinline__ void set_element(Pack (&run)[kPacks], int element, It
     if (i == element) set<Item>(run[i / n], i % n, value);
 }
 
+// What a warp has of some rows: of each row the elements from `begin` to `end`. Its packs begin at element `origin`,
+// which is before the row if the scan runs backward. A row has 2^run_bits runs of kPacks packs.
+struct Parts {
+  int rows, run_bits, length, origin, begin, end;
+};
+
 // Clears the elements of a pack that are not between `begin` and `end`; the pack begins at element `at`.
 template <class Item>
 __device__ __forceinline__ void clear_outside(Pack& pack, int at, int begin, int end) {
@@ -39,6 +46,66 @@ __device__ __forceinline__ void clear_outside(Pack& pack, int at, int begin, int
 #pragma unroll
   for (int i = 0; i < n; ++i)
     if (at + i < begin || at + i >= end) set<Item>(pack, i, Item{});
+}
+
+// Loads the parts; other elements of their packs become 0. Each lane passes the row to which its run belongs. A pack
+// is taken from the two aligned vectors that contain it; a vector is read only if it has an element of the part.
+template <int kPacks, class Item>
+__device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, const Parts parts) {
+  constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;  // log2 of kPacks, which is 2 or 4
+  const int lane = threadIdx.x % 32;
+  Pack low[kPacks], high[kPacks];
+  int past[kPacks], at[kPacks];
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const int pack = u * 32 + lane, row = pack >> (parts.run_bits + kBits);
+    const auto* const data = shuffle_from(row_of_run, row << parts.run_bits);
+    at[u] = parts.origin + (pack - (row << (parts.run_bits + kBits))) * n;
+    if (row >= parts.rows) at[u] = parts.end;
+    past[u] = static_cast<int>(reinterpret_cast<uintptr_t>(data + at[u]) / sizeof(Item) % n);
+    const int first = at[u] - past[u];  // of the first vector
+    const auto* const from = reinterpret_cast<const Pack*>(data + first);
+    low[u] = high[u] = {};
+    if (at[u] < parts.end && first + n > parts.begin) low[u] = from[0];
+    if (past[u] > 0 && first + n < parts.end && first + 2 * n > parts.begin) high[u] = from[1];
+  }
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    Pack pack = between<sizeof(Item), 15>(low[u], high[u], past[u] * static_cast<int>(sizeof(Item)));
+    clear_outside<Item>(pack, at[u], parts.begin, parts.end);
+    packs[permuted<kPacks>(u * 32 + lane)] = pack;
+  }
+}
+
+// Stores the parts of rows that follow each other in memory: aligned vectors, and the elements that are in none.
+template <int kPacks, class Item>
+__device__ __noinline__ void store_parts(const Pack* packs, Item* rows, const Parts parts) {
+  constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;
+  const int lane = threadIdx.x % 32;
+  const auto to_aligned = [](const Item* at) {
+    return static_cast<int>((0 - reinterpret_cast<uintptr_t>(at) / sizeof(Item)) % n);
+  };
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const int pack = u * 32 + lane, row = pack >> (parts.run_bits + kBits);
+    const int at = parts.origin + (pack - (row << (parts.run_bits + kBits))) * n;
+    Item* const to = rows + row * parts.length + at;
+    const int head = to_aligned(to);
+    if (row >= parts.rows || at + head < parts.begin || at + head + n > parts.end) continue;
+    const Pack own = packs[permuted<kPacks>(pack)], next = packs[permuted<kPacks>(head > 0 ? pack + 1 : pack)];
+    *reinterpret_cast<Pack*>(to + head) = between<sizeof(Item), 15>(own, next, head * static_cast<int>(sizeof(Item)));
+  }
+#pragma unroll 1
+  for (int i = lane; i < parts.rows * 2 * n; i += 32) {
+    const int row = i / (2 * n), e = i % n;
+    Item* const to = rows + row * parts.length;
+    const int head = min(parts.begin + to_aligned(to + parts.begin), parts.end),
+              tail = parts.end - (parts.end - head) % n;
+    const int at = i % (2 * n) < n ? parts.begin + e : tail + e;
+    if (at >= (i % (2 * n) < n ? head : parts.end)) continue;
+    const int in_part = at - parts.origin, pack = (row << (parts.run_bits + kBits)) + in_part / n;
+    to[at] = reinterpret_cast<const Item*>(packs + permuted<kPacks>(pack))[in_part % n];
+  }
 }
 
 // A warp's part of one row: 32 runs of kPacks packs, in the order of memory. Elements of the row are those from `begin`
@@ -81,45 +148,20 @@ struct OddPart {
     for (int j = 0; j < kPacks; ++j) *vector(run * kPacks + j) = vectors[j];
   }
 
-  // Returns an element, counted from the first one of the first vector.
-  __device__ Item& element(int e) const {
-    return reinterpret_cast<Item*>(packs)[e ^ (e / (8 * n) & (kPacks - 1)) * n];
-  }
-
-  // Takes the packs of a run that begins at an element, counted so; it may be negative. The first pack is the last one
-  // in memory if the run is `reversed`. Elements outside the part may be anything.
-  __device__ void take(int at, bool reversed, Pack (&run)[kPacks]) const {
-    const int first = at >> (kBytes == 1 ? 4 : 3), shift = (at & (n - 1)) * kBytes;
+  // Takes the packs of the lane's run, in the direction of the scan, but each in the order of memory. Elements outside
+  // the row may be anything.
+  __device__ void take(const Item* part, Pack (&of_run)[kPacks]) const {
+    const int run = run_of_lane(), past = elements_past(part);
     Pack vectors[kPacks + 1];
 #pragma unroll
-    for (int j = 0; j <= kPacks; ++j) vectors[j] = *vector(max(first + j, 0));
+    for (int j = 0; j <= kPacks; ++j) vectors[j] = *vector(run * kPacks + j);
 #pragma unroll
-    for (int j = 0; j < kPacks; ++j) run[j] = between<kBytes, 15>(vectors[j], vectors[j + 1], shift);
-    if (reversed) swap_ends(run);
-  }
-
-  // Writes the elements `begin` to `end` of such a run, in words, and in elements where it shares a word.
-  __device__ void put(int at, bool reversed, const Pack (&of_run)[kPacks], int begin, int end) const {
-    constexpr int kInWord = 4 / kBytes, kWords = 4 * kPacks;
-    Pack run[kPacks];
-#pragma unroll
-    for (int j = 0; j < kPacks; ++j) run[j] = of_run[j];
-    if (reversed) swap_ends(run);
-    const int past = at & (kInWord - 1), first = (at - past) / kInWord;
-#pragma unroll
-    for (int k = 0; k <= kWords; ++k) {
-      const uint32_t before = k > 0 ? run[(k - 1) / 4].word[(k - 1) % 4] : 0;
-      const uint32_t own = k < kWords ? run[k / 4 % kPacks].word[k % 4] : 0;
-      const uint32_t word = __funnelshift_l(before, own, 8 * kBytes * past);
-      const int e = k * kInWord - past, place = first + k;
-      uint32_t* const to = reinterpret_cast<uint32_t*>(packs) + (place ^ (place / 32 & (kPacks - 1)) * 4);
-      if (e >= begin && e + kInWord <= end) {
-        *to = word;
+    for (int j = 0; j < kPacks; ++j) {
+      const Pack pack = between<kBytes, 15>(vectors[j], vectors[j + 1], past * kBytes);
+      if (backward) {
+        of_run[kPacks - 1 - j] = pack;
       } else {
-#pragma unroll
-        for (int i = 0; i < kInWord; ++i)
-          if (e + i >= begin && e + i < end)
-            reinterpret_cast<Item*>(to)[i] = static_cast<Item>(word >> (8 * kBytes * i));
+        of_run[j] = pack;
       }
     }
   }
@@ -157,16 +199,6 @@ struct OddPart {
   }
 
  private:
-  // Reverses the order of the packs.
-  __device__ static void swap_ends(Pack (&run)[kPacks]) {
-#pragma unroll
-    for (int j = 0; j < kPacks / 2; ++j) {
-      const Pack first = run[j];
-      run[j] = run[kPacks - 1 - j];
-      run[kPacks - 1 - j] = first;
-    }
-  }
-
   __device__ int run_of_lane() const {
     const int lane = threadIdx.x % 32;
     return backward ? 31 - lane : lane;

@@ -11,12 +11,12 @@
 
 namespace jaxgpuops::scan {
 
-// kOdd: whether rows of small elements are not aligned. Then what a warp has lies in shared memory as it lies in memory:
-// the aligned vectors that contain it (odd_rows.cuh). Lanes shift their runs on the way to registers, and write results
-// back in words. (Larger elements that are not aligned are copied one by one.)
+// kByVectors: how rows that are not aligned are copied: by vectors (odd_rows.cuh), or element by element. Elements of
+// one byte are copied by vectors; those of two are if a warp has several rows, in a kernel of its own, since in one
+// kernel the calls would slow other rows by up to a sixth.
 //
 // kQuads: whether one warp has each row, and runs are folded as quads of packs (runs.h).
-template <class Policy, bool kOdd, bool kQuads = false>
+template <class Policy, bool kByVectors, bool kQuads = false>
 class Rows : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -29,9 +29,7 @@ class Rows : public BetweenWarps<Policy> {
   static constexpr int kInPack = 16 / sizeof(Bits);
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun;
-  static constexpr bool kSmall = sizeof(Bits) <= 2;  // rows that are not aligned take kOdd
-  static constexpr int kVectors = 32 * kPacks + (kOdd ? 1 : 0);  // of an operand that a warp has in shared memory
-  static constexpr int kBytesOfWarp = Policy::kOperands * kVectors * 16;
+  static constexpr int kBytesOfWarp = Policy::kOperands * 32 * kPacks * 16;
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
@@ -60,15 +58,6 @@ class Rows : public BetweenWarps<Policy> {
     rows = last ? static_cast<int>(p.columns - first) : 32;
     packs = reinterpret_cast<Pack*>(dynamic_shared_memory()) + warp * (kBytesOfWarp / 16);
     origin = (p.backward ? length - p.tile : 0) + part * kOfWarp;
-    if constexpr (kOdd) {
-      const int begin = max(origin, 0), end = min(origin + (kRun << p.run_bits), length);
-      rows = min(rows, 32 >> p.run_bits);
-      odd_begin = first * length + begin;
-      odd_count = rows > 0 ? max((rows - 1) * length + end - begin, 0) : 0;
-      run_in_row = origin + (slot & (lanes - 1)) * kRun;
-      run_at = (lane >> p.run_bits) * length + run_in_row - begin;
-      return;
-    }
     const Where pack = where(lane * kInPack);
     moved = pack.row * length + pack.at;
     if (last || p.length != p.tile) {
@@ -90,11 +79,7 @@ class Rows : public BetweenWarps<Policy> {
       if (lane == (p.neighbour_before ? 0 : 31) && row() < p.columns && q >= 0 && q < length)
         beside = static_cast<const Bits*>(p.operands[kLast])[row() * p.length + index(q)];
     }
-    if constexpr (kOdd) {
-#pragma unroll
-      for (int o = 0; o < Policy::kOperands; ++o)
-        if (!Policy::kBroadcast || o != 1 || dense_a()) odd_part(o).copy(odd_operand(o));
-    } else if (kSmall || p.aligned) {
+    if (p.aligned) {
       const int64_t from = first * p.length + moved;
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
@@ -112,7 +97,7 @@ class Rows : public BetweenWarps<Policy> {
     tile.starts = starts();
     wait_for_async_copies<0>();
     __syncwarp();
-    if constexpr (Policy::kNeighbour && !kOdd) {
+    if constexpr (Policy::kNeighbour) {
       const int i = length - position();
       if (!p.neighbour_before && i > 0 && i < kRun) {
         auto* const pack = reinterpret_cast<Bits*>(run_order(kLast, i / kInPack));
@@ -198,22 +183,13 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) packed[r][j] = pack_of<Element>(results[r] + j * kInPack);
     if (p.backward) reverse_each<Bits>(packed);
-    if constexpr (kOdd) {
-      __syncwarp();  // results may take the place of operands of other lanes
 #pragma unroll
-      for (int r = 0; r < Policy::kResults; ++r) put_odd(r, packed[r]);
-      __syncwarp();
+    for (int r = 0; r < Policy::kResults; ++r)
 #pragma unroll
-      for (int r = 0; r < Policy::kResults; ++r) odd_part(r).store(odd_result(r));
-    } else {
+      for (int j = 0; j < kPacks; ++j) *run_order(r, j) = packed[r][j];
+    __syncwarp();
 #pragma unroll
-      for (int r = 0; r < Policy::kResults; ++r)
-#pragma unroll
-        for (int j = 0; j < kPacks; ++j) *run_order(r, j) = packed[r][j];
-      __syncwarp();
-#pragma unroll
-      for (int r = 0; r < Policy::kResults; ++r) store(r, static_cast<Bits*>(p.results[r]) + first * p.length);
-    }
+    for (int r = 0; r < Policy::kResults; ++r) store(r, static_cast<Bits*>(p.results[r]) + first * p.length);
   }
 
  private:
@@ -229,67 +205,10 @@ class Rows : public BetweenWarps<Policy> {
 
   __device__ void take(Tile& tile) const {
 #pragma unroll
-    for (int o = 0; o < Policy::kOperands; ++o) {
-      if constexpr (kOdd) {
-        take_odd(o, tile.operand[o]);
-      } else {
+    for (int o = 0; o < Policy::kOperands; ++o)
 #pragma unroll
-        for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(o, j);
-      }
-    }
+      for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(o, j);
     if (p.backward) reverse_each<Bits>(tile.operand);
-    if constexpr (Policy::kNeighbour && kOdd) {
-      constexpr int kLast = Policy::kOperands - 1;
-      const int end = length - position();
-      if (!p.neighbour_before && end > 0 && end < kRun) set_element(tile.operand[kLast], end, this->edge(row()));
-    }
-  }
-
-  // ---- kOdd: what a warp has of its rows is contiguous. `run_at` is where the lane's run begins in it, in the order of
-  // memory. Of positions outside the row, which come after all others, a lane takes whatever there is.
-
-  __device__ OddPart<kPacks, Bits> odd_part(int operand) const {
-    Pack* const vectors = packs + operand * kVectors;
-    return {vectors, vectors + 32 * kPacks, 0, odd_count, false};
-  }
-  __device__ const Bits* odd_operand(int o) const { return static_cast<const Bits*>(p.operands[o]) + odd_begin; }
-  __device__ Bits* odd_result(int r) const { return static_cast<Bits*>(p.results[r]) + odd_begin; }
-  // Where an operand's first element is in its vectors.
-  __device__ int past(int operand) const {
-    return Policy::kBroadcast && operand == 1 && !dense_a() ? 0 : elements_past(odd_operand(operand));
-  }
-
-  // Takes the packs of the lane's run, in the direction of the scan, each in the order of memory.
-  __device__ void take_odd(int operand, Pack (&run)[kPacks]) const {
-    if constexpr (Policy::kBroadcast) {
-      if (operand == 1 && p.a.axis_stride == 0) {
-        const Bits value = static_cast<const Bits*>(p.operands[1])[row() < p.columns ? p.a.outer(row()) : 0];
-#pragma unroll
-        for (int j = 0; j < kPacks; ++j)
-#pragma unroll
-          for (int i = 0; i < kInPack; ++i) set<Bits>(run[j], i, value);
-        return;
-      }
-    }
-    odd_part(operand).take(past(operand) + run_at, p.backward, run);
-  }
-
-  // The reverse of take_odd(), for the part of the run that is in the row.
-  __device__ void put_odd(int result, const Pack (&run)[kPacks]) const {
-    const int end = lane >> p.run_bits < rows ? min(kRun, length - run_in_row) : 0;
-    odd_part(result).put(elements_past(odd_result(result)) + run_at, p.backward, run, max(0, -run_in_row), end);
-  }
-
-  // Copies rows of the operand a that do not follow each other in memory. The lane's row begins at data[at].
-  __device__ void fetch_odd_rows(const Bits* data, int64_t at) const {
-    const int begin = max(origin, 0);
-    const auto part = odd_part(1);
-#pragma unroll 1
-    for (int e = lane; e - lane < odd_count; e += 32) {
-      const int row = min((e + begin) / length, rows - 1);
-      const int64_t from = shuffle_from(at, row << p.run_bits);
-      if (e < odd_count) part.element(e) = data[from + e + begin - row * length];
-    }
   }
 
   // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
@@ -329,6 +248,12 @@ class Rows : public BetweenWarps<Policy> {
     return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
 
+  // What the warp has of its rows.
+  __device__ Parts parts() const {
+    const int begin = max(origin, 0), end = min(origin + (kRun << p.run_bits), length);
+    return {max(0, min(rows, 32 >> p.run_bits)), p.run_bits, length, origin, begin, end};
+  }
+
   // The distance from the first pack that a lane copies to the u-th: 32 * u packs further in the row, or in later rows.
   __device__ int step(int u) const {
     static_assert(kPacks == 2 || kPacks == 4);
@@ -352,10 +277,6 @@ class Rows : public BetweenWarps<Policy> {
   // Starts to load an operand whose rows do not follow each other in memory, or have one element for the whole row. The
   // lane's row begins at data[at].
   __device__ void fetch_rows(int operand, const Bits* data, int64_t at) const {
-    if constexpr (kOdd) {
-      if (p.a.axis_stride != 0) fetch_odd_rows(data, at);
-      return;
-    }
     if (Policy::kBroadcast && operand == 1 && p.a.axis_stride == 0) {
       const Bits value = data[at];
       Pack pack = {};
@@ -365,7 +286,7 @@ class Rows : public BetweenWarps<Policy> {
       for (int j = 0; j < kPacks; ++j) *run_order(operand, j) = pack;
       return;
     }
-    if (kSmall || p.aligned) {
+    if (p.aligned) {
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) {
         const Where from = where((u * 32 + lane) * kInPack);
@@ -380,7 +301,9 @@ class Rows : public BetweenWarps<Policy> {
   // `row_at(row)` is where a row begins in `data`.
   template <class RowAt>
   __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
-    if (p.run_bits == 5) {
+    if constexpr (kByVectors) {
+      fetch_parts<kPacks>(place(operand, 0), data + row_at(lane >> p.run_bits), parts());
+    } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
       fetch_elements<true>(operand, data + row_at(0), row_at);
     } else {
       fetch_elements<false>(operand, data, row_at);
@@ -420,14 +343,16 @@ class Rows : public BetweenWarps<Policy> {
   }
 
   __device__ void store(int result, Bits* data) const {
-    if (kSmall || p.aligned) {
+    if (p.aligned) {
       Pack values[kPacks];
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) values[u] = *memory_order(result, u);
 #pragma unroll
       for (int u = 0; u < kPacks; ++u)
         if (there >> u & 1) *reinterpret_cast<Pack*>(data + moved + step(u)) = values[u];
-    } else if (p.run_bits == 5) {
+    } else if constexpr (kByVectors) {
+      store_parts<kPacks>(place(result, 0), data, parts());
+    } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
       store_elements<true>(result, data);
     } else {
       store_elements<false>(result, data);
@@ -469,13 +394,9 @@ class Rows : public BetweenWarps<Policy> {
   // Element i of the run, read again from shared memory, which holds it until results replace it. It is needed so
   // rarely that registers should not hold the run for it.
   __device__ In<Acc> input_again(int i) const {
+    const auto* const pack = reinterpret_cast<const Bits*>(run_order(0, i / kInPack));
     In<Acc> in;
-    if constexpr (kOdd) {
-      in.x = Element::load(odd_part(0).element(max(0, past(0) + run_at + (p.backward ? kRun - 1 - i : i))));
-    } else {
-      const auto* const pack = reinterpret_cast<const Bits*>(run_order(0, i / kInPack));
-      in.x = Element::load(pack[p.backward ? kInPack - 1 - i % kInPack : i % kInPack]);
-    }
+    in.x = Element::load(pack[p.backward ? kInPack - 1 - i % kInPack : i % kInPack]);
     in.start = false;
     return in;
   }
@@ -487,8 +408,6 @@ class Rows : public BetweenWarps<Policy> {
   Pack* packs;               // the warp's part of shared memory
   int moved;                 // offset, from the first row on, of the first pack that the lane copies
   uint32_t there = ~0u;      // a bit for each pack that the lane copies: whether it is in the array
-  int64_t odd_begin;         // kOdd: offset of the first element that the warp has; it has `odd_count`
-  int odd_count, run_in_row, run_at;
 };
 
 }  // namespace jaxgpuops::scan
