@@ -418,7 +418,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   } else {
     // If a rare call has many columns, a span takes only 128 bytes of them or a little more, so that a tile has more
     // positions. So it is with lines of small elements that are too long for one span.
-    const bool slim = bytes <= 2 && inner > kMostColumns, narrow = slim || (rare && bytes >= 4 && inner > 64);
+    const bool slim = inner > kMostColumns && (bytes == 2 || (bytes == 1 && !is_float(problem.dtype)));
+    const bool narrow = slim || (rare && bytes >= 4 && inner > 64);
     plan.columns = static_cast<int>(std::min<int64_t>(narrow ? 32 : kMostColumns, inner));
     plan.runs = std::max(1, 32 / plan.columns);
     plan.column_bits = bits_for(ceil_div(plan.columns, 32));
