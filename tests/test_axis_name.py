@@ -305,6 +305,20 @@ def test_parts_of_one_position(mesh, ops):
         jax.tree.map(np.testing.assert_array_equal, jax.jit(f(part))(x, x, h0), jax.jit(f(states))(x, x, h0))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("ops", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
+def test_last_state_of_no_positions(mesh, ops, reverse):
+    """It is h0, and JAX must know that all devices have it."""
+    x, h0 = np.zeros((3, 0), np.float32), np.arange(1.0, 4.0, dtype=np.float32)
+    options = {"axis": 1, "reverse": reverse, "return_last": True, "axis_name": "b"}
+    for initial in ((), (h0,)):
+        part = lambda x, *h0: ops.linear_scan(x, x, *h0, **options)
+        specs = {"in_specs": (P(None, "b"), *(P() for _ in initial)), "out_specs": (P(None, "b"), P())}
+        states, last = jax.jit(jax.shard_map(part, mesh=mesh, **specs))(x, *initial)
+        assert states.shape == x.shape
+        np.testing.assert_array_equal(last, h0 if initial else np.zeros(3))
+
+
 def test_nothing_is_selected(mesh):
     x = np.arange(16.0, dtype=np.float32).reshape(2, 8)
 

@@ -171,7 +171,8 @@ def test_scans_in_pieces():
         ("cummax", "float32", (2000, 3), 1 << 19),
         ("cumsum", "bfloat16", (200, 104), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
-        ("linear_scan", "bfloat16", (1500, 5), 1 << 14),
+        ("linear_scan", "bfloat16", (1500, 5), 1 << 15),
+        ("linear_scan", "float32", (1500, 5), 1 << 14),
         ("linear_scan", "bfloat16", (256, 34), 1 << 17),
         ("linear_scan", "float32", (256, 34), 1 << 15),
     ):
@@ -289,6 +290,27 @@ def test_scans_of_few_columns():
     ):
         plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
         assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
+
+
+def test_many_columns_of_few_elements():
+    """Blocks of `pieces` read columns side by side, which `small` does not; the results are the same."""
+    for dtype, least in (("int32", 192), ("bfloat16", 192), ("float64", 1 << 20), ("int8", 1 << 20)):
+        for columns in (64, 150, 191, 192, 700):
+            plan = plan_scan("cummax", 1, 40, columns, dtype, False, 1, 90)
+            assert plan["algorithm"] == ("pieces" if columns >= least else "small"), (dtype, columns)
+
+
+def test_long_lines_of_small_elements():
+    """Lines of more than 256 columns that are no whole words are cut into narrow spans, whatever the batch is."""
+    for op, dtype, inner in (
+        ("cumprod", "bfloat16", 1121),
+        ("linear_scan_vjp", "float16", 301),
+        ("linear_scan", "bfloat16", 257),
+        ("cummax", "int8", 512),
+    ):
+        plans = [plan_scan(op, outer, 710, inner, dtype, False, 1, 90) for outer in (1, 9, 200)]
+        assert {(plan["layout"], plan["tile"]) for plan in plans} == {("spans", 264)}
+    assert plan_scan("cumprod", 9, 710, 255, "bfloat16", False, 1, 90)["tile"] != 264
 
 
 def test_spans_that_are_resident():

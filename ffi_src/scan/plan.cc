@@ -48,6 +48,7 @@ constexpr int64_t kLongRow = 16;     // tiles of such a row
 constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
 
 constexpr int64_t kManyTiles = 256;       // kSpans of two operands: tiles are larger if there are more
+constexpr int kSlimRun = 33;              // kSpans of lines that are too long for one span: positions of a run
 constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles are smaller if there are fewer
 constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
 // kResident of spans, without clusters: the most tiles of all strips, of a strip, and sums that a block reads.
@@ -66,6 +67,7 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 constexpr int64_t kSmallWhole = 3 << 13;
+constexpr int64_t kSmallColumns = 192;  // so many columns of up to 4 bytes along a longer axis are left to kPieces
 // The most elements of kLanes: cumulative operations, and recurrences.
 constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
@@ -81,7 +83,7 @@ constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kP
 // Gradients: arrays of more than kPieceTangents elements only if they have at most kPieceBlocks columns.
 constexpr int64_t kPieceTangents = 1 << 17;
 // Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
-// bytes that lie across only if it has at most kPieceWidePairs.
+// bytes that lie across only if it has at most kPieceWidePairs. (Of 16 bits, twice kPieceFewPairs.)
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
 constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
 
@@ -163,6 +165,8 @@ bool is_small(const Problem& problem, int forced) {
   if (inner == 1 && is_any_operator(problem))
     return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
   if (!exact || (inner == 1 && !rare)) return false;
+  // With so many columns, kPieces is faster, since it reads some side by side.
+  if (forced < 0 && !rare && bytes_of(problem.dtype) <= 4 && outer * inner >= kSmallColumns) return false;
   return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
 }
 
@@ -212,7 +216,7 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int f
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
-  const int64_t most_pairs = length > kPiecePair                     ? kPieceFewPairs
+  const int64_t most_pairs = length > kPiecePair ? kPieceFewPairs * (bytes_of(problem.dtype) > 2 ? 1 : 2)
                              : across && bytes_of(problem.dtype) > 2 ? kPieceWidePairs
                                                                      : kPieceSpans;
   if (linear && problem.rows.elements() > most_pairs) return plan;
@@ -413,22 +417,23 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.per_lane = shape.per_lane;
   } else {
     // If a rare call has many columns, a span takes only 128 bytes of them or a little more, so that a tile has more
-    // positions.
-    const bool narrow = rare && bytes >= 4 && inner > 64;
+    // positions. So it is with lines of small elements that are too long for one span.
+    const bool slim = inner > kMostColumns && (bytes == 2 || (bytes == 1 && !is_float(problem.dtype)));
+    const bool narrow = slim || (rare && bytes >= 4 && inner > 64);
     plan.columns = static_cast<int>(std::min<int64_t>(narrow ? 32 : kMostColumns, inner));
     plan.runs = std::max(1, 32 / plan.columns);
     plan.column_bits = bits_for(ceil_div(plan.columns, 32));
     plan.axis_warps = kWarps >> plan.column_bits;
     // A run has an odd number of positions, so that the runs of neighbouring lanes start in different banks of shared
     // memory.
-    plan.per_lane = shape.per_lane;
+    plan.per_lane = slim ? kSlimRun : shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
     const bool exact = is_exact(problem) && !problem.segmented;
     if (exact && lanes * plan.per_lane >= length) {
       // Few warps with long runs take fewer instructions in all; few elements take kPieces, which has runs of its own.
       plan.axis_warps = static_cast<int>(ceil_div(length, plan.runs * plan.per_lane));
       plan.per_lane = std::max<int>(9, ceil_div(length, plan.runs * plan.axis_warps) | 1);
-    } else {
+    } else if (!slim) {
       const int64_t parts = ceil_div(inner, plan.columns);
       const auto few = [&](int64_t per_lane) {
         const int64_t tiles = ceil_div(length, lanes * per_lane);

@@ -195,13 +195,13 @@ def linear_operands(op, a, b, h0, starts, axis) -> tuple[Any, ...]:
 
 def with_last(h, h0, axis, reverse, split=None):
     """Returns all states and the last one. If there are no states, the last one is the state before the first."""
-    if split is not None and split.length != 0:
-        own = jnp.where(split.is_first(not reverse), last(h, axis, reverse), jnp.zeros((), h.dtype))
-        return h, split.sum(own)
     if h.shape[axis] != 0:
-        return h, last(h, axis, reverse)
-    shape = (*h.shape[:axis], *h.shape[axis + 1 :])
-    return h, jnp.zeros(shape, h.dtype) if h0 is None else lax.squeeze(h0, (axis,))
+        end = last(h, axis, reverse)
+    else:  # the sum of nothing is 0, and varies over devices as h does
+        end = h.sum(axis, dtype=h.dtype) if h0 is None else lax.squeeze(h0, (axis,))
+    if split is not None:
+        end = split.sum(jnp.where(split.is_first(not reverse), end, jnp.zeros((), h.dtype)))
+    return h, end
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)

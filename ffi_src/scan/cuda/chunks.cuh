@@ -14,12 +14,15 @@ namespace jaxgpuops::scan {
 // How rows that are not aligned are copied.
 enum class OddRows {
   kNone,     // there are none
-  kVectors,  // those of 16-bit elements by vectors, which registers shift on the way, others element by element
-  kShifted,  // by vectors, which are shifted when they are in shared memory (OddPart)
+  kEach,     // element by element
+  kTaken,    // by vectors, which lanes shift when they take their runs from shared memory (OddPart)
+  kShifted,  // by vectors, which are shifted when they are in shared memory, for lanes that take their runs twice
 };
 // Three operands have too few registers for kShifted.
 template <class Policy>
-constexpr OddRows kOddRows = Policy::kOperands > 2 ? OddRows::kVectors : OddRows::kShifted;
+constexpr OddRows kOddRows = Policy::kOperands <= 2                        ? OddRows::kShifted
+                             : sizeof(typename Policy::Element::Bits) <= 2 ? OddRows::kTaken
+                                                                           : OddRows::kEach;
 
 // kPackwise: whether lanes go over a run pack by pack (runs.h).
 template <class Policy, OddRows kOdd = kOddRows<Policy>, bool kPackwise = false>
@@ -144,6 +147,8 @@ class Chunks : public BetweenWarps<Policy> {
       for (int o = 0; o < Policy::kOperands; ++o)
         if (!is_one(o)) odd_part(stage, o, span).to_packs(axis(o, place) + first_of_part(span));
     }
+    if constexpr (kOdd == OddRows::kTaken)
+      if (!p.aligned) return take_vectors(stage, place, span, tile);
     take_again(stage, place, span, tile);
   }
 
@@ -167,6 +172,22 @@ class Chunks : public BetweenWarps<Policy> {
       if (p.backward) reverse_each<Bits>(tile.operand);
     }
     if constexpr (Policy::kNeighbour) tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
+  }
+
+  // The same of vectors as they are in memory.
+  __device__ void take_vectors(int stage, const Place& place, const Span& span, Tile& tile) const {
+    __syncwarp();
+    tile.stage = stage;
+#pragma unroll
+    for (int o = 0; o < Policy::kOperands; ++o)
+      odd_part(stage, o, span).take(axis(o, place) + first_of_part(span), tile.operand[o]);
+    if (p.backward) reverse_each<Bits>(tile.operand);
+    if constexpr (Policy::kNeighbour) {
+      const int64_t end = p.length - position(span);
+      if (!p.neighbour_before && end > 0 && end < kRun)
+        set_element(tile.operand[Policy::kOperands - 1], static_cast<int>(end), this->edge(place.column));
+      tile.extra[0] = in_stage<Bits>(stage, kExtrasAt)[0];
+    }
   }
 
   __device__ void put_folds(int stage, const Folds& folds) const {
@@ -249,7 +270,7 @@ class Chunks : public BetweenWarps<Policy> {
     }
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r) {
-      if (kOdd == OddRows::kShifted && !p.aligned) {
+      if ((kOdd == OddRows::kShifted || kOdd == OddRows::kTaken) && !p.aligned) {
         const Bits* const first = static_cast<const Bits*>(p.results[r]) + place.at + first_of_part(span);
         odd_part(tile.stage, r, span).to_vectors(first, results[r]);
       } else if constexpr (!kPackwise) {
@@ -375,9 +396,9 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
-    } else if constexpr (kOdd == OddRows::kShifted) {
+    } else if constexpr (kOdd != OddRows::kEach) {
       odd_part(stage, operand, span).copy(axis + first_of_part(span));
-    } else if constexpr (sizeof(Bits) >= 4) {
+    } else {
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
@@ -388,8 +409,6 @@ class Chunks : public BetweenWarps<Policy> {
           *to = Bits{};
         }
       }
-    } else {
-      fetch_odd_part<kPacks>(of_warp(stage, operand), axis, span.memory + part * kOfWarp, p.length);
     }
   }
 
@@ -414,12 +433,9 @@ class Chunks : public BetweenWarps<Policy> {
           }
         }
       }
-    } else if constexpr (kOdd == OddRows::kShifted) {
+    } else if constexpr (kOdd != OddRows::kEach) {
       odd_part(stage, result, span).store(axis + first_of_part(span));
     } else {
-      if constexpr (sizeof(Bits) == 2 && kOdd == OddRows::kVectors)
-        if (inside(span, part * kOfWarp, kOfWarp))
-          return store_odd_part<kPacks>(of_warp(stage, result), axis + span.memory + part * kOfWarp);
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;

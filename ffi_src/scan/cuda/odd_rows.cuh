@@ -23,49 +23,13 @@ __device__ __forceinline__ int elements_past(const Item* at) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(at) / sizeof(Item) % (16 / sizeof(Item)));
 }
 
-// Loads a part of 16-bit elements, which begins at element `first` of a row. The first vector may begin before the row,
-// but it contains the row's first element.
-template <int kPacks>
-__device__ __noinline__ void fetch_odd_part(Pack* part, const uint16_t* row, int64_t first, int64_t length) {
-  constexpr int kPart = 32 * kPacks * 8;
-  const int lane = threadIdx.x % 32, past = elements_past(row + first);
-  if (first < 0 || first - past + kPart + 8 > length) {  // one by one, where the row ends
-#pragma unroll 8
-    for (int e = lane; e < kPart; e += 32) {
-      const int64_t i = first + e;
-      reinterpret_cast<uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8] = i >= 0 && i < length ? row[i] : uint16_t{0};
-    }
-    return;
-  }
-  const Pack* const from = reinterpret_cast<const Pack*>(row + first - past);
-  Pack packs[kPacks + 1];
+// Sets an element of a run whose number is not a constant.
+template <class Item, int kPacks>
+__device__ __forceinline__ void set_element(Pack (&run)[kPacks], int element, Item value) {
+  constexpr int n = 16 / sizeof(Item);
 #pragma unroll
-  for (int u = 0; u < kPacks; ++u) packs[u] = from[u * 32 + lane];
-  if (lane == 0) packs[kPacks] = from[kPacks * 32];
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const Pack next = shuffle_from(lane == 0 ? packs[u + 1] : packs[u], (lane + 1) % 32);
-    part[permuted<kPacks>(u * 32 + lane)] = between<2, 15>(packs[u], next, 2 * past);
-  }
-}
-
-// Stores a part, all of which is inside a row.
-template <int kPacks>
-__device__ __noinline__ void store_odd_part(const Pack* part, uint16_t* to) {
-  constexpr int kPart = 32 * kPacks * 8;
-  const int lane = threadIdx.x % 32, past = elements_past(to), head = (8 - past) % 8;
-  const auto element = [&](int e) { return reinterpret_cast<const uint16_t*>(part + permuted<kPacks>(e / 8))[e % 8]; };
-  Pack last = {};
-#pragma unroll
-  for (int u = 0; u < kPacks; ++u) {
-    const Pack own = part[permuted<kPacks>(u * 32 + lane)];
-    const Pack before = shuffle_from(lane == 31 ? last : own, (lane + 31) % 32);
-    last = own;
-    if (u > 0 || lane > 0 || past == 0)
-      reinterpret_cast<Pack*>(to - past)[u * 32 + lane] = between<2, 16>(before, own, 16 - 2 * past);
-  }
-  if (lane < head) to[lane] = element(lane);
-  if (lane < past) to[kPart - past + lane] = element(kPart - past + lane);
+  for (int i = 0; i < kPacks * n; ++i)
+    if (i == element) set<Item>(run[i / n], i % n, value);
 }
 
 // What a warp has of some rows: of each row the elements from `begin` to `end`. Its packs begin at element `origin`,
@@ -182,6 +146,24 @@ struct OddPart {
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) *vector(run * kPacks + j) = vectors[j];
+  }
+
+  // Takes the packs of the lane's run, in the direction of the scan, but each in the order of memory. Elements outside
+  // the row may be anything.
+  __device__ void take(const Item* part, Pack (&of_run)[kPacks]) const {
+    const int run = run_of_lane(), past = elements_past(part);
+    Pack vectors[kPacks + 1];
+#pragma unroll
+    for (int j = 0; j <= kPacks; ++j) vectors[j] = *vector(run * kPacks + j);
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j) {
+      const Pack pack = between<kBytes, 15>(vectors[j], vectors[j + 1], past * kBytes);
+      if (backward) {
+        of_run[kPacks - 1 - j] = pack;
+      } else {
+        of_run[j] = pack;
+      }
+    }
   }
 
   // Writes the packs of a lane's run, which are in the direction of the scan, as vectors. Each has the end of a pack
