@@ -1,5 +1,7 @@
 #include "reduce/plan.h"
 
+#include "row_engine/plan_forms.h"
+
 namespace jaxgpuops::reduce {
 namespace {
 
@@ -57,7 +59,9 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
     return plan;
   }
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
-  return small_form(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat) return plan;
+  const int64_t most = problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked;
+  return tiled_form(small_form(plan, problem.rows, most), problem.rows, gpu);
 }
 
 }  // namespace jaxgpuops::reduce
