@@ -67,9 +67,13 @@ def test_tiles_of_columns():
     that the batch may matter."""
     for op, dtype, length, inner, tiled in (
         ("softmax", "float32", 16, 5, True),
-        ("log_softmax", "bfloat16", 64, 3, True),
-        ("softmax", "float32", 24, 511, True),
-        ("softmax", "float32", 24, 513, False),  # more than 48 KiB
+        ("log_softmax", "bfloat16", 24, 3, True),
+        ("log_softmax", "bfloat16", 25, 3, False),  # by two threads
+        ("log_softmax", "float32", 25, 3, True),
+        ("softmax", "float32", 24, 170, True),
+        ("softmax", "float32", 24, 171, False),  # more than 16 KiB
+        ("logsumexp", "float32", 24, 511, True),
+        ("logsumexp", "float32", 24, 513, False),  # more than 48 KiB
         ("softmax", "float64", 16, 5, False),  # exponentials take more time than memory
         ("logsumexp", "float64", 16, 5, False),
         ("logsumexp", "float32", 100, 7, True),
@@ -158,6 +162,7 @@ def test_few_long_rows():
         ("sum", "float64", 47, 5151, "rows", 1),
         ("softmax", "bfloat16", 2, 104_372, "rows", 16),
         ("softmax", "float32", 20, 47_058, "rows", 8),
+        ("softmax", "float16", 8, 1_013_030, "rows_split", 62),  # and not a cluster that fills its registers
         ("sum", "float32", 8, 524_288, "rows_split", 64),
         ("sum", "float32", 7, 524_288, "rows", 16),
         ("logsumexp", "bfloat16", 2, 1_000_000, "rows_split", 123),
@@ -178,6 +183,14 @@ def test_narrow_columns(dtype):
                 assert (plan["algorithm"] in ("columns_flat", "small")) == flat, (op, outer, length, plan)
         plan = plan_softmax(op, 5000, 2050, 64 // item, dtype, 1.0, False, False, False, 90)
         assert plan["algorithm"] != "columns_flat", (op, plan)
+    # So are those that are summed up, along axes that are not walked.
+    for planner in (softmax_planner("logsumexp", dtype, False), reduce_planner("sum", dtype, False)):
+        for outer, length in itertools.product((1, 5000), (129, 4096, 100_000)):
+            narrow, wide = (planner(outer, length, beside // item, 90) for beside in (16, 32))
+            assert narrow["algorithm"] in ("columns_flat", "small") and wide["algorithm"].startswith("columns")
+            assert wide["algorithm"] != "columns_flat", (outer, length, wide)
+        assert walks(planner(5000, 128, 16 // item, 90))
+    assert reduce_planner("max", dtype, False)(5000, 4096, 16 // item, 90)["algorithm"] == "columns"
 
 
 def test_few_rows_of_statistics():
@@ -531,10 +544,10 @@ def test_few_elements():
             assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
     for op, dtype in itertools.product(("softmax", "logsumexp", "sum"), ("bfloat16", "float64")):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
-        most = 264 if op == "softmax" else 132
+        most = {"softmax": 264, "logsumexp": 132, "sum": 528}[op]
         for length, inner in ((130, 3), (600, 5)):
             takes = [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in (1, most, most + 1)]
-            assert takes == (none if op == "sum" else few), (op, dtype, length, inner)
+            assert takes == few, (op, dtype, length, inner)
     for dtype, length, inner, most in (
         ("float32", 9, 64, 17),
         ("float32", 24, 64, 16),

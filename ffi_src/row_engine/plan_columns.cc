@@ -54,6 +54,7 @@ constexpr int kFlatFold = 8;  // as in cuda/small.cuh
 // outer index; the least blocks per multiprocessor that large tiles leave.
 constexpr int64_t kColumnTile = 4 << 10, kLargeColumnTile = 8 << 10, kFewTileThreads = 96;
 constexpr int64_t kMostTiledPlane = 48 << 10, kTileBlocks = 2;
+constexpr int64_t kMostTiledResults = 16 << 10;  // the most bytes of an outer index with results
 
 // Statistics of columns. Lanes across columns cover 128 bytes. They cover more if that spreads the blocks more evenly
 // over the GPU, or as evenly in fewer rounds, or if the axis is too short for the other lanes. If columns are few,
@@ -249,6 +250,9 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
   if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu, tuning);
+  // Sums and log-sum-exps of columns that are 16 bytes side by side, as those of columns that are not aligned.
+  if (plan.vector && traits.lean && !traits.label && rows.inner * traits.item_bytes == 16)
+    return walks(traits, rows) ? plan_walk(plan, rows, gpu) : plan_flat(plan, rows, gpu, tuning);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
@@ -340,9 +344,12 @@ RowPlan shared_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
 RowPlan tiled_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   const RowTraits& traits = plan.traits;
   const int64_t plane = rows.length * rows.inner * traits.item_bytes;
-  // Exponentials of float64 take more time than memory does.
-  const bool slow = traits.item_bytes == 8 && traits.stat_bytes > 8;
-  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || slow || plane > kMostTiledPlane) return plan;
+  // Exponentials of float64 take more time than memory does. Results of 16 bits that several threads share are slower.
+  const bool slow = (traits.item_bytes == 8 && traits.stat_bytes > 8) ||
+                    (traits.item_bytes == 2 && traits.output && plan.axis_warps > 1);
+  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || slow ||
+      plane > (traits.output ? kMostTiledResults : kMostTiledPlane))
+    return plan;
   RowPlan tiles = plan;
   tiles.algorithm = RowAlgorithm::kRowsTiles;
   const int64_t threads = rows.inner * plan.axis_warps;

@@ -8,10 +8,7 @@ namespace jaxgpuops::reduce {
 cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
   const bool tiled_columns = plan.algorithm == RowAlgorithm::kRowsTiles && problem.rows.inner > 1;
-  const bool flat_sums = plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split &&
-                         plan.slices == 1 && problem.op == Op::kSum && is_float(problem.dtype) && !problem.masked;
-  if (plan.algorithm == RowAlgorithm::kSmall || tiled_columns || flat_sums)
-    return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kSmall || tiled_columns) return launch_small(stream, plan, problem, buffers);
   if (plan.wide) return launch_short(stream, plan, problem, buffers);
   return launch_rows(stream, plan, problem, buffers, workspace);
 }

@@ -131,7 +131,7 @@ template <class P>
 cudaError_t launch_sums(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   const auto all = parameters_of<P>(problem, buffers);
   const Rows& rows = problem.rows;
-  if (plan.algorithm == RowAlgorithm::kColumnsFlat) return launch_flat<P>(stream, plan, problem, buffers);
+  if (plan.flat) return launch_flat<P>(stream, plan, problem, buffers);
   if (plan.algorithm == RowAlgorithm::kRowsTiles)
     return row_engine::run_column_tiles<P>(stream, plan, rows, all.operands[0], nullptr, all.args);
   if constexpr (sizeof(typename P::Bits) == 1)
