@@ -41,9 +41,15 @@ REGIMES = {
     "one longer row, together": ((1, 1_500_001), 1),
     "split rows": ((40, 600_001), 1),
     "one split row": ((1, 8_000_003), 1),
-    "columns, walked by threads": ((3000, 3, 50), 1),
-    "columns, walked by threads, longer": ((3000, 20, 5), 1),
-    "columns, walked by two warps": ((3000, 31, 5), 1),
+    "columns, walked by threads": ((60, 3, 5001), 1),
+    "columns, walked by threads, longer": ((60, 20, 701), 1),
+    "columns, walked by two warps": ((60, 31, 501), 1),
+    "columns in tiles": ((3001, 20, 5), 1),
+    "columns in tiles, without gaps": ((3001, 3, 7), 1),
+    "columns in tiles, by two threads": ((3001, 31, 5), 1),
+    "columns in tiles, by eight threads": ((301, 128, 6), 1),
+    "few columns in larger tiles": ((9, 24, 501), 1),
+    "few flat rows, shared": ((4, 1501, 5), 1),
     "columns, walked in packs": ((40, 3, 50_003), 1),
     "columns, walked in aligned packs": ((40, 2, 50_000), 1),
     "columns, walked by warps": ((16, 401, 130), 1),
@@ -157,7 +163,7 @@ def test_every_kernel_has_a_regime():
         ("rows", False), ("rows", True), ("rows_tiles", False), ("rows_stream", False), ("rows_stream", True),
         ("rows_together", True), ("rows_split", True),
         ("columns", False), ("columns", True), ("columns_stream", False), ("columns_stream", True),
-        ("small", False), ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
+        ("small", False), ("small", True), ("columns_split", True), ("columns_walk", False), ("columns_flat", False), ("columns_flat", True),
     }  # fmt: skip
 
 

@@ -52,8 +52,64 @@ def test_columns():
             assert masked["algorithm"] in ("columns", "columns_split"), (op, length, inner, dtype, masked)
     for dtype, length, inner in itertools.product(("int8", "int32", "float64"), (2, 40, 100_000), (3, 257)):
         plan = plan_reduce("sum", 700_000, length, inner, dtype, False, 90)
-        assert plan["algorithm"] == ("columns_walk" if length <= 32 else plan["algorithm"]), (dtype, length, inner)
-        assert plan["algorithm"] in ("columns_walk", "columns_flat"), (dtype, length, inner)
+        tiled = dtype == "float64" and (length, inner) != (40, 257)  # of those that are walked
+        walked = ("rows_tiles",) if tiled else ("columns_walk",)
+        assert plan["algorithm"] in (walked if length <= 40 else ("columns_flat",)), (dtype, length, inner)
+
+
+def walks(plan):
+    """Whether columns are walked along, or take the kernel of the same order of additions."""
+    return plan["algorithm"] in ("columns_walk", "rows_tiles")
+
+
+def test_tiles_of_columns():
+    """Columns that would be walked go through shared memory if an outer index is not too large. Bits do not change, so
+    that the batch may matter."""
+    for op, dtype, length, inner, tiled in (
+        ("softmax", "float32", 16, 5, True),
+        ("log_softmax", "bfloat16", 24, 3, True),
+        ("log_softmax", "bfloat16", 25, 3, False),  # by two threads
+        ("log_softmax", "float32", 25, 3, True),
+        ("softmax", "float32", 24, 170, True),
+        ("softmax", "float32", 24, 171, False),  # more than 16 KiB
+        ("logsumexp", "float32", 24, 511, True),
+        ("logsumexp", "float32", 24, 513, False),  # more than 48 KiB
+        ("softmax", "float64", 16, 5, False),  # exponentials take more time than memory
+        ("logsumexp", "float64", 16, 5, False),
+        ("logsumexp", "float32", 100, 7, True),
+        ("sum", "float64", 16, 5, True),
+        ("sum", "bfloat16", 60, 5, True),
+        ("sum", "int32", 16, 5, False),
+        ("max", "float32", 16, 5, False),
+        ("dot", "float32", 16, 5, False),
+        ("softmax_jvp", "float32", 16, 5, False),
+        ("cross_entropy", "float32", 16, 5, False),
+    ):
+        rows = op in ("sum", "max", "dot")
+        planner = (reduce_planner if rows else softmax_planner)(op, dtype, False)
+        for capability in (80, 90):
+            plan = planner(100_000, length, inner, capability)
+            assert plan["algorithm"] == ("rows_tiles" if tiled else "columns_walk"), (op, dtype, length, inner, plan)
+        masked = (reduce_planner if rows else softmax_planner)(op, dtype, True)(100_000, length, inner, 90)
+        assert masked["algorithm"] != "rows_tiles", (op, dtype, length, inner, masked)
+
+
+def test_few_flat_rows():
+    """Clusters share flat rows of several thousand elements if they are few, where there are clusters."""
+    for op, dtype, length, inner, most in (
+        ("log_softmax", "float32", 4347, 3, 33),
+        ("softmax", "bfloat16", 2000, 7, 33),
+        ("logsumexp", "float16", 2001, 9, 33),
+        ("softmax", "float64", 1000, 11, 33),
+        ("softmax", "float32", 819, 5, 0),  # less than 4096 elements
+        ("sum", "float32", 1000, 11, 0),
+    ):
+        planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
+        for outer, capability in itertools.product((1, 33, 34), (80, 90)):
+            plan = planner(outer, length, inner, capability)
+            shared = outer <= most and capability == 90
+            assert (plan["blocks"] == 8) == shared, (op, dtype, length, inner, outer, plan)
+            assert plan["workspace_bytes"] == 0
 
 
 def test_clusters_of_flat_columns():
@@ -106,6 +162,7 @@ def test_few_long_rows():
         ("sum", "float64", 47, 5151, "rows", 1),
         ("softmax", "bfloat16", 2, 104_372, "rows", 16),
         ("softmax", "float32", 20, 47_058, "rows", 8),
+        ("softmax", "float16", 8, 1_013_030, "rows_split", 62),  # and not a cluster that fills its registers
         ("sum", "float32", 8, 524_288, "rows_split", 64),
         ("sum", "float32", 7, 524_288, "rows", 16),
         ("logsumexp", "bfloat16", 2, 1_000_000, "rows_split", 123),
@@ -126,6 +183,14 @@ def test_narrow_columns(dtype):
                 assert (plan["algorithm"] in ("columns_flat", "small")) == flat, (op, outer, length, plan)
         plan = plan_softmax(op, 5000, 2050, 64 // item, dtype, 1.0, False, False, False, 90)
         assert plan["algorithm"] != "columns_flat", (op, plan)
+    # So are those that are summed up, along axes that are not walked.
+    for planner in (softmax_planner("logsumexp", dtype, False), reduce_planner("sum", dtype, False)):
+        for outer, length in itertools.product((1, 5000), (129, 4096, 100_000)):
+            narrow, wide = (planner(outer, length, beside // item, 90) for beside in (16, 32))
+            assert narrow["algorithm"] in ("columns_flat", "small") and wide["algorithm"].startswith("columns")
+            assert wide["algorithm"] != "columns_flat", (outer, length, wide)
+        assert walks(planner(5000, 128, 16 // item, 90))
+    assert reduce_planner("max", dtype, False)(5000, 4096, 16 // item, 90)["algorithm"] == "columns"
 
 
 def test_few_rows_of_statistics():
@@ -265,7 +330,7 @@ def test_columns_of_short_axes(dtype):
     ):
         for length, inner in itertools.product(range(1, 130), (48, 388_376)):
             plan = plan_softmax(op, 3000, length, inner, dtype, 1.0, False, False, False, 90)
-            assert (plan["algorithm"] == "columns_walk") == (length in walked), (op, length, inner, plan)
+            assert walks(plan) == (length in walked), (op, length, inner, plan)
     for op, walked, flat in (
         (
             "sum",
@@ -285,9 +350,9 @@ def test_columns_of_short_axes(dtype):
         ),
     ):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
-        for shapes, algorithm in ((walked, "columns_walk"), (flat, "columns_flat")):
-            for shape in shapes:
-                assert planner(5000, *shape, 90)["algorithm"] == algorithm, (op, shape)
+        assert all(walks(planner(5000, *shape, 90)) for shape in walked), op
+        for shape in flat:
+            assert planner(5000, *shape, 90)["algorithm"] == "columns_flat", (op, shape)
 
 
 def test_tiles_of_short_rows():
@@ -433,7 +498,7 @@ def test_the_order_of_sums_does_not_depend_on_the_batch():
                 if inner == 1:
                     orders.add((plan["vectors"], plan["lanes"]))
                 elif plan["algorithm"] != "small":  # adds up in the order of the kernel that it replaces
-                    orders.add((plan["algorithm"].removesuffix("_stream"), plan["blocks"]))
+                    orders.add(("walk" if walks(plan) else plan["algorithm"].removesuffix("_stream"), plan["blocks"]))
             assert len(orders) <= 1, (op, dtype, length, inner, orders)
 
 
@@ -498,7 +563,7 @@ def test_few_elements():
             assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
     for op, dtype in itertools.product(("softmax", "logsumexp", "sum"), ("bfloat16", "float64")):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
-        most = 264 if op == "softmax" else 132
+        most = {"softmax": 264, "logsumexp": 132, "sum": 528}[op]
         for length, inner in ((130, 3), (600, 5)):
             takes = [planner(outer, length, inner, 90)["algorithm"] == "small" for outer in (1, most, most + 1)]
             assert takes == few, (op, dtype, length, inner)
@@ -517,7 +582,7 @@ def test_few_elements():
     assert small(softmax_planner("softmax", "float32", False), 65, 64) == none
     assert small(softmax_planner("softmax", "bfloat16", False), 81, 64) == none
     planner = softmax_planner("softmax", "float32", False)
-    assert [planner(1, length, 5, 90)["algorithm"] for length in (1638, 1639)] == ["small", "columns_flat"]
+    assert [planner(34, length, 5, 90)["algorithm"] for length in (1638, 1639)] == ["small", "columns_flat"]
     assert small(reduce_planner("sum", "float32", False), 8, 1) == none  # rows of floats are added in another order
     for op in ("cumsum", "cumprod", "cummax", "linear_scan", "linear_scan_vjp", "cummin_jvp"):
         exact = op == "cummax"

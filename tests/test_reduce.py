@@ -310,15 +310,18 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
         assert bool(kernel_of("sum", *shape)) == (shape[1] > 16)
     assert kernel_of("max", 1 << 16, 1024) and not kernel_of("max", 1 << 16, 1024, dtype="int32")
     assert kernel_of("min", 494, 30_184, dtype="bfloat16") and kernel_of("min", 494, 30_184)
-    assert kernel_of("max", 10, 100_000, dtype="bfloat16") and not kernel_of("max", 7, 100_000, dtype="bfloat16")
-    assert kernel_of("max", 32, 20_000) and not kernel_of("max", 31, 20_000) and not kernel_of("max", 300, 32_768)
-    assert kernel_of("max", 2, 2_013_253, 5) and kernel_of("max", 35, 4096, 130)
+    assert kernel_of("max", 10, 100_000, dtype="bfloat16") and not kernel_of("max", 9, 200_000, dtype="bfloat16")
+    assert kernel_of("max", 8, 200_000, dtype="bfloat16") and not kernel_of("max", 8, 1 << 20, dtype="bfloat16")
+    assert kernel_of("max", 1, 20_000) and not kernel_of("max", 1, 16_384) and not kernel_of("max", 300, 32_768)
+    assert not kernel_of("max", 1, 140_000)
+    assert kernel_of("max", 2, 2_013_253, 5) and not kernel_of("max", 35, 4096, 130)
+    assert kernel_of("max", 40, 1536, 200, dtype="bfloat16") and not kernel_of("max", 40, 1536, 201, dtype="bfloat16")
     # Few long columns, whatever XLA can divide; not many.
     for shape in ((1, 11_651, 156), (1, 3_605_797, 2), (5, 300_007, 32)):
         assert (
             not kernel_of("max", *shape) and not kernel_of("min", *shape, dtype="bfloat16") and kernel_of("sum", *shape)
         )
-    assert kernel_of("max", 16, 8009, 64) and kernel_of("max", 3, 2_000_003, 3) and kernel_of("max", 4, 3001, 256)
+    assert kernel_of("max", 16, 8009, 64) and kernel_of("max", 3, 2_000_003, 3) and kernel_of("max", 4, 5001, 256)
     # Large arrays of columns of integers that XLA does not divide.
     assert kernel_of("min", 12, 533, 3450, dtype="int32") and kernel_of("max", 200, 65, 1001, dtype="uint32")
     for shape in ((12, 533, 3456), (3, 533, 3450), (2000, 37, 500), (1000, 100, 100)):

@@ -291,7 +291,10 @@ COLUMNS = [
     (660, 2, 50),  # a short axis, in registers
     (60, 3, 4999),  # the same in packs; statistics of strips
     (4, 333, 4999),  # strips that warps share
-    (660, 30, 5),  # walked
+    (660, 30, 5),  # in tiles
+    (1001, 20, 7),  # the same, a thread for each column
+    (20, 20, 701),  # walked
+    (3, 1501, 5),  # flat rows, each shared by a cluster
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
     (40, 100, 5),  # few elements; flat rows

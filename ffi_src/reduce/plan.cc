@@ -1,11 +1,14 @@
 #include "reduce/plan.h"
 
+#include "row_engine/plan_forms.h"
+
 namespace jaxgpuops::reduce {
 namespace {
 
 // The most elements of an array whose floats the small kernel adds up: if a lane could hold a column, and if columns
 // are longer.
 constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
+constexpr int64_t kFlatBlocks = 4;           // the most flat rows per multiprocessor that flat_sums_kernel adds up
 constexpr int64_t kPackedLength = 96;        // the shortest axis of 32-bit integers whose columns are read in vectors
 constexpr int64_t kWarpBytes = 8 * 32 * 16;  // the longest row that a warp holds
 // Sums whose warps have a span each: the least spans of aligned rows, the longest row, and the most warps per
@@ -57,7 +60,15 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
     return plan;
   }
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
-  return small_form(plan, problem.rows, problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked);
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
+    const bool whole = plan.blocks == 1 && !plan.split && plan.slices == 1;
+    if (!whole || problem.rows.outer > kFlatBlocks * gpu.multiprocessors) return plan;
+    plan.algorithm = RowAlgorithm::kSmall;
+    plan.flat = true;
+    return plan;
+  }
+  const int64_t most = problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked;
+  return tiled_form(small_form(plan, problem.rows, most), problem.rows, gpu);
 }
 
 }  // namespace jaxgpuops::reduce

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "common/rounding.h"
+#include "row_engine/plan_forms.h"
 #include "row_engine/plan_parts.h"
 
 namespace jaxgpuops {
@@ -43,6 +44,17 @@ constexpr int kSmallHeldPositions = 32;  // the most positions of a column of kC
 constexpr int kPreferredSmallWarps = 4;  // warps of a block that small_form() prefers
 constexpr int64_t kSmallFlat = 1 << 13;  // the most elements of a flat row for small_flat_kernel
 constexpr int64_t kSmallFlatRows = 132;  // the most such rows; twice as many with results
+// Longer flat rows of at least so many elements are shared by a cluster of kFlatCluster blocks, if there are at most so
+// many blocks per multiprocessor.
+constexpr int64_t kLeastShared = 4096, kSharedBlocks = 2;
+
+constexpr int kFlatFold = 8;  // as in cuda/small.cuh
+
+// Tiles: about the bytes of a block, and the most if a smaller one has few threads; few threads; the most bytes of an
+// outer index; the least blocks per multiprocessor that large tiles leave.
+constexpr int64_t kColumnTile = 4 << 10, kLargeColumnTile = 8 << 10, kFewTileThreads = 96;
+constexpr int64_t kMostTiledPlane = 48 << 10, kTileBlocks = 2;
+constexpr int64_t kMostTiledResults = 16 << 10;  // the most bytes of an outer index with results
 
 // Statistics of columns. Lanes across columns cover 128 bytes. They cover more if that spreads the blocks more evenly
 // over the GPU, or as evenly in fewer rounds, or if the axis is too short for the other lanes. If columns are few,
@@ -222,6 +234,11 @@ void plan_columns_stream(RowPlan& plan, const Rows& rows, int64_t lanes, const G
   if (plan.blocks > 1) plan.workspace_bytes = rows.inner * plan.blocks * (ceil_div(plan.traits.stat_bytes, 8) * 8);
 }
 
+// Whether a block has a flat row, and all of a period.
+bool is_whole(const RowPlan& plan) {
+  return plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split && plan.slices == 1;
+}
+
 }  // namespace
 
 void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning& tuning) {
@@ -233,6 +250,9 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
   if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu, tuning);
+  // Sums and log-sum-exps of columns that are 16 bytes side by side, as those of columns that are not aligned.
+  if (plan.vector && traits.lean && !traits.label && rows.inner * traits.item_bytes == 16)
+    return walks(traits, rows) ? plan_walk(plan, rows, gpu) : plan_flat(plan, rows, gpu, tuning);
   if (plan.vector && !traits.output) return plan_along(plan, rows, gpu);
   if (!plan.vector && !traits.masked) {
     if (walks(traits, rows)) return plan_walk(plan, rows, gpu);
@@ -275,8 +295,8 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
 }
 
 RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
-  if (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split && plan.slices == 1 &&
-      rows.length * rows.inner <= kSmallFlat && rows.outer <= (plan.traits.output ? 2 : 1) * kSmallFlatRows) {
+  if (is_whole(plan) && rows.length * rows.inner <= kSmallFlat &&
+      rows.outer <= (plan.traits.output ? 2 : 1) * kSmallFlatRows) {
     RowPlan small = plan;
     small.algorithm = RowAlgorithm::kSmall;
     small.flat = true;
@@ -303,6 +323,41 @@ RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most) {
   small.block_warps =
       small.axis_warps * static_cast<int>(std::clamp<int64_t>(kPreferredSmallWarps / small.axis_warps, 1, groups));
   return small;
+}
+
+RowPlan shared_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  // Elements that a block takes at a time.
+  const int64_t batch = int64_t{plan.period} * plan.deep * (16 / plan.traits.item_bytes);
+  if (!is_whole(plan) || gpu.max_cluster < kFlatCluster || batch <= rows.inner ||
+      rows.length * rows.inner < kLeastShared || rows.outer * kFlatCluster > kSharedBlocks * gpu.multiprocessors)
+    return plan;
+  RowPlan shared = plan;
+  shared.algorithm = RowAlgorithm::kSmall;
+  shared.flat = true;
+  shared.blocks = kFlatCluster;
+  // A thread has a statistic of a batch. A block has kFlatFold of them for each that it leaves to the others.
+  const int64_t slice = ceil_div(ceil_div(batch / rows.inner, kFlatFold) * rows.inner, kFlatCluster);
+  shared.block_warps = static_cast<int>(std::min<int64_t>(ceil_div(slice * kFlatFold, 32), kSmallFlatWarps));
+  return shared;
+}
+
+RowPlan tiled_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const RowTraits& traits = plan.traits;
+  const int64_t plane = rows.length * rows.inner * traits.item_bytes;
+  // Exponentials of float64 take more time than memory does. Results of 16 bits that several threads share are slower.
+  const bool slow = (traits.item_bytes == 8 && traits.stat_bytes > 8) ||
+                    (traits.item_bytes == 2 && traits.output && plan.axis_warps > 1);
+  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || slow ||
+      plane > (traits.output ? kMostTiledResults : kMostTiledPlane))
+    return plan;
+  RowPlan tiles = plan;
+  tiles.algorithm = RowAlgorithm::kRowsTiles;
+  const int64_t threads = rows.inner * plan.axis_warps;
+  const int64_t few = std::min(ceil_div(kFewTileThreads, threads), kLargeColumnTile / plane);
+  tiles.part_length = std::max<int64_t>(
+      1, std::min(std::max(kColumnTile / plane, few), rows.outer / (kTileBlocks * gpu.multiprocessors)));
+  tiles.block_warps = static_cast<int>(std::min<int64_t>(ceil_div(tiles.part_length * threads, 32), kTiledWarps));
+  return tiles;
 }
 
 }  // namespace jaxgpuops

@@ -291,6 +291,9 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   const bool huge = lean && plan.spans > kHugeSpans &&
                     ((!streamable && (exponentials || rows.outer >= kManyHuge)) ||
                      (all_spans <= 2 * kMaxFlatSpans && (rows.outer == 1 || !aligned)));
+  // Clusters would hold all that their registers hold. (8 x 1013030 float16 take 19 us in parts, and would take 32.)
+  const bool crowded = traits.output && traits.item_bytes == 2 && traits.operands == 1 && !traits.label &&
+                       traits.fast && !streamable && plan.spans > kHugeSpans;
   const bool stream = streamable && !held && !many_parts;
   const bool small = !many_parts && !huge && (few ? aligned || !two || !stream : many);
   const auto hold = [&] {
@@ -330,7 +333,7 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // Sums of many long rows of float32 that are not aligned are also faster by two kernels (1145 x 58007: 63 us, and 73
   // by persistent blocks), and so are statistics of a row, or of two that are not aligned, that would take the largest
   // blocks of a cluster.
-  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) || many_parts || huge ||
+  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) || many_parts || huge || crowded ||
                      (wide && traits.output && ceil_div(plan.spans, kMaxCluster) > kMostWidePart);
   if (stream && !split) return plan_stream(plan, rows, gpu);
   // A row of two operands has twice as many spans. One block alone is faster than two that wait for each other.

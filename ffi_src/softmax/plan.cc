@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/rounding.h"
+#include "row_engine/plan_forms.h"
 
 namespace jaxgpuops::softmax {
 namespace {
@@ -293,7 +294,9 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
     share_rows(plan, problem, gpu);
     narrow_lanes(plan, problem, gpu);
   }
-  return small_form(plan, problem.rows, most_of_small(plan, problem.rows));
+  const RowPlan small =
+      small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));
+  return problem.op == Op::kLogSumExpGrad ? small : tiled_form(small, problem.rows, gpu);
 }
 
 }  // namespace jaxgpuops::softmax

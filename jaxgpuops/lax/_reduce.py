@@ -40,6 +40,9 @@ def _leaves_exact(rows, avals, *, masked, **_):
         few = (inner in (2, 4, 8, 16, 32) and outer <= 32) or (size <= 16 << 20 and outer * inner <= 512)
         if few and length > 4096 and dtype.itemsize in (2, 4):  # 11651 x 156 float32: 5 us, ours 7
             return True
+        # 1102 x 2048 x 15 float32: 35 us, ours 50. (Of 16 bits, ours are as fast if lines are whole vectors.)
+        if length <= 4096 and dtype.itemsize in (2, 4) and not (dtype.itemsize == 2 and inner % 8 == 0):
+            return True
         return size <= 1 << 20 or length <= 1024 or (length > 4096 and length % 8 == 0 and inner <= 128)
     if dtype in FLOATS and dtype.itemsize < 8:
         if size >= 64 << 20 and length * dtype.itemsize % 16 == 0 and length <= 1 << 17:
@@ -47,7 +50,8 @@ def _leaves_exact(rows, avals, *, masked, **_):
         # Rows that XLA does not divide evenly: 500 x 20000 float32 take 7 us, XLA's 12.
         if dtype.itemsize == 4 and length % 4096 == 0:
             return True
-        return not (1 << 14 < length < 1 << 17 and outer >= (32 if dtype.itemsize == 4 else 8))
+        # 8 x 20000 float32: 1.7 us, XLA's 2.0; 5 x 754988 float16: 4.5, XLA's 6.1.
+        return not (1 << 14 < length < (1 << 20 if dtype.itemsize == 2 and outer <= 8 else 1 << 17))
     return True
 
 
@@ -73,7 +77,7 @@ def _leaves_sum(rows, avals, **params):
 
 def _total(x, axis, dtype):
     """Adds up an axis; a short one of floats in the order of its positions, whatever XLA would choose."""
-    if not isinstance(axis, int) or not isinstance(x.shape[axis], int) or not 2 < x.shape[axis] <= SHORT:
+    if not isinstance(axis, int) or not isinstance(x.shape[axis], int) or not 1 < x.shape[axis] <= SHORT:
         return jnp.sum(x, axis, dtype=dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         return jnp.sum(x, axis, dtype=dtype)

@@ -7,7 +7,8 @@ namespace jaxgpuops::reduce {
 
 cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                           void* workspace) {
-  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
+  const bool tiled_columns = plan.algorithm == RowAlgorithm::kRowsTiles && problem.rows.inner > 1;
+  if (plan.algorithm == RowAlgorithm::kSmall || tiled_columns) return launch_small(stream, plan, problem, buffers);
   if (plan.wide) return launch_short(stream, plan, problem, buffers);
   return launch_rows(stream, plan, problem, buffers, workspace);
 }

@@ -1,7 +1,9 @@
-// Small sums of floats. Those of 8 bits, and flat rows: the kernels of row_engine/cuda/small.cuh. Others: each thread
-// has the positions of a column that a lane of a walking kernel has there (row_engine/cuda/columns_walk.cuh), all of
-// them on their way before the first is used, and adds them up in the same order. One read; the parameters fill one
-// line.
+// Sums of floats by kernels of little code. Those of 8 bits with few elements: the kernel of row_engine/cuda/small.cuh.
+// Columns in tiles: row_engine/cuda/columns_tiles.cuh. Flat rows, each of a block: flat_sums_kernel. Others with few
+// elements: each thread has the positions of a column that a lane of a walking kernel has there
+// (row_engine/cuda/columns_walk.cuh), all of them on their way before the first is used, and adds them up in the same
+// order. One read; the parameters fill one line.
+#include "row_engine/cuda/columns_tiles.cuh"
 #include "row_engine/cuda/small.cuh"
 #include "reduce/cuda/dispatch.cuh"
 
@@ -48,13 +50,92 @@ __global__ void __launch_bounds__(32 * kSmallWarps) small_sums_kernel(const __gr
   if (own == column) P::write_row(p.args, column, {}, P::finish(p.args, {}, stat));
 }
 
+// Flat rows that a block has: the order of flat_kernel, with less code and fewer registers.
+template <class P>
+struct FlatSums {
+  const void* x;
+  uint32_t size, inner, packs;  // elements of a flat row; packs that a block takes at a time
+  typename P::Args args;
+};
+
+template <class P, bool kAligned>
+__global__ void __launch_bounds__(32 * kFlatWarps, sizeof(typename P::Bits) > 1 ? 3 : 1)
+    flat_sums_kernel(const __grid_constant__ FlatSums<P> p) {
+  using Bits = typename P::Bits;
+  constexpr int kCount = flat_vectors(1);
+  using Lane = row_engine::Held<P, kCount, true>;
+  constexpr uint32_t kWidth = Lane::kWidth;
+  const uint32_t size = once(p.size), apart = once(p.packs * kWidth);
+  const Bits* const from = static_cast<const Bits*>(p.x) + uint64_t{blockIdx.x} * size;
+  row_engine::Stat<P> stat[kWidth];
+#pragma unroll
+  for (auto& of_column : stat) of_column = row_engine::Stat<P>::none();
+  auto* const stats = reinterpret_cast<row_engine::Stat<P>*>(dynamic_shared_memory());
+  if (threadIdx.x < p.packs) {
+#pragma unroll 1
+    for (uint32_t at = threadIdx.x * kWidth; at < size; at += kCount * apart) {
+      Lane lane;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const uint32_t first = at + j * apart;
+        Pack& pack = lane.raw[0][j];
+        pack = Pack{};  // zeros
+        if constexpr (kAligned) {
+          if (first < size) pack = row_engine::load_pack(reinterpret_cast<const Pack*>(from + first));
+        } else {
+          if (first + kWidth <= size) {
+            pack = row_engine::load_across(from + first);
+          } else {
+#pragma unroll
+            for (uint32_t i = 0; i < kWidth - 1; ++i)
+              if (first + i < size) set<Bits>(pack, i, from[first + i]);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(kWidth); ++i)
+        row_engine::take_in<P>(stat[i], typename P::Acc(0),
+                               [&](int k, const auto& shift) { return lane.sum(p.args, k, shift, i, i + 1); });
+    }
+    // As vectors, so that threads of a warp rarely meet in a bank.
+    constexpr int kOfVector = 16 / sizeof(stat[0]);
+    auto* const vectors = reinterpret_cast<Pack*>(stats) + threadIdx.x * (kWidth / kOfVector);
+#pragma unroll
+    for (int v = 0; v < static_cast<int>(kWidth) / kOfVector; ++v) {
+      Pack pack;
+      memcpy(&pack, &stat[v * kOfVector], 16);
+      row_engine::store_pack(vectors + v, pack);
+    }
+  }
+  __syncthreads();
+  row_engine::fold_flat<P>(stats, apart / p.inner, p.inner);
+  for (uint32_t c = threadIdx.x; c < p.inner; c += blockDim.x)
+    P::write_row(p.args, int64_t{blockIdx.x} * p.inner + c, {}, P::finish(p.args, {}, stats[c]));
+}
+
+template <class P>
+cudaError_t launch_flat(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  constexpr int kWidth = 16 / sizeof(typename P::Bits);
+  const Rows& rows = problem.rows;
+  const FlatSums<P> p = {buffers.x, static_cast<uint32_t>(rows.length * rows.inner), static_cast<uint32_t>(rows.inner),
+                         static_cast<uint32_t>(plan.period * plan.deep), parameters_of<P>(problem, buffers).args};
+  const bool aligned = p.size % kWidth == 0 && reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
+  Launch launched;
+  launched.grid = dim3(static_cast<unsigned>(rows.outer));
+  launched.block = dim3(plan.threads());
+  launched.shared_bytes = p.packs * kWidth * sizeof(row_engine::Stat<P>);
+  return launch(stream, launched, aligned ? flat_sums_kernel<P, true> : flat_sums_kernel<P, false>, p);
+}
+
 template <class P>
 cudaError_t launch_sums(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   const auto all = parameters_of<P>(problem, buffers);
   const Rows& rows = problem.rows;
+  if (plan.flat) return launch_flat<P>(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kRowsTiles)
+    return row_engine::run_column_tiles<P>(stream, plan, rows, all.operands[0], nullptr, all.args);
   if constexpr (sizeof(typename P::Bits) == 1)
     return row_engine::run_small<P>(stream, plan, rows, all.operands[0], all.out, all.args);
-  if (plan.flat) return row_engine::run_small_flat<P>(stream, plan, rows, all.operands[0], all.out, all.args);
   const SmallSums<P> p = {buffers.x,
                           static_cast<uint32_t>(rows.count()),
                           static_cast<uint32_t>(rows.length),

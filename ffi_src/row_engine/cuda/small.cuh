@@ -117,7 +117,10 @@ struct SmallFlatParameters {
   void* out;      // null: the call has no results of the full shape
   uint32_t size;  // elements of a flat row
   uint32_t inner, length;
-  uint32_t apart;  // elements from one pack of a thread of flat_kernel to its next
+  uint32_t apart;   // elements from one pack of a thread of flat_kernel to its next
+  uint32_t blocks;  // shared_flat_kernel: of a cluster
+  uint32_t group;   // shared_flat_kernel: how many statistics are left when kFlatFold have been merged into each
+  uint32_t slice;   // shared_flat_kernel: how many of these a block makes
   Given given;
 };
 
@@ -187,12 +190,87 @@ __global__ void __launch_bounds__(32 * kSmallFlatWarps)
   }
 }
 
+constexpr int kFlatFold = 8;  // how many statistics fold_flat() merges into one at a time
+
+// Longer flat rows, if they are few: the blocks of a cluster share a flat row. A block makes all of the kFlatFold
+// statistics that fold_flat() merges into one, so that blocks exchange one of them.
+template <class P, class Given>
+__global__ void __launch_bounds__(32 * kSmallFlatWarps)
+    shared_flat_kernel(const __grid_constant__ SmallFlatParameters<P, Given> p) {
+  using Element = typename P::Element;
+  using Bits = typename Element::Bits;
+  using Acc = typename Element::Acc;
+  using Lane = Held<P, flat_vectors(1), false>;
+  arrive_at_cluster_start();
+  const typename P::Args& args = p.given;
+  const uint32_t size = once(p.size), inner = once(p.inner), apart = once(p.apart), group = once(p.group);
+  const uint32_t slice = once(p.slice), width = blockDim.x / kFlatFold, turn = threadIdx.x / width;
+  const uint32_t block = static_cast<uint32_t>(block_of_cluster()), outer = blockIdx.x / p.blocks;
+  const Bits* const from = static_cast<const Bits*>(p.x) + uint64_t{outer} * size;
+  auto* const own = reinterpret_cast<Stat<P>*>(dynamic_shared_memory());  // kFlatFold rows of `slice`
+  Stat<P>* const stats = own + kFlatFold * slice;                         // `group`, of all blocks
+  auto* const finals = reinterpret_cast<typename P::Final*>(stats + (group + 1) / 2 * 2);
+  const uint32_t begin = block * slice, end = min(begin + slice, group), mine = begin + (threadIdx.x - turn * width);
+
+#pragma unroll 1
+  for (uint32_t c = mine; c < begin + slice; c += width) {
+    Stat<P> stat = Stat<P>::none();
+    const uint32_t first = turn * group + c;
+    if (c < end && first < apart) {
+#pragma unroll 1
+      for (uint32_t at = first; at < size; at += flat_vectors(1) * apart) {
+        Lane lane;
+#pragma unroll
+        for (int j = 0; j < flat_vectors(1); ++j)
+          lane.raw[0][j] = at + j * apart < size ? from[at + j * apart] : P::pad(args, 0);
+        Acc peak[1] = {};
+        if constexpr (P::kPeak) lane.peaks(args, peak);
+        take_in<P>(stat, peak[0], [&](int k, const auto& shift) { return lane.sum(args, k, shift, 0, 1); });
+      }
+    }
+    own[turn * slice + c - begin] = stat;
+  }
+  __syncthreads();
+  fold_flat<P>(own, kFlatFold, slice);
+  wait_at_cluster_barrier();
+  if (turn < p.blocks) {  // to block `turn`
+#pragma unroll 1
+    for (uint32_t c = mine; c < end; c += width) store_in_cluster(&stats[c], turn, own[c - begin]);
+  }
+  arrive_at_cluster_barrier();
+  wait_at_cluster_barrier();
+  fold_flat<P>(stats, group / inner, inner);
+
+  for (uint32_t c = threadIdx.x; c < inner; c += blockDim.x) {
+    const auto row = P::row(args, outer, c, p.length, inner);
+    const auto final = P::finish(args, row, stats[c]);
+    if (block == 0) P::write_row(args, int64_t{outer} * inner + c, row, final);
+    if constexpr (P::kOutput)
+      if (p.out != nullptr) finals[c] = final;  // without results there is no room for finals
+  }
+  if constexpr (P::kOutput) {
+    if (p.out == nullptr) return;
+    __syncthreads();
+    Bits* const to = static_cast<Bits*>(p.out) + uint64_t{outer} * size;
+    const auto row = P::row(args, outer, 0, p.length, inner);
+#pragma unroll 1
+    for (uint32_t c = mine; c < end; c += width) {
+      const uint32_t first = turn * group + c;
+      if (first >= apart) break;
+      const auto final = finals[c % inner];
+#pragma unroll 4
+      for (uint32_t at = first; at < size; at += apart)
+        to[at] = Element::store(P::output(args, row, final, P::value(args, Element::load(from[at])), Acc(0)));
+    }
+  }
+}
+
 template <class P, class Given>
 cudaError_t run_small_flat(cudaStream_t stream, const RowPlan& plan, const Rows& rows, const void* x, void* out,
                            const Given& given) {
   static_assert(is_policy<P>() && kFlat<P> && P::kOperands == 1);
   constexpr int kWidth = 16 / sizeof(typename P::Element::Bits);
-  SmallFlatParameters<P, Given> s = {x, out, 0, 0, 0, 0, given};
+  SmallFlatParameters<P, Given> s = {x, out, 0, 0, 0, 0, static_cast<uint32_t>(plan.blocks), 0, 0, given};
   s.size = static_cast<uint32_t>(rows.length * rows.inner);
   s.inner = static_cast<uint32_t>(rows.inner);
   s.length = static_cast<uint32_t>(rows.length);
@@ -201,8 +279,16 @@ cudaError_t run_small_flat(cudaStream_t stream, const RowPlan& plan, const Rows&
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>(rows.outer));
   launched.block = dim3(plan.threads());
-  launched.shared_bytes = (s.apart * sizeof(Stat<P>) + 15) / 16 * 16;
-  if (out) launched.shared_bytes += rows.inner * sizeof(typename P::Final);
+  const int64_t finals = out ? rows.inner * sizeof(typename P::Final) : 0;
+  if (plan.blocks > 1) {
+    s.group = (s.apart / s.inner + kFlatFold - 1) / kFlatFold * s.inner;
+    s.slice = (s.group + s.blocks - 1) / s.blocks;
+    launched.grid.x *= s.blocks;
+    launched.cluster = static_cast<int>(s.blocks);
+    launched.shared_bytes = (kFlatFold * s.slice + (s.group + 1) / 2 * 2) * sizeof(Stat<P>) + finals;
+    return launch(stream, launched, shared_flat_kernel<P, Given>, s);
+  }
+  launched.shared_bytes = (s.apart * sizeof(Stat<P>) + 15) / 16 * 16 + finals;
   return launch(stream, launched, small_flat_kernel<P, Given>, s);
 }
 

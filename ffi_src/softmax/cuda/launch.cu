@@ -9,7 +9,8 @@ cudaError_t launch_softmax(cudaStream_t stream, const RowPlan& plan, const Probl
                            void* workspace) {
   if (problem.op == Op::kLogSumExpGrad) return launch_log_sum_exp_gradient(stream, plan, problem, buffers, workspace);
   if (problem.of_logits) return launch_gradient(stream, plan, problem, buffers, workspace);
-  if (plan.algorithm == RowAlgorithm::kSmall) return launch_small(stream, plan, problem, buffers);
+  const bool tiled_columns = plan.algorithm == RowAlgorithm::kRowsTiles && problem.rows.inner > 1;
+  if (plan.algorithm == RowAlgorithm::kSmall || tiled_columns) return launch_small(stream, plan, problem, buffers);
   switch (problem.op) {
     case Op::kSoftmax:
     case Op::kLogSoftmax:

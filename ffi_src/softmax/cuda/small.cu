@@ -1,4 +1,6 @@
-// Small calls of softmax, log_softmax and logsumexp: the kernels of row_engine/cuda/small.cuh.
+// Small calls of softmax, log_softmax and logsumexp, and those of few columns side by side: the kernels of
+// row_engine/cuda/small.cuh and columns_tiles.cuh.
+#include "row_engine/cuda/columns_tiles.cuh"
 #include "row_engine/cuda/small.cuh"
 #include "softmax/cuda/dispatch.cuh"
 
@@ -32,6 +34,8 @@ cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem
     const auto p = softmax_parameters_of<P>(problem, buffers);
     const auto run = [&](auto op) {
       const Given<P, decltype(op)::value> given = {p.args.scale.factor, p.args.lse, p.args.maximum, p.args.log_sum};
+      if (plan.algorithm == RowAlgorithm::kRowsTiles)
+        return row_engine::run_column_tiles<P>(stream, plan, problem.rows, p.operands[0], p.out, given);
       return row_engine::run_small<P>(stream, plan, problem.rows, p.operands[0], p.out, given);
     };
     switch (problem.op) {
