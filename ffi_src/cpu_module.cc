@@ -10,6 +10,7 @@
 #include "reduce/plan.h"
 #include "scan/plan.h"
 #include "softmax/plan.h"
+#include "sort/keys.h"
 #include "sort/plan.h"
 #include "topk/plan.h"
 #include "topk_softmax/plan.h"
@@ -241,6 +242,21 @@ void define_selections(nb::module_& module) {
       },
       "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1,
       "carries"_a = false, "workspace_bytes"_a = -1);
+
+  module.def(
+      "plan_lexsort",
+      [](int64_t outer, int64_t length, int64_t inner, int compute_capability, int64_t workspace_bytes) {
+        sort::KeysProblem problem;
+        problem.rows = {outer, length, inner};
+        const auto plan = sort::plan_keys(problem, gpu_of(compute_capability), workspace_bytes);
+        nb::dict dict;
+        dict["algorithm"] = plan.taken ? "keys" : "none";
+        dict["items"] = plan.items;
+        dict["blocks"] = plan.blocks;
+        dict["workspace_bytes"] = plan.workspace_bytes;
+        return dict;
+      },
+      "outer"_a, "length"_a, "inner"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
 
   module.def(
       "plan_sort_segments",

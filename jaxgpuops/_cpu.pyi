@@ -77,6 +77,9 @@ def plan_sort(
     carries: bool = False,
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
+def plan_lexsort(
+    outer: int, length: int, inner: int, compute_capability: int, workspace_bytes: int = -1
+) -> dict[str, Any]: ...
 def plan_sort_segments(
     outer: int,
     length: int,
