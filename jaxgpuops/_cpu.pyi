@@ -89,6 +89,7 @@ def plan_sort_segments(
     compute_capability: int,
     values: bool = True,
     indices: bool = True,
+    shared: bool = True,
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_bincount(

@@ -398,6 +398,12 @@ def test_plan_of_two_keys(compute_capability):
         for outer in (0, 1, 5, 64):  # a part of the batch has the kernels of the whole
             part = plan(outer, *rows[1:], workspace_bytes=whole["workspace_bytes"])
             assert part["algorithm"] == "keys" and part["workspace_bytes"] <= whole["workspace_bytes"]
+    for rows in ((1, 1 << 24, 1), (64, 128_256, 1)):  # one key of 64 bits
+        order = lambda outer, rows=rows, **given: plan_sort(outer, *rows[1:], 64, False, True, compute_capability, **given)
+        assert order(rows[0])["algorithm"] == "keys"
+        given = order(rows[0])["workspace_bytes"]
+        assert all(order(n, workspace_bytes=given)["workspace_bytes"] <= given for n in (1, 2, 5, 64))
+    assert plan_sort(1, 1 << 20, 1, 64, True, True, compute_capability)["algorithm"] == "sweep"
     for rows in ((1, (1 << 24) + 1, 1), (1, 1 << 20, 2), (1, 9000, 1), (10_000, 3000, 1), (1, 0, 1), (0, 70_000, 1)):
         assert plan(*rows)["algorithm"] == "none"
 
@@ -481,11 +487,12 @@ def test_few_short_rows_are_spread_over_more_blocks():
 @pytest.mark.parametrize(
     "outer, length, inner, bits, values, indices",
     [
-        (1, 16_385, 1, 32, True, True), (1, 132 * 3072, 1, 32, True, True), (1, 132 * 3072 + 1, 1, 32, False, False),
-        (2, 33_001, 5, 32, True, True), (44, 32_768, 1, 32, False, False), (3, 300_001, 1, 16, True, True),
+        (1, 16_385, 1, 32, True, True), (1, 132 * 3072, 1, 32, True, True), (1, 132 * 3072 + 1, 1, 32, True, True),
+        (1, 132 * 17_664, 1, 32, True, True), (1, 132 * 17_664 + 1, 1, 32, False, False),
+        (2, 33_001, 5, 32, True, True), (66, 32_768, 1, 32, True, True), (67, 32_768, 1, 32, False, False), (3, 300_001, 1, 16, True, True),
         (1, 1 << 21, 1, 16, True, True), (1, 3_000_000, 1, 16, True, False), (1, 1 << 22, 1, 16, False, False),
         (1, 32 * 6144, 1, 8, True, True), (1, 33 * 6144, 1, 8, False, False), (3, 3 << 15, 1, 64, True, True),
-        (1, 1 << 20, 1, 64, False, False),
+        (1, 500_000, 1, 64, False, False),
     ],
 )  # fmt: skip
 def test_tiles_exchange_counts_if_all_run_at_once(outer, length, inner, bits, values, indices):

@@ -18,6 +18,12 @@ constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
+// Whether all rows have the same offsets.
+bool has_shared_offsets(const Problem& problem) {
+  const IndexMap& at = problem.offsets_at.outer;
+  return std::all_of(at.stride, at.stride + at.groups, [](int64_t stride) { return stride == 0; });
+}
+
 // Plans a block for each row; returns false if none holds it.
 bool plan_block(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
@@ -94,8 +100,24 @@ bool plan_compare_rows(const Problem& problem, int64_t shared_limit, Plan& plan)
   return plan_compare_shape(problem, shared_limit, plan);
 }
 
+// Plans comparisons in many short rows that have the same segments. If all elements of the longest are in one segment,
+// that takes 1.5 times as long as other calls.
+bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
+  constexpr int64_t kAnySegments = 128, kBlocks = 8;  // elements of a row that may be one segment; blocks at a time
+  const Rows& rows = problem.rows;
+  const int64_t weight = problem.key_bits == 64 ? 2 : 1;
+  if (rows.inner > 1 || rows.length > kMostShared || !has_shared_offsets(problem)) return false;
+  if (weight * rows.length > kAnySegments && weight * 4 * rows.length > kAnySegments * problem.offsets) return false;
+  plan.algorithm = Algorithm::kCompare;
+  plan.threads = kCompareThreads;
+  plan.together = kManyEach * kCompareThreads / rows.length;
+  plan.blocks = std::min(ceil_div(rows.count(), plan.together), kBlocks * gpu.multiprocessors);
+  plan.shared_bytes = kManyEach * kCompareThreads * std::max<int64_t>(4, problem.key_bits / 8);
+  return true;
+}
+
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
-  if (plan_compare(problem, shared_limit, plan)) return;
+  if (plan_compare(problem, shared_limit, plan) || plan_compare_shared(problem, gpu, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kNone;
@@ -145,12 +167,22 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kSweep;
-  plan.threads = kSweepThreads;
-  const bool large_fits = sweep_shared_bytes(key_bytes, kLargeTiles, problem.indices) <= shared_limit;
-  const bool always_small = !large_fits || sweeps_short(problem);
+  const auto fits = [&](SweepTiles size) {
+    return sweep_shared_bytes(key_bytes, size, problem.indices) <= shared_limit;
+  };
+  const bool always_small = !fits(kLargeTiles) || sweeps_short(problem);
   // Of so many rows. Tiny tiles are for few enough to exchange counts.
   const auto tiles_of = [&](int64_t count) {
     const int64_t elements = count * rows.length;
+    // The smallest tiles of which each multiprocessor has one at most.
+    if ((key_bytes == 2 || key_bytes == 4) && problem.offsets == 0) {
+      const auto is_one = [&](SweepTiles size) {
+        return count * ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) <= gpu.multiprocessors;
+      };
+      if (!is_one(kSmallTiles))
+        for (const SweepTiles size : {kLargeTiles, kHugeTiles})
+          if (is_one(size) && fits(size)) return size;
+    }
     if (elements > 1 << 20 && !always_small) return kLargeTiles;
     const int64_t tiny = ceil_div(rows.length, sweep_tile(key_bytes, kTinyTiles, problem.indices));
     const int64_t most = key_bytes == 8 ? std::min(gpu.multiprocessors, count * kMostExchanging) : gpu.multiprocessors;
@@ -158,11 +190,12 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
     return exchanges && tiny <= kMostTiny ? kTinyTiles : kSmallTiles;
   };
   const SweepTiles size = tiles_of(rows.count());
-  plan.small = size != kLargeTiles;
+  plan.threads = sweep_threads(size);
+  plan.small = size > kLargeTiles;
   // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
-  // the whole. Fewer rows may use small tiles, which need more bytes.
+  // the whole. Fewer rows may use smaller tiles, which need more bytes; more rows than have huge ones use large ones.
   const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
-                         tiles_of(rows.inner), problem.offsets);
+                         std::max(tiles_of(rows.inner), kLargeTiles), problem.offsets);
   plan.blocks = rows.count() * (ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) + problem.offsets);
   plan.shared_bytes = sweep_shared_bytes(key_bytes, size, problem.indices);
   plan.workspace_bytes += shape.bytes;
@@ -176,7 +209,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   else if (key_bytes == 2)
     plan.exchanges = !plan.tickets;
   else if (key_bytes == 4)
-    plan.exchanges = plan.small && plan.blocks <= gpu.multiprocessors;
+    plan.exchanges = plan.blocks <= gpu.multiprocessors;
   else
     plan.exchanges =
         (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);

@@ -1,5 +1,6 @@
 // Plans sorts by two keys.
 #include "sort/keys.h"
+#include "sort/plan.h"
 
 namespace jaxgpuops::sort {
 namespace {
@@ -19,8 +20,8 @@ KeysPlan plan_keys(const KeysProblem& problem, const Gpu& gpu, int64_t workspace
   // A part of a batch gets the kernel that the whole batch has been given the workspace of.
   const int64_t elements = rows.elements();
   if (workspace_bytes < 0 && (elements < kLeast || rows.length < kLeastLength)) return plan;
-  const bool large_fits = keys_shared_bytes(kManyKeys) <= gpu.shared_bytes - kReserved;
-  const auto items_of = [&](int64_t elements) { return elements > kFew && large_fits ? kManyKeys : kFewKeys; };
+  const bool large_fits = keys_shared_bytes(kManyWideKeys, true) <= gpu.shared_bytes - kReserved;
+  const auto items_of = [&](int64_t elements) { return elements > kFew && large_fits ? kManyWideKeys : kFewKeys; };
   plan.taken = true;
   plan.items = items_of(elements);
   plan.blocks = rows.count() * ceil_div(rows.length, int64_t{kKeysThreads} * plan.items);
@@ -28,11 +29,26 @@ KeysPlan plan_keys(const KeysProblem& problem, const Gpu& gpu, int64_t workspace
   plan.workspace_bytes = KeysShape(1, rows.length, items_of(rows.length)).bytes;
   const int64_t steps = elements / (2 * gpu.multiprocessors * kKeysCountStep) + 1;
   plan.counted = kKeysCountStep * (steps < 8 ? steps : 8);
-  const int64_t resident = plan.items == kManyKeys ? 2 : 3;
-  const int64_t fit = gpu.multiprocessor_shared / (keys_shared_bytes(plan.items) + 2 * kReserved);
+  const int64_t resident = plan.items == kFewKeys ? 3 : 2;
+  const int64_t fit = gpu.multiprocessor_shared / (keys_shared_bytes(plan.items, true) + 2 * kReserved);
   plan.tickets = plan.blocks > (fit < resident ? fit : resident) * gpu.multiprocessors;
   plan.overlap = gpu.dependent_launch;
   return plan;
+}
+
+KeysPlan plan_keys(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) {
+  if (problem.key_bits < 64 || problem.values || problem.carries || problem.offsets > 0 || problem.kth >= 0 ||
+      problem.k < problem.rows.length)
+    return {};
+  KeysProblem one;
+  one.rows = problem.rows;
+  one.one = true;
+  KeysPlan plan = plan_keys(one, gpu);
+  if (workspace_bytes < 0) return plan;
+  // A part of a batch may have too little for other kernels, since the whole had these.
+  if (!plan.taken && plan_sort(problem, gpu, workspace_bytes).workspace_bytes > workspace_bytes)
+    plan = plan_keys(one, gpu, workspace_bytes);
+  return plan.workspace_bytes <= workspace_bytes ? plan : KeysPlan{};
 }
 
 }  // namespace jaxgpuops::sort

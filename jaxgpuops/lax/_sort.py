@@ -347,8 +347,9 @@ def _sort_segments_fallback(x, offsets, *, axis, descending, values, indices, mo
 
 def _plan_sort_segments(rows, avals, compute_capability, axis, *, values, indices, **_):
     x, offsets = avals
+    shared = all(n == 1 for d, n in enumerate(offsets.shape) if d != axis)
     return _native.modules["cpu"].plan_sort_segments(
-        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability, values, indices
+        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability, values, indices, shared
     )
 
 

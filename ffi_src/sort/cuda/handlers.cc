@@ -13,6 +13,15 @@ void run(cudaStream_t stream, const Call& call, ffi::AnyBuffer x, ffi::Remaining
   const ffi::AnyBuffer workspace = require_buffer("workspace", results, problem.values + problem.indices);
   const int64_t workspace_bytes = require_workspace(workspace, x, axis);
   const Device device = current_device();
+  if (const KeysPlan keys = plan_keys(problem, device.gpu(), workspace_bytes); keys.taken) {
+    KeysProblem one;
+    one.rows = problem.rows;
+    one.high = problem.order;
+    one.one = true;
+    const cudaError_t status =
+        launch_keys(stream, keys, one, {call.x, nullptr, call.indices, workspace.untyped_data()});
+    return require_launched(status, "keys", problem.rows, x, device);
+  }
   const Plan plan = plan_sort(problem, device.gpu(), workspace_bytes);
   if (plan.algorithm == Algorithm::kNone)
     throw invalid("rows of ", problem.rows.length, " are to be sorted by other calls here");

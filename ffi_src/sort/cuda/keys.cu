@@ -1,6 +1,5 @@
-// Radix sort by keys of up to 64 bits in all, of which only the permutation is wanted: by two arrays of 32 bits, the
-// first of which counts most, by one of 64 bits, or by one of 32. Passes are those of sweep.cuh, whose digits, look-back
-// and early launches it has.
+// Radix sort by keys of 64 bits in all, of which only the permutation is wanted: by two keys of 32 bits, or by one of
+// 64. Passes are those of sweep.cuh, whose look-back and early launches they have.
 //
 // An element of a pass has the digits that later passes need, the next one first, and its index, so it becomes shorter
 // from pass to pass: two words, and 16 bits more in the first two passes if more than six of eight digits differ. The
@@ -24,17 +23,24 @@ struct KeysHead {
   uint32_t counted;          // how many blocks have finished counting in this row
   uint32_t passes;           // how many bytes of the keys differ
   uint32_t select[2];        // which ones, as selectors of __byte_perm: of the first four passes, and of the others
-  uint32_t padding[4];
+  uint32_t most;             // in the first row only: the most passes of a row
+  uint32_t padding[3];
 };
 static_assert(sizeof(KeysHead) == kKeysHeadBytes);
 
 struct Source {
-  const uint32_t *high, *low;
+  const void* high;
+  const uint32_t* low;  // null if there is one key, of 64 bits
   SortOrder high_order, low_order;
 
   // Returns the low and the high word of a number by which elements are sorted.
-  __device__ __forceinline__ uint2 operator()(int64_t at) const {
-    return {sort_key(low[at], low_order), sort_key(high[at], high_order)};
+  template <bool kOne>
+  __device__ __forceinline__ uint2 read(int64_t at) const {
+    if constexpr (kOne) {
+      const uint64_t key = sort_key(static_cast<const uint64_t*>(high)[at], high_order);
+      return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
+    }
+    return {sort_key(low[at], low_order), sort_key(static_cast<const uint32_t*>(high)[at], high_order)};
   }
 };
 
@@ -51,6 +57,7 @@ struct KeysCountArgs {
   int64_t elements;  // elements that a block counts
 };
 
+template <bool kOne>
 __global__ void __launch_bounds__(kCountThreads) keys_count_kernel(const __grid_constant__ KeysCountArgs a) {
   __shared__ uint32_t counts[kBytes * kDigits], active;
   __shared__ bool last;
@@ -70,7 +77,7 @@ __global__ void __launch_bounds__(kCountThreads) keys_count_kernel(const __grid_
   for (int64_t at = begin + threadIdx.x; at < end; at += kUnroll * kCountThreads) {
     uint2 key[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) key[u] = a.source(min(at + u * kCountThreads, end - 1));
+    for (int u = 0; u < kUnroll; ++u) key[u] = a.source.read<kOne>(min(at + u * kCountThreads, end - 1));
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (at + u * kCountThreads >= end) continue;
@@ -130,6 +137,7 @@ __global__ void __launch_bounds__(kCountThreads) keys_count_kernel(const __grid_
   for (uint32_t b = 0; b < kBytes; ++b)
     if (bytes >> b & 1) select |= uint64_t{b} << 4 * passes++;
   head.passes = passes;
+  atomicMax(&a.heads->most, passes);
   head.select[0] = static_cast<uint32_t>(select) & 0xffff;
   head.select[1] = static_cast<uint32_t>(select >> 16);
 }
@@ -141,18 +149,18 @@ __global__ void __launch_bounds__(kCountThreads) keys_count_kernel(const __grid_
 constexpr uint32_t kSum = 1u << 31;
 
 // Digit n is that of the pass n passes later. An element between two passes has four digits in its first word. Its
-// second word has the index, and a fifth digit above it; the third has up to two more. In the first pass, the second
-// word has the place in the tile and, above it, digits 4 and 5.
+// second word has the index, and a fifth digit above it. If there are more, a half has up to two of them. In the first
+// pass, the second word has the place in the tile and, above it, digits 4 and 5.
 struct KeysArgs {
   Source source;
-  uint32_t* first[2];      // buffers that passes write in turn
-  uint32_t* second[2];
-  uint16_t* third[2];
+  uint2* words[2];  // buffers that passes write in turn
+  uint16_t* halves[2];
   int32_t* out;
   KeysHead* heads;
   uint32_t* counts;
   uint32_t* status;  // [row][pass][tile][digit]
   int64_t length, tiles;
+  int64_t status_tiles;  // from the status words of a pass to those of the next
   int pass;
   bool tickets;  // whether there may be more blocks than run at the same time
 };
@@ -161,14 +169,21 @@ template <int kItems>
 struct KeysShared {
   static constexpr int kTile = kKeysThreads * kItems;
   uint32_t counts[kKeysThreads / 32 * kDigits];
-  uint32_t first[kTile], second[kTile];
-  uint16_t third[kTile];
+  uint2 words[kTile];
+  uint16_t halves[kTile];  // must be the last member: passes whose elements have none allocate up to here
 };
 
-template <int kItems, bool kFirst>
-__global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
+enum KeysPass { kFirstPass, kWidePass, kNarrowPass };  // only wide passes, and the first, have halves
+
+template <int kItems, KeysPass kPass, bool kOne = false>
+__global__ void __launch_bounds__(kKeysThreads, kItems == kFewKeys ? 3 : 2)
     keys_pass_kernel(const __grid_constant__ KeysArgs a) {
   constexpr int kTile = kKeysThreads * kItems;
+  constexpr bool kFirst = kPass == kFirstPass;
+  if (!kFirst && a.pass >= static_cast<int>(__ldcg(&a.heads->most))) {
+    wait_for_predecessor();
+    return;
+  }
   auto& shared = *reinterpret_cast<KeysShared<kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   __shared__ volatile Digits digits;
@@ -190,8 +205,8 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
   const uint32_t pass = kFirst ? 0 : a.pass;
   if (pass >= passes) return;
   const bool is_last = pass + 1 == passes;
-  const bool has_third = kFirst ? passes > 6 : passes - pass > 5;
-  const bool writes_third = passes - pass > 6;
+  const bool has_half = kFirst ? passes > 6 : kPass == kWidePass && passes - pass > 5;
+  const bool writes_half = passes - pass > 6;
   const uint32_t lead = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
   const int64_t at = base + begin + lead;
   const uint32_t from = 1 - pass % 2, to_buffer = pass % 2;
@@ -204,12 +219,13 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
       first[i] = kDigits - 1, second[i] = 0;
       if (!whole && !is_there(i)) continue;
       if constexpr (kFirst) {
-        const uint2 key = a.source(at + i * 32);
+        const uint2 key = a.source.read<kOne>(at + i * 32);
         first[i] = __byte_perm(key.x, key.y, low_select);
         second[i] = (lead + i * 32) | __byte_perm(key.x, key.y, high_select) << 16;
       } else {
-        first[i] = (a.first[from] + at)[i * 32];
-        second[i] = (a.second[from] + at)[i * 32];
+        const uint2 words = (a.words[from] + at)[i * 32];
+        first[i] = words.x;
+        second[i] = words.y;
       }
     }
   };
@@ -217,7 +233,7 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
   is_whole ? load(std::true_type{}) : load(std::false_type{});
 
   const uint32_t byte = ((pass < 4 ? low_select : high_select) >> 4 * (pass % 4)) & 7;
-  uint32_t* const status = a.status + ((int64_t{row} * kBytes + pass) * a.tiles) * kDigits + threadIdx.x;
+  uint32_t* const status = a.status + ((int64_t{row} * kBytes + pass) * a.status_tiles) * kDigits + threadIdx.x;
   uint32_t before = 0, own = 0;
   const auto publish = [&](uint32_t count) {
     constexpr uint32_t kOfWarp = 32 * kItems;
@@ -233,29 +249,28 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
       shared.counts, warps, digits, 0, lead - threadIdx.x % 32 < there,
       [&](int i, const Digits&) { return first[i] & (kDigits - 1); }, publish,
       [&](int i, uint32_t place) {
-        shared.first[place] = first[i];
-        shared.second[place] = second[i];
+        shared.words[place] = uint2{first[i], second[i]};
         first[i] = place;
       });
-  if (has_third) {
-    uint32_t third[kItems];
+  if (has_half) {
+    uint32_t half[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (!is_there(i)) continue;
       if constexpr (kFirst) {
-        const uint2 key = a.source(at + i * 32);
-        third[i] = __byte_perm(key.x, key.y, high_select >> 8);
+        const uint2 key = a.source.read<kOne>(at + i * 32);
+        half[i] = __byte_perm(key.x, key.y, high_select >> 8);
       } else {
-        third[i] = (a.third[from] + at)[i * 32];
+        half[i] = (a.halves[from] + at)[i * 32];
       }
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
-      if (is_there(i)) shared.third[first[i]] = static_cast<uint16_t>(third[i]);
+      if (is_there(i)) shared.halves[first[i]] = static_cast<uint16_t>(half[i]);
   }
   if (threadIdx.x < kDigits) {
     if (tile > 0) {
-      constexpr int kAhead = kItems == kManyKeys ? 4 : 8;
+      constexpr int kAhead = kItems == kFewKeys ? 8 : 4;
       for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
         uint32_t published[kAhead];
 #pragma unroll
@@ -274,30 +289,23 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
   }
   __syncthreads();
 
-  uint32_t* const to_first = a.first[to_buffer] + base;
-  uint32_t* const to_second = a.second[to_buffer] + base;
-  uint16_t* const to_third = a.third[to_buffer] + base;
+  uint2* const to_words = a.words[to_buffer] + base;
+  uint16_t* const to_halves = a.halves[to_buffer] + base;
   int32_t* const out = a.out + base;
-  // `last`: whether this is the last pass; `wide`: whether elements have a third word.
   const auto store = [&](int i, bool whole, bool last, bool wide) {
     const uint32_t place = threadIdx.x + i * kKeysThreads;
     if (!whole && place >= there) return;
-    const uint32_t word = shared.first[place], other = shared.second[place];
-    const uint32_t to = place + shift_of[word & (kDigits - 1)];
-    const uint32_t index = kFirst ? begin + (other & 0xffff) : other & 0xffffff;
+    const uint2 words = shared.words[place];
+    const uint32_t to = place + shift_of[words.x & (kDigits - 1)];
+    const uint32_t index = kFirst ? begin + (words.y & 0xffff) : words.y & 0xffffff;
     if (last) {
       out[to] = static_cast<int32_t>(index);
       return;
     }
-    to_first[to] = __byte_perm(word, other, kFirst ? 0x6321 : 0x7321);
-    if constexpr (kFirst) {
-      to_second[to] = index | (other & 0xff000000);
-      if (wide) to_third[to] = shared.third[place];
-    } else {
-      const uint32_t third = wide ? shared.third[place] : 0;
-      to_second[to] = index | third << 24;
-      if (wide && writes_third) to_third[to] = static_cast<uint16_t>(third >> 8);
-    }
+    const uint32_t half = wide ? shared.halves[place] : 0;
+    const uint32_t next = __byte_perm(words.x, words.y, kFirst ? 0x6321 : 0x7321);
+    to_words[to] = uint2{next, index | (kFirst ? words.y & 0xff000000 : half << 24)};
+    if (wide && writes_half) to_halves[to] = static_cast<uint16_t>(kFirst ? half : half >> 8);
   };
   const auto store_all = [&](bool last, bool wide) {
     if (is_whole) {
@@ -310,30 +318,29 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kManyKeys ? 2 : 3)
   };
   if (is_last)
     store_all(true, false);
-  else if (has_third)
+  else if (has_half)
     store_all(false, true);
   else
     store_all(false, false);
 }
 
-template <int kItems>
+template <int kWideItems, int kItems, bool kOne>
 cudaError_t run(cudaStream_t stream, const KeysPlan& plan, const KeysProblem& problem, const KeysBuffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const KeysShape shape(rows, length, kItems);
+  const KeysShape shape(rows, length, kWideItems);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   KeysArgs a = {};
   a.source = {buffers.high, buffers.low, problem.high, problem.low};
   for (int b = 0; b < 2; ++b) {
-    a.first[b] = reinterpret_cast<uint32_t*>(workspace + shape.first + b * shape.words);
-    a.second[b] = reinterpret_cast<uint32_t*>(workspace + shape.second + b * shape.words);
-    a.third[b] = reinterpret_cast<uint16_t*>(workspace + shape.third + b * shape.halves);
+    a.words[b] = reinterpret_cast<uint2*>(workspace + shape.words[b]);
+    a.halves[b] = reinterpret_cast<uint16_t*>(workspace + shape.halves[b]);
   }
   a.out = buffers.indices;
   a.heads = reinterpret_cast<KeysHead*>(workspace);
   a.counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
   a.status = reinterpret_cast<uint32_t*>(workspace + shape.status);
   a.length = length;
-  a.tiles = shape.tiles;
+  a.status_tiles = shape.tiles;
   a.tickets = plan.tickets;
   cudaError_t error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
   if (error != cudaSuccess) return error;
@@ -341,13 +348,22 @@ cudaError_t run(cudaStream_t stream, const KeysPlan& plan, const KeysProblem& pr
   config.overlap = plan.overlap;
   config.block = dim3(kCountThreads);
   config.grid = dim3(static_cast<unsigned>(rows * ceil_div(length, plan.counted)));
-  error = launch(stream, config, keys_count_kernel,
+  error = launch(stream, config, keys_count_kernel<kOne>,
                  KeysCountArgs{a.source, a.heads, a.counts, a.status, length, shape.tiles, plan.counted});
   config.block = dim3(kKeysThreads);
-  config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
-  config.shared_bytes = sizeof(KeysShared<kItems>);
-  for (a.pass = 0; a.pass < kBytes && error == cudaSuccess; ++a.pass)
-    error = launch(stream, config, a.pass == 0 ? keys_pass_kernel<kItems, true> : keys_pass_kernel<kItems, false>, a);
+  constexpr int kWidePasses = 3;  // after which there are five digits at most
+  for (a.pass = 0; a.pass < kBytes && error == cudaSuccess; ++a.pass) {
+    const bool wide = a.pass < kWidePasses;
+    const int items = wide ? kWideItems : kItems;
+    a.tiles = ceil_div(length, int64_t{kKeysThreads} * items);
+    config.grid = dim3(static_cast<unsigned>(rows * a.tiles));
+    config.shared_bytes = keys_shared_bytes(items, wide);
+    error = launch(stream, config,
+                   a.pass == 0 ? keys_pass_kernel<kWideItems, kFirstPass, kOne>
+                   : wide      ? keys_pass_kernel<kWideItems, kWidePass>
+                               : keys_pass_kernel<kItems, kNarrowPass>,
+                   a);
+  }
   return error;
 }
 
@@ -355,8 +371,11 @@ cudaError_t run(cudaStream_t stream, const KeysPlan& plan, const KeysProblem& pr
 
 cudaError_t launch_keys(cudaStream_t stream, const KeysPlan& plan, const KeysProblem& problem,
                         const KeysBuffers& buffers) {
-  return plan.items == kManyKeys ? run<kManyKeys>(stream, plan, problem, buffers)
-                                 : run<kFewKeys>(stream, plan, problem, buffers);
+  const auto run_with = [&](auto one) {
+    return plan.items == kFewKeys ? run<kFewKeys, kFewKeys, one>(stream, plan, problem, buffers)
+                                  : run<kManyWideKeys, kManyKeys, one>(stream, plan, problem, buffers);
+  };
+  return problem.one ? run_with(std::true_type{}) : run_with(std::false_type{});
 }
 
 }  // namespace jaxgpuops::sort

@@ -8,7 +8,8 @@
 namespace jaxgpuops::sort {
 
 struct KeysBuffers {
-  const uint32_t *high, *low;
+  const void* high;
+  const uint32_t* low;  // null if there is one key, of 64 bits
   int32_t* indices;
   void* workspace;
 };
