@@ -318,6 +318,9 @@ def test_plans_of_sorts_of_segments(capability):
             assert found["blocks"] <= 8 * 132 and found["workspace_bytes"] == 0 and found["shared_bytes"] <= 16 << 10
             own = cpu.plan_sort_segments(outer, length, 1, count, bits, capability, shared=False)
             assert own["algorithm"] in ("none", "segments")
+            # In a program for several devices, the handler sees offsets for each row.
+            own = cpu.plan_sort_segments(outer, length, 1, count, bits, capability, shared=False, workspace_bytes=0)
+            assert own["algorithm"] in ("compare", "segments") and own["workspace_bytes"] == 0
     for outer, length, inner, bits in [(3, 300, 2, 32), (10_000, 300, 1, 32), (3, 70_000, 2, 32)]:
         assert plan(outer, length, inner, 7, bits)["algorithm"] == "none"
     for outer, length, count, bits, algorithm in [

@@ -399,7 +399,9 @@ def test_plan_of_two_keys(compute_capability):
             part = plan(outer, *rows[1:], workspace_bytes=whole["workspace_bytes"])
             assert part["algorithm"] == "keys" and part["workspace_bytes"] <= whole["workspace_bytes"]
     for rows in ((1, 1 << 24, 1), (64, 128_256, 1)):  # one key of 64 bits
-        order = lambda outer, rows=rows, **given: plan_sort(outer, *rows[1:], 64, False, True, compute_capability, **given)
+        order = lambda outer, rows=rows, **given: plan_sort(
+            outer, *rows[1:], 64, False, True, compute_capability, **given
+        )
         assert order(rows[0])["algorithm"] == "keys"
         given = order(rows[0])["workspace_bytes"]
         assert all(order(n, workspace_bytes=given)["workspace_bytes"] <= given for n in (1, 2, 5, 64))

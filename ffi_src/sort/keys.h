@@ -36,7 +36,8 @@ struct KeysPlan {
   bool overlap = false;         // whether a pass may start before the one before it ends
 };
 
-// `workspace_bytes` is what the caller has for one outer index; a negative number asks whether these kernels are the best.
+// `workspace_bytes` is what the caller has for one outer index; a negative number asks whether these kernels are the
+// best.
 KeysPlan plan_keys(const KeysProblem& problem, const Gpu& gpu, int64_t workspace_bytes = -1);
 
 // The same for a sort of elements of 64 bits by which only the permutation is wanted; else nothing is taken.
@@ -59,7 +60,7 @@ struct KeysShape {
     bytes = halves[1] + aligned(rows * length * 2);
   }
 
-  int64_t tiles;                                 // of a row, at most
+  int64_t tiles;                                // of a row, at most
   int64_t counts, status, words[2], halves[2];  // offsets of the parts; KeysHeads are at 0
   int64_t bytes;
 };

@@ -270,6 +270,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
+    // Rows have offsets of their own in a program for several devices, since XLA splits these with the rows. Calls were
+    // chosen for those of all rows.
+    if (plan.algorithm == Algorithm::kNone && workspace_bytes >= 0 && rows.inner == 1 && rows.length <= kMostShared)
+      plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
     constexpr int64_t kMostSpread = 1 << 19;
     const bool spreads =

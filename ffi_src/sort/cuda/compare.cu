@@ -6,8 +6,8 @@
 // A block has some neighbouring elements of a row, or some short rows. A team of lanes compares one element with the
 // others of its segment, whose keys are in shared memory. A row without segments is one segment, along any axis.
 //
-// If there are many short rows that have the same segments, a block finds these once for all the rows that it takes, and
-// a thread has the same places of all of them. Segments being short, such rows are compared however many there are.
+// If there are many short rows that have the same segments, a block finds these once for all the rows that it takes,
+// and a thread has the same places of all of them. Segments being short, such rows are compared however many there are.
 //
 // Bytes moved: every element is read by the blocks that have elements of its segment, from L2 but for the first of
 // them, and every result is written once.

@@ -54,7 +54,8 @@ ffi::Error lexsort(cudaStream_t stream, ffi::AnyBuffer high, ffi::AnyBuffer low,
     if (problem.rows.elements() == 0) return;
     const Device device = current_device();
     const KeysPlan plan = plan_keys(problem, device.gpu(), workspace_bytes);
-    if (!plan.taken) throw invalid("rows of ", problem.rows.length, " are to be sorted by one key after the other here");
+    if (!plan.taken)
+      throw invalid("rows of ", problem.rows.length, " are to be sorted by one key after the other here");
     require_enough(workspace_bytes, plan.workspace_bytes, "keys");
     const cudaError_t status =
         launch_keys(stream, plan, problem, {call.high, call.low, call.indices, workspace->untyped_data()});

@@ -3,8 +3,8 @@
 //
 // An element of a pass has the digits that later passes need, the next one first, and its index, so it becomes shorter
 // from pass to pass: two words, and 16 bits more in the first two passes if more than six of eight digits differ. The
-// first kernel counts the digits of all keys before anything is sorted. So no pass sorts by a digit that all elements of
-// a row share, none gathers a key at random places, and digits are bytes at a place that is known at compile time.
+// first kernel counts the digits of all keys before anything is sorted. So no pass sorts by a digit that all elements
+// of a row share, none gathers a key at random places, and digits are bytes at a place that is known at compile time.
 //
 // Bytes moved: the keys are read twice; each pass writes and reads 8 bytes, the first two up to 10, the last writes 4.
 #include "common/cuda/launch.cuh"
@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kFewKeys ? 3 : 2)
   auto& shared = *reinterpret_cast<KeysShared<kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   __shared__ volatile Digits digits;
-  __shared__ int32_t shift_of[kDigits];  // for each digit: the position of its elements in the row minus that in the tile
+  __shared__ int32_t
+      shift_of[kDigits];  // for each digit: the position of its elements in the row minus that in the tile
   clear_counts(shared.counts);
   if (a.tickets || kFirst) wait_for_predecessor();
   if (a.tickets && threadIdx.x == 0) ticket = atomicAdd(&a.heads->tickets[a.pass], 1u);

@@ -46,8 +46,8 @@ template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
   const int64_t tiny = ceil_div(length, sweep_tile(sizeof(Key), kTinyTiles, kIndices));
-  const SweepTiles size = plan.threads > kSweepThreads  ? kHugeTiles
-                          : !plan.small                 ? kLargeTiles
+  const SweepTiles size = plan.threads > kSweepThreads ? kHugeTiles
+                          : !plan.small                ? kLargeTiles
                           : plan.blocks == rows * tiny ? kTinyTiles
                                                        : kSmallTiles;
   const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, size);
