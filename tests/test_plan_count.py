@@ -308,9 +308,10 @@ def test_plans_of_sorts_of_segments(capability):
     # Those of any number of short rows are, too, if all rows have the same ones, and their length or number keeps the
     # longest of them short.
     for outer, length, count, bits, compares in [
-        (129, 256, 999, 32, True), (1 << 20, 128, 2, 8, True), (1 << 20, 129, 2, 32, False), (70_000, 256, 8, 16, True),
-        (70_000, 256, 7, 16, False), (70_000, 257, 999, 16, False), (1 << 20, 64, 2, 64, True), (1 << 20, 65, 4, 64, False),
-        (257, 256, 999, 64, True), (1 << 24, 3, 2, 32, True),
+        (129, 256, 999, 32, True), (1 << 20, 64, 2, 32, True), (1 << 20, 65, 2, 32, False), (70_000, 256, 8, 32, True),
+        (70_000, 256, 7, 32, False), (70_000, 257, 999, 16, False), (1 << 20, 64, 2, 64, True), (1 << 20, 65, 4, 64, False),
+        (257, 256, 999, 64, True), (1 << 24, 3, 2, 32, True), (1773, 128, 112, 16, True), (9000, 128, 112, 16, False),
+        (1 << 20, 32, 4, 16, True), (1 << 20, 32, 3, 8, False), (1 << 20, 33, 99, 8, False),
     ]:  # fmt: skip
         found = plan(outer, length, 1, count, bits)
         assert (found["algorithm"] == "compare") == compares

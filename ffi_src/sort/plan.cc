@@ -100,14 +100,16 @@ bool plan_compare_rows(const Problem& problem, int64_t shared_limit, Plan& plan)
   return plan_compare_shape(problem, shared_limit, plan);
 }
 
-// Plans comparisons in many short rows that have the same segments. If all elements of the longest are in one segment,
-// that takes 1.5 times as long as other calls.
+// Plans comparisons in many short rows that have the same segments, unless long segments of these take less time with
+// other calls, as most of 8 and 16 bits do.
 bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
-  constexpr int64_t kAnySegments = 128, kBlocks = 8;  // elements of a row that may be one segment; blocks at a time
+  constexpr int64_t kFew = 1 << 18, kBlocks = 8;  // elements in all, which other calls wait for; blocks at a time
   const Rows& rows = problem.rows;
-  const int64_t weight = problem.key_bits == 64 ? 2 : 1;
   if (rows.inner > 1 || rows.length > kMostShared || !has_shared_offsets(problem)) return false;
-  if (weight * rows.length > kAnySegments && weight * 4 * rows.length > kAnySegments * problem.offsets) return false;
+  const bool narrow = problem.key_bits <= 16 && rows.elements() > kFew;
+  const int64_t any = narrow ? 0 : 64;  // the longest rows that may be one segment
+  const int64_t mean = narrow ? 8 : problem.key_bits == 64 ? 16 : 32;
+  if ((narrow && rows.length > 32) || (rows.length > any && rows.length > mean * problem.offsets)) return false;
   plan.algorithm = Algorithm::kCompare;
   plan.threads = kCompareThreads;
   plan.together = kManyEach * kCompareThreads / rows.length;
@@ -167,6 +169,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kSweep;
+  constexpr int64_t kFew = 1 << 20;  // elements, which small tiles spread
   const auto fits = [&](SweepTiles size) {
     return sweep_shared_bytes(key_bytes, size, problem.indices) <= shared_limit;
   };
@@ -183,7 +186,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
         for (const SweepTiles size : {kLargeTiles, kHugeTiles})
           if (is_one(size) && fits(size)) return size;
     }
-    if (elements > 1 << 20 && !always_small) return kLargeTiles;
+    if (elements > kFew && !always_small) return kLargeTiles;
     const int64_t tiny = ceil_div(rows.length, sweep_tile(key_bytes, kTinyTiles, problem.indices));
     const int64_t most = key_bytes == 8 ? std::min(gpu.multiprocessors, count * kMostExchanging) : gpu.multiprocessors;
     const bool exchanges = key_bytes > 1 && problem.offsets == 0 && count * tiny <= most;
@@ -193,9 +196,10 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.threads = sweep_threads(size);
   plan.small = size > kLargeTiles;
   // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
-  // the whole. Fewer rows may use smaller tiles, which need more bytes; more rows than have huge ones use large ones.
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
-                         std::max(tiles_of(rows.inner), kLargeTiles), problem.offsets);
+  // the whole: for the smallest tiles of all these calls, which need the most bytes.
+  const SweepTiles least = std::max(tiles_of(rows.inner), rows.inner * rows.length > kFew ? kLargeTiles : kSmallTiles);
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices, least,
+                         problem.offsets);
   plan.blocks = rows.count() * (ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) + problem.offsets);
   plan.shared_bytes = sweep_shared_bytes(key_bytes, size, problem.indices);
   plan.workspace_bytes += shape.bytes;

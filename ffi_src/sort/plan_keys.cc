@@ -10,6 +10,8 @@ constexpr int64_t kFew = 1 << 20;       // elements in all, whose tiles are smal
 // Passes of fewer elements wait for each other most of the time: two sorts, whose passes exchange counts, take less.
 constexpr int64_t kLeast = 1 << 19;
 constexpr int64_t kLeastLength = 8193;  // blocks sort shorter rows twice in less time
+// If elements are more than this, rows must be longer: a gather in shorter ones takes less time than the passes here.
+constexpr int64_t kMany = 1 << 23, kLeastOfMany = 20000;
 
 }  // namespace
 
@@ -20,6 +22,7 @@ KeysPlan plan_keys(const KeysProblem& problem, const Gpu& gpu, int64_t workspace
   // A part of a batch gets the kernel that the whole batch has been given the workspace of.
   const int64_t elements = rows.elements();
   if (workspace_bytes < 0 && (elements < kLeast || rows.length < kLeastLength)) return plan;
+  if (workspace_bytes < 0 && !problem.one && elements > kMany && rows.length < kLeastOfMany) return plan;
   const bool large_fits = keys_shared_bytes(kManyWideKeys, true) <= gpu.shared_bytes - kReserved;
   const auto items_of = [&](int64_t elements) { return elements > kFew && large_fits ? kManyWideKeys : kFewKeys; };
   plan.taken = true;

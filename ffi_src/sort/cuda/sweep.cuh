@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   if (threadIdx.x > 0) return;
   const uint32_t own = active ? active : 1;
   a.heads[row].active = own;
-  if (own & ~__ldcg(&a.heads->any)) atomicOr(&a.heads->any, own);
+  if (!kSegments && (own & ~__ldcg(&a.heads->any))) atomicOr(&a.heads->any, own);
 }
 
 // ---- Passes ---------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(sweep_threads(kTiles), sweep_blocks(sizeof(Key
   __shared__ int32_t shift_of[kDigits];
   const bool exchanges = kExchanges && a.exchanges;
   // The pass before has waited for the kernel that counts before it let this one start.
-  if (!exchanges && a.pass > 0 && !(__ldcg(&a.heads->any) >> a.pass & 1)) {
+  if (!kSegments && !exchanges && a.pass > 0 && !(__ldcg(&a.heads->any) >> a.pass & 1)) {
     wait_for_predecessor();
     return;
   }
