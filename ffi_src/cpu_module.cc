@@ -10,6 +10,7 @@
 #include "reduce/plan.h"
 #include "scan/plan.h"
 #include "softmax/plan.h"
+#include "sort/keys.h"
 #include "sort/plan.h"
 #include "topk/plan.h"
 #include "topk_softmax/plan.h"
@@ -47,6 +48,17 @@ nb::dict plan_dict(const jaxgpuops::sort::Plan& plan) {
   dict["workspace_bytes"] = plan.workspace_bytes;
   dict["shared_bytes"] = plan.shared_bytes;
   if (plan.algorithm == jaxgpuops::sort::Algorithm::kSweep) dict["exchanges"] = plan.exchanges;
+  return dict;
+}
+
+nb::dict plan_dict(const jaxgpuops::sort::KeysPlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = plan.taken ? "keys" : "none";
+  dict["turns"] = false;
+  dict["threads"] = jaxgpuops::sort::kKeysThreads;
+  dict["blocks"] = plan.blocks;
+  dict["workspace_bytes"] = plan.workspace_bytes;
+  dict["shared_bytes"] = jaxgpuops::sort::keys_shared_bytes(plan.items, true);
   return dict;
 }
 
@@ -238,15 +250,26 @@ void define_selections(nb::module_& module) {
         problem.values = values;
         problem.indices = indices;
         problem.carries = carries;
+        if (const auto keys = sort::plan_keys(problem, gpu_of(compute_capability), workspace_bytes); keys.taken)
+          return plan_dict(keys);
         return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "outer"_a, "length"_a, "inner"_a, "key_bits"_a, "values"_a, "indices"_a, "compute_capability"_a, "kth"_a = -1,
       "carries"_a = false, "workspace_bytes"_a = -1);
 
   module.def(
+      "plan_lexsort",
+      [](int64_t outer, int64_t length, int64_t inner, int compute_capability, int64_t workspace_bytes) {
+        sort::KeysProblem problem;
+        problem.rows = {outer, length, inner};
+        return plan_dict(sort::plan_keys(problem, gpu_of(compute_capability), workspace_bytes));
+      },
+      "outer"_a, "length"_a, "inner"_a, "compute_capability"_a, "workspace_bytes"_a = -1);
+
+  module.def(
       "plan_sort_segments",
       [](int64_t outer, int64_t length, int64_t inner, int64_t offsets, int key_bits, int compute_capability,
-         bool values, bool indices, int64_t workspace_bytes) {
+         bool values, bool indices, bool shared, int64_t workspace_bytes) {
         sort::Problem problem;
         problem.rows = {outer, length, inner};
         problem.k = length;
@@ -254,10 +277,12 @@ void define_selections(nb::module_& module) {
         problem.values = values;
         problem.indices = indices;
         problem.offsets = offsets;
+        problem.offsets_at.outer.groups = 1;
+        problem.offsets_at.outer.stride[0] = shared ? 0 : offsets;
         return plan_dict(sort::plan_sort(problem, gpu_of(compute_capability), workspace_bytes));
       },
       "outer"_a, "length"_a, "inner"_a, "offsets"_a, "key_bits"_a, "compute_capability"_a, "values"_a = true,
-      "indices"_a = true, "workspace_bytes"_a = -1);
+      "indices"_a = true, "shared"_a = true, "workspace_bytes"_a = -1);
 
   module.def(
       "plan_topk_softmax",

@@ -77,6 +77,9 @@ def plan_sort(
     carries: bool = False,
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
+def plan_lexsort(
+    outer: int, length: int, inner: int, compute_capability: int, workspace_bytes: int = -1
+) -> dict[str, Any]: ...
 def plan_sort_segments(
     outer: int,
     length: int,
@@ -86,6 +89,7 @@ def plan_sort_segments(
     compute_capability: int,
     values: bool = True,
     indices: bool = True,
+    shared: bool = True,
     workspace_bytes: int = -1,
 ) -> dict[str, Any]: ...
 def plan_bincount(

@@ -12,7 +12,8 @@ from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 
 import jaxgpuops
 from jaxgpuops.lax._select import select_p
-from jaxgpuops.lax._sort import sort_p, sort_segments_p
+from jaxgpuops.lax._sort import lexsort_p, sort_p, sort_segments_p
+from jaxgpuops.lax.order import sort_keys
 
 # Every kernel and form of it: (shape, axis), its name in the plan, and whether columns are transposed to rows.
 REGIMES = {
@@ -47,6 +48,9 @@ REGIMES = {
     "groups of tiles": ((1, 300_003), 1, "sweep", False),
     "groups of the tiles of rows": ((3, 250_001), 1, "sweep", False),
     "one sweep": ((1, 1_100_003), 1, "sweep", False),
+    "a large tile for each multiprocessor": ((3, 300_001), 1, "sweep", False),
+    "a huge tile for each multiprocessor": ((1, 2_200_003), 1, "sweep", False),
+    "huge tiles of rows": ((25, 80_003), 1, "sweep", False),
     "more tiles than blocks that wait": ((1, 4_000_037), 1, "sweep", False),
     "many sweeps": ((37, 70_001), 1, "sweep", False),
     "sweeps of few columns": ((2, 33_001, 5), 1, "sweep", False),
@@ -128,6 +132,38 @@ def test_carried_numbers_follow_the_elements(shape, dtype):
             assert same_bits(jax.jit(functools.partial(sort_p, **params, values=False))(x, numbers), (follow,))
 
 
+# Keys by how many of their bytes differ: those of a row, which sorts by them.
+DIFFERENT = {
+    0: lambda key, shape: jnp.full(shape, 7, np.uint32),
+    1: lambda key, shape: jax.random.bits(key, shape) & 0xFF0000,
+    2: lambda key, shape: jax.random.randint(key, shape, 0, 1000).astype(np.uint32),
+    3: lambda key, shape: jax.random.bits(key, shape) & 0xFF00FFFF,
+    4: lambda key, shape: jax.random.bits(key, shape),
+}
+
+
+@pytest.mark.parametrize("shape", [(1, 1_500_007), (1, 600_011), (70, 9001), (37, 70_001), (2, 8_500_001)], ids=str)
+@pytest.mark.parametrize("high, low", [(0, 0), (0, 4), (1, 0), (2, 3), (2, 4), (4, 2), (4, 3), (3, 4), (4, 4)])
+def test_two_keys_at_once(shape, high, low):
+    keys = [DIFFERENT[n](jax.random.key(i), shape) for i, n in enumerate((high, low))]
+    for types in ((np.uint32, np.uint32), (np.int32, np.float32), (np.float32, np.int32)):
+        own = [jax.lax.bitcast_convert_type(x, dtype) for x, dtype in zip(keys, types, strict=True)]
+        own = [x.at[:, 3].set(-0.0).at[:, 5].set(-jnp.nan) if x.dtype == np.float32 else x for x in own]
+        call = functools.partial(lexsort_p, axis=1)
+        assert plan(functools.partial(call, descending=False), *own)["algorithm"] == "keys"
+        for descending in (False, True):
+            [order] = jax.jit(functools.partial(call, descending=descending))(*own)
+            bits = [~sort_keys(x) if descending else sort_keys(x) for x in own]
+            first, second = (jnp.take_along_axis(x, order, 1) for x in bits)
+            rises = (first[:, 1:] > first[:, :-1]) | (
+                (first[:, 1:] == first[:, :-1]) & (second[:, 1:] > second[:, :-1])
+            )
+            same = (first[:, 1:] == first[:, :-1]) & (second[:, 1:] == second[:, :-1])
+            assert (rises | (same & (order[:, 1:] > order[:, :-1]))).all()
+            counts = jnp.zeros(shape, np.int32).at[jnp.arange(shape[0])[:, None], order].add(1)
+            assert (counts == 1).all()
+
+
 @regimes
 def test_rows_of_a_batch_and_misaligned_ones(shape, axis, algorithm, turns):
     x = data(shape, axis, jnp.dtype("float32"))[:2]
@@ -143,6 +179,7 @@ SEGMENTS = {
     "comparisons in short rows": ((100, 255), "compare"),
     "comparisons in a few rows": ((9, 3001), "compare"),
     "comparisons in long rows": ((3, 9001), "compare"),
+    "comparisons in many rows": ((900, 60), "compare"),
     "256 threads": ((70, 1001), "segments"),
     "512 threads": ((17, 4001), "segments"),
     "512 threads with more elements": ((140, 8001), "segments"),

@@ -134,6 +134,21 @@ def test_sort_refuses(x, results, flags, message):
         call("sort", results, x, **{"axis": 1} | SORTED | flags)
 
 
+WRONG_KEYS = {
+    "bits": (PLACES, S((4, 8), jnp.int16), PLACES, "low has elements of 16 bits, expected 32"),
+    "no order": (S((4, 8), jnp.complex64), PLACES, PLACES, "high has an element type without an order: C64"),
+    "shape": (PLACES, S((4, 7), F32), PLACES, r"low has shape \(4, 7\), expected \(4, 8\)"),
+    "indices dtype": (PLACES, X, X, "indices has element type F32, expected S32"),
+    "indices shape": (PLACES, X, S((3, 8), S32), r"indices has shape \(3, 8\), expected \(4, 8\)"),
+}
+
+
+@pytest.mark.parametrize("high, low, indices, message", WRONG_KEYS.values(), ids=WRONG_KEYS)
+def test_lexsort_refuses(high, low, indices, message):
+    with refuses("lexsort", message):
+        call("lexsort", [indices], high, low, axis=1, descending=False)
+
+
 WRONG_CARRIED = {
     "dtype": (X, {}, "carried has element type F32, expected S32"),
     "shape": (S((4, 7), S32), {}, r"carried has shape \(4, 7\), expected \(4, 8\)"),

@@ -13,7 +13,8 @@ import reference
 from reference import x64
 
 import jaxgpuops
-from jaxgpuops.lax._sort import sort_p, sort_segments_p
+from jaxgpuops.lax._sort import lexsort_p, sort_p, sort_segments_p
+from jaxgpuops.lax.order import sort_keys
 
 plan_sort = jaxgpuops._native.modules["cpu"].plan_sort
 
@@ -287,6 +288,25 @@ def test_two_keys_of_long_rows(dtypes):
         jax.tree.map(assert_same_bits, tuple(ours), jax.lax.sort(operands, 1, num_keys=2))
 
 
+@pytest.mark.parametrize(
+    "shape, axis", [((3, 40), 1), ((2, 9001), 1), ((70, 3, 5), 0), ((2, 300, 7), 1), ((1, 140_000), 1)]
+)
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("int32", "float32"), ("uint32", "int32")])
+def test_two_keys_at_once(dtypes, shape, axis):
+    rng = np.random.default_rng(8)
+    few = [(rng.integers(-4, 4, shape) / 2).astype(dtype) for dtype in dtypes]
+    few = [np.where(x == 1.5, np.nan, np.where(x == -0.5, -0.0, x)) if x.dtype.kind == "f" else x for x in few]
+    for keys in (few, [few[0], rng.integers(0, 1 << 32, shape, np.uint32).view(dtypes[1])]):
+        for descending in (False, True):
+            params = {"axis": axis, "descending": descending}
+            [plain] = jax.jit(functools.partial(lexsort_p.fallback, **params))(*keys)
+            [ours] = jax.jit(functools.partial(lexsort_p, **params))(*keys)
+            bits = [np.asarray(sort_keys(jnp.asarray(key))).astype(np.int64) for key in reversed(keys)]
+            wanted = np.lexsort([-x if descending else x for x in bits], axis)
+            np.testing.assert_array_equal(ours, wanted)
+            np.testing.assert_array_equal(plain, wanted)
+
+
 def test_large_offsets_do_not_wrap():
     x = np.arange(6.0)[::-1]
     for dtype in (np.int64, np.uint64):
@@ -368,6 +388,36 @@ def test_few_rows_are_spread():
     assert plan_sort(5, 8192, 1, 32, True, True, 90)["algorithm"] == "block"
 
 
+@pytest.mark.parametrize("compute_capability", [75, 80, 86, 90, 120])
+def test_plan_of_two_keys(compute_capability):
+    plan = lambda *rows, **given: jaxgpuops._native.modules["cpu"].plan_lexsort(*rows, compute_capability, **given)
+    for rows in ((1, 1 << 24, 1), (64, 128_256, 1), (400, 16_385, 1)):
+        whole = plan(*rows)
+        assert whole["algorithm"] == "keys"
+        assert 20 * rows[1] < whole["workspace_bytes"] < 25 * rows[1]
+        for outer in (0, 1, 5, 64):  # a part of the batch has the kernels of the whole
+            part = plan(outer, *rows[1:], workspace_bytes=whole["workspace_bytes"])
+            assert part["algorithm"] == "keys" and part["workspace_bytes"] <= whole["workspace_bytes"]
+    for rows in ((1, 1 << 24, 1), (64, 128_256, 1)):  # one key of 64 bits
+        order = lambda outer, rows=rows, **given: plan_sort(
+            outer, *rows[1:], 64, False, True, compute_capability, **given
+        )
+        assert order(rows[0])["algorithm"] == "keys"
+        given = order(rows[0])["workspace_bytes"]
+        assert all(order(n, workspace_bytes=given)["workspace_bytes"] <= given for n in (1, 2, 5, 64))
+    assert plan_sort(1, 1 << 20, 1, 64, True, True, compute_capability)["algorithm"] == "sweep"
+    for rows in (
+        (1, (1 << 24) + 1, 1),
+        (1, 1 << 20, 2),
+        (1, 9000, 1),
+        (10_000, 3000, 1),
+        (1000, 16_385, 1),
+        (1, 0, 1),
+        (0, 70_000, 1),
+    ):
+        assert plan(*rows)["algorithm"] == "none"
+
+
 def test_only_a_sweep_carries_numbers():
     carrying = lambda *rows, given=-1: plan_sort(*rows, 32, True, True, 90, carries=True, workspace_bytes=given)
     for rows in ((1, 8193, 1), (5, 40_000, 1), (1000, 16_385, 1)):
@@ -447,11 +497,12 @@ def test_few_short_rows_are_spread_over_more_blocks():
 @pytest.mark.parametrize(
     "outer, length, inner, bits, values, indices",
     [
-        (1, 16_385, 1, 32, True, True), (1, 132 * 3072, 1, 32, True, True), (1, 132 * 3072 + 1, 1, 32, False, False),
-        (2, 33_001, 5, 32, True, True), (44, 32_768, 1, 32, False, False), (3, 300_001, 1, 16, True, True),
+        (1, 16_385, 1, 32, True, True), (1, 132 * 3072, 1, 32, True, True), (1, 132 * 3072 + 1, 1, 32, True, True),
+        (1, 132 * 17_664, 1, 32, True, True), (1, 132 * 17_664 + 1, 1, 32, False, False),
+        (2, 33_001, 5, 32, True, True), (66, 32_768, 1, 32, True, True), (67, 32_768, 1, 32, False, False), (3, 300_001, 1, 16, True, True),
         (1, 1 << 21, 1, 16, True, True), (1, 3_000_000, 1, 16, True, False), (1, 1 << 22, 1, 16, False, False),
         (1, 32 * 6144, 1, 8, True, True), (1, 33 * 6144, 1, 8, False, False), (3, 3 << 15, 1, 64, True, True),
-        (1, 1 << 20, 1, 64, False, False),
+        (1, 500_000, 1, 64, False, False),
     ],
 )  # fmt: skip
 def test_tiles_exchange_counts_if_all_run_at_once(outer, length, inner, bits, values, indices):

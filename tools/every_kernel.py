@@ -119,6 +119,8 @@ SORTS = [  # (shape, axis)
     ((3, 50_001), 1),
     ((1, 33_001, 5), 1),
     ((1, 1_100_003), 1),
+    ((1, 1_300_003), 1),
+    ((1, 600_011), 1),
     ((1601, 700), 1),
     ((60, 300, 67), 1),
 ]
@@ -148,7 +150,7 @@ def run_sorts(rng):
             few, places = (keys % 3).astype(np.int32), jax.lax.broadcasted_iota(np.int32, shape, axis)
             by_both = jaxgpuops.lax.sort((few, x, places), axis, num_keys=2)[2]
             np.testing.assert_array_equal(by_both, np.lexsort((keys, few), axis))
-    shapes = [(300, 30), (3, 3000), (70, 1000), (17, 4000), (9, 8000), (3, 20_000), (3, 50_000)]
+    shapes = [(300, 30), (3000, 30), (3, 3000), (70, 1000), (17, 4000), (9, 8000), (3, 20_000), (3, 50_000)]
     for (rows, n), dtype in itertools.product(shapes, ("uint8", "bfloat16", "float32", "int64")):
         with jax.enable_x64(dtype == "int64"):
             x = jnp.asarray((rng.standard_normal((rows, n)) * 50).astype(np.int64) % 199).astype(dtype)

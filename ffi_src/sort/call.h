@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ffi.h"
+#include "sort/keys.h"
 #include "sort/sort.h"
 
 namespace jaxgpuops::sort {
@@ -76,6 +77,42 @@ inline Call segments_call(ffi::AnyBuffer x, ffi::AnyBuffer offsets, ffi::Remaini
       require_broadcast("offsets", offsets, with_axis(dims_of(x), axis, call.problem.offsets), axis);
   call.offsets = static_cast<const int32_t*>(offsets.untyped_data());
   return call;
+}
+
+struct KeysCall {
+  KeysProblem problem;
+  const uint32_t *high, *low;
+  int32_t* indices;
+};
+
+inline KeysCall keys_call(ffi::AnyBuffer high, ffi::AnyBuffer low, ffi::AnyBuffer indices, int64_t axis,
+                          bool descending) {
+  KeysCall call;
+  call.problem.rows = require_rows("high", high, axis);
+  const auto order_of = [&](const char* name, ffi::AnyBuffer key) {
+    const Element element = require_ordered(name, key);
+    if (element.bits != 32) throw invalid(name, " has elements of ", element.bits, " bits, expected 32");
+    return sort_order_of(element, descending);
+  };
+  call.problem.high = order_of("high", high);
+  call.problem.low = order_of("low", low);
+  require_shape("low", low, dims_of(high));
+  require_type("indices", indices, ffi::DataType::S32);
+  require_shape("indices", indices, dims_of(high));
+  call.high = static_cast<const uint32_t*>(high.untyped_data());
+  call.low = static_cast<const uint32_t*>(low.untyped_data());
+  call.indices = static_cast<int32_t*>(indices.untyped_data());
+  return call;
+}
+
+template <class Backend>
+auto keys_binding() {
+  return Backend::scratch(Backend::start()
+                              .template Arg<ffi::AnyBuffer>()   // the key that counts most
+                              .template Arg<ffi::AnyBuffer>()   // the other one
+                              .template Ret<ffi::AnyBuffer>())  // indices
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("descending");
 }
 
 // Defined in cpu/handlers.cc and cuda/handlers.cc.

@@ -18,6 +18,12 @@ constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
+// Whether all rows have the same offsets.
+bool has_shared_offsets(const Problem& problem) {
+  const IndexMap& at = problem.offsets_at.outer;
+  return std::all_of(at.stride, at.stride + at.groups, [](int64_t stride) { return stride == 0; });
+}
+
 // Plans a block for each row; returns false if none holds it.
 bool plan_block(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
@@ -94,8 +100,26 @@ bool plan_compare_rows(const Problem& problem, int64_t shared_limit, Plan& plan)
   return plan_compare_shape(problem, shared_limit, plan);
 }
 
+// Plans comparisons in many short rows that have the same segments, unless long segments of these take less time with
+// other calls, as most of 8 and 16 bits do.
+bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
+  constexpr int64_t kFew = 1 << 18, kBlocks = 8;  // elements in all, which other calls wait for; blocks at a time
+  const Rows& rows = problem.rows;
+  if (rows.inner > 1 || rows.length > kMostShared || !has_shared_offsets(problem)) return false;
+  const bool narrow = problem.key_bits <= 16 && rows.elements() > kFew;
+  const int64_t any = narrow ? 0 : 64;  // the longest rows that may be one segment
+  const int64_t mean = narrow ? 8 : problem.key_bits == 64 ? 16 : 32;
+  if ((narrow && rows.length > 32) || (rows.length > any && rows.length > mean * problem.offsets)) return false;
+  plan.algorithm = Algorithm::kCompare;
+  plan.threads = kCompareThreads;
+  plan.together = kManyEach * kCompareThreads / rows.length;
+  plan.blocks = std::min(ceil_div(rows.count(), plan.together), kBlocks * gpu.multiprocessors);
+  plan.shared_bytes = kManyEach * kCompareThreads * std::max<int64_t>(4, problem.key_bits / 8);
+  return true;
+}
+
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
-  if (plan_compare(problem, shared_limit, plan)) return;
+  if (plan_compare(problem, shared_limit, plan) || plan_compare_shared(problem, gpu, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kNone;
@@ -145,24 +169,37 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kSweep;
-  plan.threads = kSweepThreads;
-  const bool large_fits = sweep_shared_bytes(key_bytes, kLargeTiles, problem.indices) <= shared_limit;
-  const bool always_small = !large_fits || sweeps_short(problem);
+  constexpr int64_t kFew = 1 << 20;  // elements, which small tiles spread
+  const auto fits = [&](SweepTiles size) {
+    return sweep_shared_bytes(key_bytes, size, problem.indices) <= shared_limit;
+  };
+  const bool always_small = !fits(kLargeTiles) || sweeps_short(problem);
   // Of so many rows. Tiny tiles are for few enough to exchange counts.
   const auto tiles_of = [&](int64_t count) {
     const int64_t elements = count * rows.length;
-    if (elements > 1 << 20 && !always_small) return kLargeTiles;
+    // The smallest tiles of which each multiprocessor has one at most.
+    if ((key_bytes == 2 || key_bytes == 4) && problem.offsets == 0) {
+      const auto is_one = [&](SweepTiles size) {
+        return count * ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) <= gpu.multiprocessors;
+      };
+      if (!is_one(kSmallTiles))
+        for (const SweepTiles size : {kLargeTiles, kHugeTiles})
+          if (is_one(size) && fits(size)) return size;
+    }
+    if (elements > kFew && !always_small) return kLargeTiles;
     const int64_t tiny = ceil_div(rows.length, sweep_tile(key_bytes, kTinyTiles, problem.indices));
     const int64_t most = key_bytes == 8 ? std::min(gpu.multiprocessors, count * kMostExchanging) : gpu.multiprocessors;
     const bool exchanges = key_bytes > 1 && problem.offsets == 0 && count * tiny <= most;
     return exchanges && tiny <= kMostTiny ? kTinyTiles : kSmallTiles;
   };
   const SweepTiles size = tiles_of(rows.count());
-  plan.small = size != kLargeTiles;
+  plan.threads = sweep_threads(size);
+  plan.small = size > kLargeTiles;
   // Sizes the workspace for a call with any number of rows, since a part of the batch is planned with the workspace of
-  // the whole. Fewer rows may use small tiles, which need more bytes.
-  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices,
-                         tiles_of(rows.inner), problem.offsets);
+  // the whole: for the smallest tiles of all these calls, which need the most bytes.
+  const SweepTiles least = std::max(tiles_of(rows.inner), rows.inner * rows.length > kFew ? kLargeTiles : kSmallTiles);
+  const SweepShape shape(rows.inner, rows.length, problem.k, key_bytes, problem.values, problem.indices, least,
+                         problem.offsets);
   plan.blocks = rows.count() * (ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) + problem.offsets);
   plan.shared_bytes = sweep_shared_bytes(key_bytes, size, problem.indices);
   plan.workspace_bytes += shape.bytes;
@@ -176,7 +213,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   else if (key_bytes == 2)
     plan.exchanges = !plan.tickets;
   else if (key_bytes == 4)
-    plan.exchanges = plan.small && plan.blocks <= gpu.multiprocessors;
+    plan.exchanges = plan.blocks <= gpu.multiprocessors;
   else
     plan.exchanges =
         (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
@@ -237,6 +274,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (rows.elements() == 0) return plan;
   if (problem.offsets > 0) {
     plan_segments(problem, shared_limit, gpu, plan);
+    // Rows have offsets of their own in a program for several devices, since XLA splits these with the rows. Calls were
+    // chosen for those of all rows.
+    if (plan.algorithm == Algorithm::kNone && workspace_bytes >= 0 && rows.inner == 1 && rows.length <= kMostShared)
+      plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
     constexpr int64_t kMostSpread = 1 << 19;
     const bool spreads =

@@ -44,6 +44,7 @@ struct Plan {
   bool exchanges = false;    // for kSweep: tiles are so few that each may wait for the counts of all of its row
   bool overlap = false;      // for kSweep: whether a pass may start before the one before it ends
   count::SelectPlan select;  // for kPart
+  int64_t together = 0;      // for kCompare: how many rows with the same segments a block has at a time, if it has many
   int tile_bits = 0;         // for kMerge: the logarithm of the longest tile
   topk::SortShape team;      // the plan of top-k's kernel, for kTeam
 };

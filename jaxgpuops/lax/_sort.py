@@ -85,6 +85,10 @@ sort_p = Kernel(
 )
 
 
+def _takes_32_bits(dtype):
+    return dtype in _arguments.ORDERED_DTYPES and dtype.itemsize == 4
+
+
 def _sort_jvp(primals, tangents, *, indices, axis, values, split=None, **params):
     """The permutation is locally constant, so tangents are permuted like the elements."""
     outs = sort_p(*primals, axis=axis, values=values, indices=True, split=split, **params)
@@ -102,6 +106,24 @@ def _with_tangents(outs, tangent, axis, values, indices, split=None):
 
 ad.primitive_jvps[sort_p.primitive] = _sort_jvp
 RULES["sort"] = by_rows(sort_p)
+
+
+def _lexsort_fallback(high, low, *, axis, descending):
+    order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, kth=-1)
+    [indices] = order(low)
+    return order(take_along_axis(high, indices, axis, permutes=True), indices)
+
+
+# The permutation that sorts by two keys, of which the first counts most.
+lexsort_p = Kernel(
+    "lexsort",
+    results=lambda high, low, *, axis, descending: [(high.shape[axis], np.int32)],
+    fallback=_lexsort_fallback,
+    accepts=_takes_32_bits,
+    attributes=("descending",),
+    plan=lambda rows, avals, capability, axis, **_: _native.modules["cpu"].plan_lexsort(*rows, capability),
+)
+RULES["lexsort"] = by_rows(lexsort_p)
 
 
 def _real(keys: Sequence[jax.Array]) -> list[jax.Array]:
@@ -180,10 +202,24 @@ def permutation(
     return _permutation(keys, axis, descending, split)
 
 
+def _as_32_bits(keys, axis):
+    """Returns keys of 32 bits in the same order, or None if some have more. In rows that are not long, two sorts by
+    shorter keys take less time."""
+    if all(_takes_32_bits(key.dtype) for key in keys):
+        return keys
+    if _is_long(keys[0], axis) and all(key.dtype.itemsize <= 4 for key in keys):
+        return [sort_keys(key).astype(np.uint32) for key in keys]
+    return None
+
+
 def _permutation(keys, axis, descending=False, split=None):
     order = functools.partial(sort_p, axis=axis, descending=descending, values=False, indices=True, kth=-1, split=split)
     *before, last = _joined(keys, axis, split)
-    [indices] = order(last)
+    if before and (pair := _as_32_bits([before[-1], last], axis)):
+        before.pop()
+        [indices] = lexsort_p(*pair, axis=axis, descending=descending, split=split)
+    else:
+        [indices] = order(last)
     for key in reversed(before):  # since sorts are stable, a sort by one key keeps the order by less significant keys
         [indices] = order(take_along_axis(key, indices, axis, split, permutes=True), indices)
     return indices
@@ -192,9 +228,12 @@ def _permutation(keys, axis, descending=False, split=None):
 def _can_carry(x, axis: int) -> bool:
     """Whether elements fit the numbers that a sort carries. Those of less than 32 bits are widened before and narrowed
     after the sort, which pays in rows that the kernel for long ones sorts."""
-    length = x.shape[axis]
-    is_long = jax.export.is_symbolic_dim(length) or length > MOST_OF_BLOCK
-    return x.dtype in _arguments.ORDERED_DTYPES and (x.dtype.itemsize == 4 or (x.dtype.itemsize < 4 and is_long))
+    itemsize = x.dtype.itemsize
+    return x.dtype in _arguments.ORDERED_DTYPES and (itemsize == 4 or (itemsize < 4 and _is_long(x, axis)))
+
+
+def _is_long(x, axis: int) -> bool:
+    return jax.export.is_symbolic_dim(x.shape[axis]) or x.shape[axis] > MOST_OF_BLOCK
 
 
 def _sort_pair(key, other, axis: int, descending: bool, values: bool = True) -> list[jax.Array]:
@@ -308,8 +347,9 @@ def _sort_segments_fallback(x, offsets, *, axis, descending, values, indices, mo
 
 def _plan_sort_segments(rows, avals, compute_capability, axis, *, values, indices, **_):
     x, offsets = avals
+    shared = all(n == 1 for d, n in enumerate(offsets.shape) if d != axis)
     return _native.modules["cpu"].plan_sort_segments(
-        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability, values, indices
+        *rows, offsets.shape[axis], 8 * x.dtype.itemsize, compute_capability, values, indices, shared
     )
 
 

@@ -211,6 +211,33 @@ ffi::Error sort_segments(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   });
 }
 
+// Sorts by the low key, and then, since sorts are stable, by the high one.
+ffi::Error lexsort(ffi::ThreadPool pool, ffi::AnyBuffer high, ffi::AnyBuffer low, ffi::Result<ffi::AnyBuffer> indices,
+                   int64_t axis, bool descending) {
+  return handle("jaxgpuops.lexsort", [&] {
+    const KeysCall call = keys_call(high, low, *indices, axis, descending);
+    const auto [outer, n, inner] = call.problem.rows;
+    const Workers workers = workers_of(pool);
+    Problem one;
+    one.rows = call.problem.rows;
+    one.k = n;
+    one.values = false;
+    one.order = call.problem.low;
+    const int64_t elements = outer * n * inner;
+    const std::unique_ptr<int32_t[]> order(new int32_t[elements]);
+    const std::unique_ptr<uint32_t[]> moved(new uint32_t[elements]);
+    Sort<uint32_t>{one, call.low, nullptr, order.get()}.run(workers);
+    parallel_for(workers, ceil_div(elements, kTaskElements), [&](int64_t task) {
+      for (int64_t at = task * kTaskElements; at < std::min(elements, (task + 1) * kTaskElements); ++at)
+        moved[at] = call.high[(at / (n * inner) * n + order[at]) * inner + at % inner];
+    });
+    one.order = call.problem.high;
+    one.carries = true;
+    Sort<uint32_t>{one, moved.get(), nullptr, call.indices, order.get()}.run(workers);
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kLexsort, lexsort, keys_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kSort, sort,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -235,6 +262,8 @@ XLA_FFI_DEFINE_HANDLER(kSortSegments, sort_segments,
 
 }  // namespace
 
-std::vector<Target> cpu_targets() { return {{"jaxgpuops.sort", kSort}, {"jaxgpuops.sort_segments", kSortSegments}}; }
+std::vector<Target> cpu_targets() {
+  return {{"jaxgpuops.sort", kSort}, {"jaxgpuops.sort_segments", kSortSegments}, {"jaxgpuops.lexsort", kLexsort}};
+}
 
 }  // namespace jaxgpuops::sort

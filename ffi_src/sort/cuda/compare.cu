@@ -6,6 +6,9 @@
 // A block has some neighbouring elements of a row, or some short rows. A team of lanes compares one element with the
 // others of its segment, whose keys are in shared memory. A row without segments is one segment, along any axis.
 //
+// If there are many short rows that have the same segments, a block finds these once for all the rows that it takes,
+// and a thread has the same places of all of them. Segments being short, such rows are compared however many there are.
+//
 // Bytes moved: every element is read by the blocks that have elements of its segment, from L2 but for the first of
 // them, and every result is written once.
 #include <type_traits>
@@ -147,9 +150,51 @@ __global__ void __launch_bounds__(kThreads) compare_kernel(const __grid_constant
   }
 }
 
+// Sorts the segments of many short rows, which all have the same offsets.
+template <class Bits>
+__global__ void __launch_bounds__(kThreads) many_kernel(const __grid_constant__ CompareArgs a) {
+  using Key = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
+  __shared__ Bounds bounds;
+  __shared__ uint32_t segments[kMostShared];  // where the segment of a place begins, and above that where it ends
+  auto* const keys = reinterpret_cast<Key*>(dynamic_shared_memory());
+  const Range all = find_bounds(a, 0, bounds);
+  for (uint32_t place = threadIdx.x; place < a.length; place += kThreads) {
+    const Range range = place - all.begin < all.end - all.begin ? bounds.around(place) : Range{place, place + 1};
+    segments[place] = range.begin | range.end << 16;
+  }
+  const uint32_t first_place = threadIdx.x % a.length, place_step = kThreads % a.length;
+  const int64_t step = int64_t{gridDim.x} * a.shape.together;
+#pragma unroll 1
+  for (int64_t row = int64_t{blockIdx.x} * a.shape.together; row < a.rows; row += step) {
+    const auto there = static_cast<uint32_t>(min(int64_t{a.shape.together}, a.rows - row)) * a.length;
+    const int64_t base = row * a.length;
+    const Bits* const x = static_cast<const Bits*>(a.x) + base;
+    Bits bits[kManyEach];
+#pragma unroll
+    for (int e = 0; e < kManyEach; ++e)
+      if (const uint32_t i = threadIdx.x + e * kThreads; i < there) bits[e] = x[i];
+    __syncthreads();  // the keys of the rows before have been read
+#pragma unroll
+    for (int e = 0; e < kManyEach; ++e)
+      if (const uint32_t i = threadIdx.x + e * kThreads; i < there) keys[i] = sort_key(bits[e], a.order);
+    __syncthreads();
+    uint32_t place = first_place;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < there; i += kThreads) {
+      const uint32_t head = i - place, range = segments[place];
+      const Range segment = {head + (range & 0xffff), head + (range >> 16)};
+      const uint32_t to = segment.begin + rank_in(keys, segment, i, 0, 1);
+      if (a.values) static_cast<Bits*>(a.values)[base + to] = x[i];
+      if (a.indices) a.indices[base + to] = static_cast<int32_t>(place);
+      place += place_step;
+      if (place >= a.length) place -= a.length;
+    }
+  }
+}
+
 }  // namespace
 
-cudaError_t launch_compare(cudaStream_t stream, const Problem& problem, const Buffers& buffers) {
+cudaError_t launch_compare(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   CompareArgs a = {buffers.x, buffers.values, buffers.indices, buffers.offsets};
   a.offsets_at = problem.offsets_at.outer;
   a.count = problem.offsets;
@@ -158,9 +203,18 @@ cudaError_t launch_compare(cudaStream_t stream, const Problem& problem, const Bu
   a.length = static_cast<uint32_t>(problem.rows.length);
   bool shared = true;
   for (int g = 0; g < a.offsets_at.groups; ++g) shared = shared && a.offsets_at.stride[g] == 0;
-  a.shape = compare_shape(problem.rows, shared);
   a.order = problem.order;
   Launch config;
+  if (plan.together > 0) {
+    a.shape.together = static_cast<uint32_t>(plan.together);
+    config.grid = dim3(static_cast<unsigned>(plan.blocks));
+    config.block = dim3(kThreads);
+    return dispatch_key(problem.key_bits, [&](auto bits) {
+      config.shared_bytes = plan.shared_bytes;
+      return launch(stream, config, many_kernel<decltype(bits)>, a);
+    });
+  }
+  a.shape = compare_shape(problem.rows, shared);
   config.grid = dim3(static_cast<unsigned>(ceil_div(a.rows, a.shape.together) * a.shape.chunks));
   config.block = dim3(kThreads);
   return dispatch_key(problem.key_bits, [&](auto bits) {

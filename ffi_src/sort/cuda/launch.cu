@@ -52,7 +52,7 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   if (plan.algorithm == Algorithm::kNetwork && !plan.turns) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kSegments) return launch_segments(stream, plan, problem, buffers);
-  if (plan.algorithm == Algorithm::kCompare) return launch_compare(stream, problem, buffers);
+  if (plan.algorithm == Algorithm::kCompare) return launch_compare(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kMerge) return launch_merge(stream, plan, problem, buffers);
   if (problem.offsets > 0) return launch_sweep_segments(stream, plan, problem, buffers);
   if (!plan.turns) return launch_rows(stream, plan, problem, buffers);

@@ -110,6 +110,10 @@ inline CompareShape compare_shape(const Rows& rows, bool shared) {
   return {lanes, static_cast<uint32_t>((length - 1) / chunks + 1), chunks, 1};
 }
 
+// Of many short rows with the same segments, a block has `together` at a time, and a thread so many elements of them.
+constexpr int64_t kMostShared = 256;  // elements of a row
+constexpr int kManyEach = 8;
+
 // The keys of a row, or of several.
 inline int64_t compare_shared_bytes(const Rows& rows, const CompareShape& shape, int64_t element_bytes) {
   return (rows.length * shape.together + 4) * std::max<int64_t>(element_bytes, 4);
@@ -119,21 +123,24 @@ inline int64_t compare_shared_bytes(const Rows& rows, const CompareShape& shape,
 
 constexpr int kSweepThreads = 384;
 // Tiles of a sweep. If there are few elements in all, smaller ones spread them over more multiprocessors. GPUs whose
-// shared memory is too small for the large ones have small ones, too.
-enum SweepTiles { kLargeTiles, kSmallTiles, kTinyTiles };
+// shared memory is too small for the large ones have small ones, too. If huge ones are no more than there are
+// multiprocessors, each of these has one, and tiles exchange counts.
+enum SweepTiles { kHugeTiles, kLargeTiles, kSmallTiles, kTinyTiles };
+constexpr int sweep_threads(SweepTiles tiles) { return tiles == kHugeTiles ? 2 * kSweepThreads : kSweepThreads; }
 constexpr int sweep_blocks(int key_bytes, SweepTiles tiles, bool indices) {  // that a multiprocessor holds at least
+  if (tiles == kHugeTiles) return 1;
   return tiles == kLargeTiles && (key_bytes == 8 || indices) ? 2 : 3;
 }
 constexpr int sweep_items(int key_bytes, SweepTiles tiles, bool indices) {  // elements of a thread
   if (key_bytes == 1) return 16;                                            // there is one pass
-  if (tiles != kLargeTiles) return tiles == kTinyTiles ? 4 : 8;
+  if (tiles > kLargeTiles) return tiles == kTinyTiles ? 4 : 8;
   return key_bytes < 8 ? 23 : indices ? 16 : 20;
 }
 constexpr int64_t sweep_tile(int key_bytes, SweepTiles tiles, bool indices) {
-  return kSweepThreads * sweep_items(key_bytes, tiles, indices);
+  return sweep_threads(tiles) * sweep_items(key_bytes, tiles, indices);
 }
 constexpr int64_t sweep_shared_bytes(int key_bytes, SweepTiles tiles, bool indices) {
-  return kSweepThreads / 32 * 1024 +
+  return sweep_threads(tiles) / 32 * 1024 +
          sweep_tile(key_bytes, tiles, indices) * (std::max(key_bytes, 4) + (indices ? 4 : 0));
 }
 
@@ -154,7 +161,8 @@ struct RowHead {
   uint32_t tickets[8];  // used in the first row only: for each pass, how many tiles blocks have taken
   uint32_t counted;     // how many blocks have finished counting in this row
   uint32_t active;      // bit p: the digits of pass p differ, so the pass has to run
-  uint32_t padding[6];
+  uint32_t any;         // in the first row only: the bits of all rows
+  uint32_t padding[5];
 };
 
 // The offset of each part of a workspace, and its total size in bytes. All passes but the last write to two buffers of

@@ -135,7 +135,10 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   }
   __syncthreads();
   // At least one pass must run, since it copies the elements to the results.
-  if (threadIdx.x == 0) a.heads[row].active = active ? active : 1;
+  if (threadIdx.x > 0) return;
+  const uint32_t own = active ? active : 1;
+  a.heads[row].active = own;
+  if (!kSegments && (own & ~__ldcg(&a.heads->any))) atomicOr(&a.heads->any, own);
 }
 
 // ---- Passes ---------------------------------------------------------------------------------------------------------
@@ -168,10 +171,10 @@ struct PassArgs {
   SortOrder order;
 };
 
-template <class Key, int kItems>
+template <class Key, int kThreads, int kItems>
 struct PassShared {
-  static constexpr int kTile = kSweepThreads * kItems;
-  uint32_t counts[kSweepThreads / 32 * kDigits];
+  static constexpr int kTile = kThreads * kItems;
+  uint32_t counts[kThreads / 32 * kDigits];
   Word<Key> words[kTile];
   int32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
@@ -186,18 +189,23 @@ __device__ __forceinline__ void keep(const PassArgs& a, int64_t base, const Piec
 }
 
 template <class Key, bool kIndices, SweepTiles kTiles, bool kExchanges, bool kSegments = false>
-__global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTiles, kIndices))
+__global__ void __launch_bounds__(sweep_threads(kTiles), sweep_blocks(sizeof(Key), kTiles, kIndices))
     pass_kernel(const __grid_constant__ PassArgs a) {
   constexpr int kItems = sweep_items(sizeof(Key), kTiles, kIndices);
-  constexpr int kPasses = sizeof(Key), kTile = kSweepThreads * kItems;
-  auto& shared = *reinterpret_cast<PassShared<Key, kItems>*>(dynamic_shared_memory());
+  constexpr int kPasses = sizeof(Key), kThreads = sweep_threads(kTiles), kTile = kThreads * kItems;
+  auto& shared = *reinterpret_cast<PassShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
   __shared__ uint32_t warps[kDigits / 32], ticket;
   __shared__ volatile Digits digits;
   // For each digit: the position of its elements in the row minus that in the tile.
   __shared__ int32_t shift_of[kDigits];
+  const bool exchanges = kExchanges && a.exchanges;
+  // The pass before has waited for the kernel that counts before it let this one start.
+  if (!kSegments && !exchanges && a.pass > 0 && !(__ldcg(&a.heads->any) >> a.pass & 1)) {
+    wait_for_predecessor();
+    return;
+  }
   clear_counts(shared.counts);
   set_digits<Key>(digits, a.pass, a.order);
-  const bool exchanges = kExchanges && a.exchanges;
   // The kernel that sets the words of an exchange to zero has already waited for the kernel that makes `x`.
   const bool begins = exchanges && a.pass == 0;
   if (a.tickets || (a.pass == 0 && !begins)) wait_for_predecessor();
@@ -220,7 +228,6 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
     there = static_cast<uint32_t>(min(int64_t{kTile}, a.length - begin));
   }
   const bool sorts = !kSegments || (there > 0 && piece.last > 0);
-  // The pass before has waited for the kernel that counts before it let this one start.
   const uint32_t active = exchanges ? (1u << kPasses) - 1 : sorts ? __ldcg(&a.heads[row].active) : 0;
   const uint32_t this_pass = 1u << a.pass;
   if (!begins) wait_for_predecessor();
@@ -233,7 +240,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
   const int64_t at = base + begin + first;
   // Columns are read and written in place if tiles are small. Between the first and the last pass they are rows.
-  constexpr bool kColumns = kExchanges && kTiles != kLargeTiles;
+  constexpr bool kColumns = kExchanges && kTiles > kLargeTiles;
   int64_t x_at = at;
   uint32_t from_step = 1;
   if (kColumns && is_first && a.inner > 1) {
@@ -293,7 +300,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
       if (exchanges) atomicAdd(sums + tile / group * kDigits, (1u << kArrivedBits) + own);
     }
   };
-  const uint32_t begin_of_digit = place_by_digit<kSweepThreads, kItems>(
+  const uint32_t begin_of_digit = place_by_digit<kThreads, kItems>(
       shared.counts, warps, digits, turn, first - threadIdx.x % 32 < there,
       [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); }, publish,
       [&](int i, uint32_t place) {
@@ -335,7 +342,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   }
   if (threadIdx.x < kDigits) {
     if (tile > 0 && !exchanges) {
-      constexpr int kAhead = kTiles == kLargeTiles ? kLook : kSmallLook;
+      constexpr int kAhead = kTiles <= kLargeTiles ? kLook : kSmallLook;
       for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
         uint32_t published[kAhead];
 #pragma unroll
@@ -369,7 +376,7 @@ __global__ void __launch_bounds__(kSweepThreads, sweep_blocks(sizeof(Key), kTile
   to_indices += base;
   const Digits again = read_anew(digits);
   const auto store = [&](int i, bool whole) {
-    const uint32_t place = threadIdx.x + i * kSweepThreads;
+    const uint32_t place = threadIdx.x + i * kThreads;
     const Word<Key> word = shared.words[place];
     const uint32_t to = place + shift_of[digit_of<Key>(word, again)];
     if (!whole && (place >= there || (!kSegments && to >= wanted))) return;
