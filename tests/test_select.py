@@ -200,6 +200,9 @@ def test_derivatives_of_quantiles_are_jaxs():
     several = jax.jit(lambda q: jaxgpuops.quantile(x[0], [q, 0.5]))(0.25)
     np.testing.assert_allclose(several, np.quantile(x[0], [0.25, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(of_q)(0.37), jax.grad(lambda q: jnp.quantile(x[0], q))(0.37), rtol=1e-12)
+    none, tangents = jax.jvp(lambda x: jaxgpuops.quantile(x, [], axis=1), (x,), (x,))
+    assert none.shape == tangents.shape == (0, 4)
+    assert jax.grad(lambda x: jaxgpuops.quantile(x, []).sum())(x).tolist() == np.zeros((4, 6)).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -156,6 +156,22 @@ def test_vmap_shards_its_batch_without_collectives(mesh):
     assert not [c for c in COLLECTIVES if c in hlo]
 
 
+def test_batch_of_offsets_alone_may_be_split_by_type(explicit_mesh):
+    x, offsets = example()[0, 0].T, np.stack([np.array([0, n, 16]) for n in range(8)])
+
+    def functions(x, offsets):
+        topk = lambda x, offsets: jaxgpuops.topk(x, 3, offsets=offsets)
+        gradient = jax.grad(lambda x, offsets: (topk(x, offsets).values[..., :1] ** 2).sum())
+        return [jax.vmap(f, (None, 0))(x, offsets) for f in (topk, gradient)]
+
+    expected = jax.jit(functions)(x, offsets)
+    with jax.set_mesh(explicit_mesh):
+        split = jax.device_put(offsets, NamedSharding(explicit_mesh, P("a")))
+        results = jax.jit(functions)(x, split)
+    assert_equal(results, expected)
+    assert all(y.sharding.spec[0] == "a" for y in jax.tree.leaves(results))
+
+
 @pytest.mark.parametrize("workspace_bytes", [0, 96])
 @pytest.mark.parametrize("name", ["topk", "argmax", "linear_scan"])
 def test_workspaces_shard_with_the_batch(mesh, monkeypatch, kernels, name, workspace_bytes):

@@ -59,7 +59,7 @@ def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Ar
 def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
     """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
     equal."""
-    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
+    each = [lax.slice_in_dim(indices, i, min(i + 1, count), axis=axis) for i in range(max(count, 1))]
     return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
 
 

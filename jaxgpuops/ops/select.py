@@ -230,8 +230,7 @@ def _weighted(rows, q, weights, axis, wide, split):
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
     place = searchsorted(*align(share, queries), axis)
     place = jnp.minimum(place if split is None else split.sum(place), np.int32(length - 1))
-    y = follow(values, place, q.size, axis, split) if q.size else jnp.zeros(queries.shape, values.dtype)
-    return y, last, total
+    return follow(values, place, q.size, axis, split), last, total
 
 
 def _at(x, place, axis, split):
