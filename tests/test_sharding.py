@@ -172,6 +172,20 @@ def test_batch_of_offsets_alone_may_be_split_by_type(explicit_mesh):
     assert all(y.sharding.spec[0] == "a" for y in jax.tree.leaves(results))
 
 
+@pytest.mark.parametrize("spec", [P("a"), P(None, "a", None, "b")], ids=str)
+def test_lengths_of_rows_that_are_split_by_type(explicit_mesh, spec):
+    x, lengths = example(), np.arange(8, dtype=np.int32)
+
+    def functions(x):
+        values = lambda x: jaxgpuops.topk(x, 3, axis=AXIS, lengths=lengths).values
+        return values(x), jax.grad(lambda x: (jnp.maximum(values(x), 0) ** 2).sum())(x), jax.jvp(values, (x,), (x,))[1]
+
+    expected = jax.jit(functions)(x)
+    with jax.set_mesh(explicit_mesh):
+        results = jax.jit(functions)(jax.device_put(x, NamedSharding(explicit_mesh, spec)))
+    assert_equal(results, expected)
+
+
 @pytest.mark.parametrize("workspace_bytes", [0, 96])
 @pytest.mark.parametrize("name", ["topk", "argmax", "linear_scan"])
 def test_workspaces_shard_with_the_batch(mesh, monkeypatch, kernels, name, workspace_bytes):

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName
+from jaxgpuops._primitive import like
 from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
@@ -144,7 +145,8 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
     fill = identity("max" if largest else "min", x.dtype)
-    within = lambda y, lengths: jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths
+    # The types of an explicit mesh demand that masks are split as what they select from.
+    within = lambda y, lengths: like(jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths, jax.typeof(y))
 
     # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. And a key is its value, which need not be taken
     # from x again; only tangents are.
