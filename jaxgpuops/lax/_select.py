@@ -53,7 +53,7 @@ select_p = Kernel(
 def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
     """Returns the elements of these ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]`` and the same of
     the argsort."""
-    return select_p(*align(x, ranks), axis=axis, split=split)
+    return select_p(*align(x, ranks, apart=axis), axis=axis, split=split)
 
 
 def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
@@ -78,7 +78,7 @@ def _and_last(length, ranks, axis):
 
 def _taken_from_sort(x, ranks, axis):
     [values], _ = sort_operands([x], axis, 1)
-    return take_rows(*align(values, ranks), axis, False)
+    return take_rows(*align(values, ranks, apart=axis), axis, False)
 
 
 def _ranked_fallback(x, ranks, *, axis):
@@ -119,7 +119,7 @@ def_jvp(ranked_p, _ranked_jvp)
 
 def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
     """Returns the elements of these ranks, which all rows share, and whether the last element of each row is NaN."""
-    return ranked_p(*align(x, ranks), axis=axis, split=split)
+    return ranked_p(*align(x, ranks, apart=axis), axis=axis, split=split)
 
 
 def between(low: jax.Array, high: jax.Array, share: jax.Array, midpoint: bool) -> jax.Array:
@@ -178,7 +178,7 @@ def quantiles(x: jax.Array, ranks: jax.Array, shares: jax.Array, axis: int, midp
     alone = shares.shape[axis] == 1 or all(n == 1 for n in x.shape[:axis])
     takes = x.dtype in QUANTILE_DTYPES and 0 < count < MOST_RANKS and alone
     if takes and split is None and isinstance(length, int):
-        operands = align(x, _and_last(length, ranks, axis), shares)
+        operands = align(x, _and_last(length, ranks, axis), shares, apart=axis)
         return quantile_p(*operands, axis=axis, midpoint=midpoint)[0]
     at, is_nan = ranked(x, ranks, axis, split)
     return _quantiles_of(at, is_nan, ranks, shares, axis, midpoint)
