@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -180,7 +181,8 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
     length = x.shape[axis] if split is None else split.length
     if k < 0:
         raise ValueError(f"{op}: k must not be negative, got {k}")
-    if length + (offsets.shape[0] - 1) * k >= 1 << 31:
+    places = length + (offsets.shape[0] - 1) * k
+    if not jax.export.is_symbolic_dim(places) and places >= 1 << 31:
         raise ValueError(
             f"{op}: the length of the axis and segments times k must be less than 2**31 together, got shape {x.shape}, "
             f"{offsets.shape[0] - 1} segments and k={k}"
