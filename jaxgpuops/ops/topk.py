@@ -214,9 +214,10 @@ def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     # No index occurs twice, so that the gradient's scatter needs no atomics: indices out of range differ, too.
     own = jnp.where(there, indices, length + jnp.arange(indices.size, dtype=np.int32).reshape(indices.shape))
     if split is None:
-        # Under vmap, the row gets the batch of the offsets, and its sharding: over an explicit mesh, JAX refuses to gather at
-        # indices that are split from an array that is not. XLA removes the selection.
-        row: Any = jnp.where(offsets[0] == offsets[0], x, x)
+        # Under vmap, the row gets the batch of the offsets, and its sharding: over an explicit mesh, JAX refuses to gather
+        # at indices that are split from an array that is not. XLA removes the selection, and its gradient.
+        any_offset = offsets[0]
+        row: Any = jnp.where(any_offset == any_offset, x, jax.lax.stop_gradient(x))
         values = row.at[own].get(mode="fill", fill_value=fill, unique_indices=True)
     else:
         values = _at(x, own, split)
