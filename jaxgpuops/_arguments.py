@@ -157,13 +157,16 @@ def promoted(op: str, **arrays: jax.Array) -> np.dtype:
         raise TypeError(f"{op}: JAX does not promote the dtypes of the arguments to one: {dtypes}") from error
 
 
-def axis_of(op: str, name: str, shape: tuple, axis: int) -> int:
-    """Checks that the argument ``name``, of this shape, has the axis; returns the axis counted from the front."""
+def axis_of(op: str, name: str, shape: tuple, axis: int, argument: str = "axis") -> int:
+    """Checks that the array ``name``, of this shape, has the axis; returns the axis counted from the front. The axis
+    itself is called ``argument``."""
     rank = len(shape)
     if rank == 0:
         raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar")
     if not -rank <= axis < rank:
-        raise ValueError(f"{op}: axis must be between {-rank} and {rank - 1} for {name} of shape {shape}, got {axis}")
+        raise ValueError(
+            f"{op}: {argument} must be between {-rank} and {rank - 1} for {name} of shape {shape}, got {axis}"
+        )
     return axis % rank
 
 
@@ -184,13 +187,13 @@ def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
     return indexed_axis(op, name, x, axis)
 
 
-def indexed_axis(op: str, name: str, x: jax.Array, axis: int) -> int:
+def indexed_axis(op: str, name: str, x: jax.Array, axis: int, argument: str = "axis") -> int:
     """Checks that int32 can index ``x`` along ``axis``; returns the axis counted from the front."""
-    axis = axis_of(op, name, x.shape, axis)
+    axis = axis_of(op, name, x.shape, axis, argument)
     length = x.shape[axis]
     if isinstance(length, int) and length >= 1 << 31:
         raise ValueError(
-            f"{op}: indices are int32, so an axis must be shorter than 2**31; got shape {x.shape} and axis={axis}"
+            f"{op}: indices are int32, so an axis must be shorter than 2**31; got shape {x.shape} and {argument}={axis}"
         )
     return axis
 

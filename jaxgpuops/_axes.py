@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 
 import jax
 from jax import lax
@@ -24,7 +25,7 @@ class Merged:
         others = tuple(d for d in range(len(shape)) if d not in axes)
         together = not axes or axes == tuple(range(axes[0], axes[0] + len(axes)))
         self._order = tuple(range(len(shape))) if together else (*others, *axes)
-        self._shape = tuple(shape[d] for d in self._order)
+        self._shape, self._sizes = tuple(shape[d] for d in self._order), shape
         self.axis = axes[0] if together and axes else len(others)
         # The axes, in the arrays that `together` returns.
         self.neighbours = tuple(range(self.axis, self.axis + len(axes)))
@@ -51,8 +52,14 @@ class Merged:
         """The inverse of `merge`, for arrays of the whole shape."""
         if len(self.axes) == 1:
             return y
-        spec = list(jax.typeof(y).sharding.spec)
-        spec[self.axis : self.axis + 1] = (spec[self.axis], *(None for _ in self.axes[1:])) if self.axes else ()
+        sharding = jax.typeof(y).sharding
+        spec = list(sharding.spec)
+        own: list = [None for _ in self.axes]
+        if self.axes and (names := spec[self.axis]):  # the first axis that can be split so
+            parts = math.prod(sharding.mesh.shape[n] for n in (names if isinstance(names, tuple) else (names,)))
+            if (first := next((i for i, d in enumerate(self.axes) if self._sizes[d] % parts == 0), None)) is not None:
+                own[first] = names
+        spec[self.axis : self.axis + 1] = own
         y = as_automatic(lambda y: y.reshape(self._shape), PartitionSpec(*spec), y)
         return y.transpose([self._order.index(d) for d in range(len(self._order))])
 

@@ -146,7 +146,10 @@ class _Call:
                 return name
             if d < len(self.whole) or unit == 1:
                 return f"d{d}"
-            whole[name := f"u{unit}"], sizes[f"u{unit}"] = None, unit
+            whole[name := f"u{unit}"] = None
+            if self.lengths[d] == 1:  # Shardy takes no factor of size 1 beside another one
+                return name
+            sizes[name] = unit
             if 1 not in self.units.values():  # no dimension says how many units there are
                 sizes[f"d{d}"] = self.lengths[d]
             return f"(d{d} {name})"

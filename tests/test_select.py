@@ -200,6 +200,19 @@ def test_derivatives_of_quantiles_are_jaxs():
     several = jax.jit(lambda q: jaxgpuops.quantile(x[0], [q, 0.5]))(0.25)
     np.testing.assert_allclose(several, np.quantile(x[0], [0.25, 0.5]), rtol=1e-6)
     np.testing.assert_allclose(jax.grad(of_q)(0.37), jax.grad(lambda q: jnp.quantile(x[0], q))(0.37), rtol=1e-12)
+    none, tangents = jax.jvp(lambda x: jaxgpuops.quantile(x, [], axis=1), (x,), (x,))
+    assert none.shape == tangents.shape == (0, 4)
+    assert jax.grad(lambda x: jaxgpuops.quantile(x, []).sum())(x).tolist() == np.zeros((4, 6)).tolist()
+
+
+def test_ranks_along_an_axis_of_symbolic_length():
+    (n,) = jax.export.symbolic_shape("n")
+    both = lambda x: (*jaxgpuops.kth_value(x, 1), jaxgpuops.partition(x, 1)[1])
+    export = jax.export.export(jax.jit(both), disabled_checks=jaxgpuops.export_checks())
+    results = export(jax.ShapeDtypeStruct((n,), np.float32)).call(jnp.array([3.0, 1.0, 2.0], np.float32))
+    assert [y.tolist() for y in results] == [2, 2, 2]
+    with pytest.raises(ValueError, match="kth_value: k must not be negative if the length of axis 0 is symbolic"):
+        jax.export.export(jax.jit(lambda x: jaxgpuops.kth_value(x, -1)))(jax.ShapeDtypeStruct((n,), np.float32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -156,6 +156,58 @@ def test_vmap_shards_its_batch_without_collectives(mesh):
     assert not [c for c in COLLECTIVES if c in hlo]
 
 
+def test_batch_of_offsets_alone_may_be_split_by_type(explicit_mesh):
+    x, offsets = example()[0, 0].T, np.stack([np.array([0, n, 16]) for n in range(8)])
+
+    def functions(x, offsets):
+        topk = lambda x, offsets: jaxgpuops.topk(x, 3, offsets=offsets)
+        gradient = jax.grad(lambda x, offsets: (topk(x, offsets).values[..., :1] ** 2).sum())
+        return [jax.vmap(f, (None, 0))(x, offsets) for f in (topk, gradient)]
+
+    expected = jax.jit(functions)(x, offsets)
+    with jax.set_mesh(explicit_mesh):
+        split = jax.device_put(offsets, NamedSharding(explicit_mesh, P("a")))
+        results = jax.jit(functions)(x, split)
+    assert_equal(results, expected)
+    assert all(y.sharding.spec[0] == "a" for y in jax.tree.leaves(results))
+
+
+@pytest.mark.parametrize("spec", [P("a"), P(None, "a", None, "b")], ids=str)
+def test_lengths_of_rows_that_are_split_by_type(explicit_mesh, spec):
+    x, lengths = example(), np.arange(8, dtype=np.int32)
+
+    def functions(x):
+        values = lambda x: jaxgpuops.topk(x, 3, axis=AXIS, lengths=lengths).values
+        return values(x), jax.grad(lambda x: (jnp.maximum(values(x), 0) ** 2).sum())(x), jax.jvp(values, (x,), (x,))[1]
+
+    expected = jax.jit(functions)(x)
+    with jax.set_mesh(explicit_mesh):
+        results = jax.jit(functions)(jax.device_put(x, NamedSharding(explicit_mesh, spec)))
+    assert_equal(results, expected)
+
+
+def test_several_axes_whose_first_cannot_be_split(explicit_mesh):
+    x = example()[:1, 0]  # of shape (1, 16, 8)
+
+    def functions(x):
+        softmax = lambda x: jaxgpuops.softmax(x / 64, axis=None)
+        return softmax(x), jax.grad(lambda x: (softmax(x) ** 2).sum())(x)
+
+    expected = jax.jit(functions)(x)
+    with jax.set_mesh(explicit_mesh):
+        results = jax.jit(functions)(jax.device_put(x, NamedSharding(explicit_mesh, P(None, "a"))))
+    jax.tree.map(lambda y, e: np.testing.assert_allclose(y, e, rtol=1e-5, atol=1e-9), results, expected)
+
+
+def test_as_many_quantiles_as_elements_of_rows_that_are_split_by_type(explicit_mesh):
+    x = example()[0, 0, :8].T
+    gradient = lambda x: jax.grad(lambda x: jaxgpuops.quantile(x, np.linspace(0, 1, 4), axis=0).sum())(x)
+    expected = jax.jit(gradient)(x)
+    with jax.set_mesh(explicit_mesh):
+        result = jax.jit(gradient)(jax.device_put(x, NamedSharding(explicit_mesh, P("a"))))
+    assert_equal(result, expected)
+
+
 @pytest.mark.parametrize("workspace_bytes", [0, 96])
 @pytest.mark.parametrize("name", ["topk", "argmax", "linear_scan"])
 def test_workspaces_shard_with_the_batch(mesh, monkeypatch, kernels, name, workspace_bytes):

@@ -153,3 +153,11 @@ def test_gradients_of_experts_have_the_types_of_what_they_are_of(mesh):
             for found, of, wanted in zip(gradient(*operands), operands, expected, strict=False):
                 assert jax.typeof(found) == jax.typeof(of)
                 assert_close(found, wanted, False)
+
+
+def test_one_token_in_a_program_for_several_devices(mesh):
+    x, ids = np.ones((1, 3), np.float32), np.array([[1, 0]])
+    split = jax.device_put(x, NamedSharding(mesh, P()))
+    layer = lambda x, plan: jaxgpuops.moe_combine(jaxgpuops.moe_dispatch(x, plan), plan).sum()
+    gradient = jax.jit(lambda x: jax.grad(layer)(x, jaxgpuops.moe_plan(ids, 2)))(split)
+    assert gradient.tolist() == [[2.0] * 3]

@@ -324,6 +324,10 @@ def test_arguments():
         jaxgpuops.sort(x, axis=1.0)
     with pytest.raises(ValueError, match=r"jaxgpuops.argsort: axis must be between -2 and 1 for x of shape"):
         jaxgpuops.argsort(x, axis=2)
+    with pytest.raises(
+        ValueError, match=r"jaxgpuops.lax.sort: dimension must be between -2 and 1 for operand of shape"
+    ):
+        jaxgpuops.lax.sort(x, dimension=100)
     with pytest.raises(ValueError, match=r"jaxgpuops.sort: x must have at least one dimension"):
         jaxgpuops.sort(np.float32(1))
     with pytest.raises(TypeError, match=r"jaxgpuops.sort: x has dtype float8_e4m3b11fnuz; allowed are bfloat16, "):

@@ -328,6 +328,15 @@ def test_gradients_of_lengths_of_a_symbolic_batch():
     assert exported.call(x, lengths).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
+def test_segments_of_an_axis_of_symbolic_length():
+    (n,) = jax.export.symbolic_shape("n")
+    topk = jax.jit(lambda x, offsets: jaxgpuops.topk(x, 2, offsets=offsets))
+    of = jax.ShapeDtypeStruct((n,), np.float32), jax.ShapeDtypeStruct((3,), np.int32)
+    exported = jax.export.export(topk, disabled_checks=jaxgpuops.export_checks())(*of)
+    values, indices = exported.call(jnp.array([3.0, 1.0, 2.0, 9.0]), jnp.array([0, 3, 4]))
+    assert values.tolist() == [[3, 2], [9, -np.inf]] and indices.tolist() == [[0, 2], [3, -1]]
+
+
 def test_lengths_take_nothing_from_x_again_but_tangents():
     x, lengths = jnp.array([[3.0, 1.0, 2.0], [9.0, 0.0, 5.0]]), jnp.array([1, 3])
     topk = lambda x: jaxgpuops.topk(x, 2, lengths=lengths)

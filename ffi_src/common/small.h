@@ -11,8 +11,6 @@
 namespace jaxgpuops {
 
 constexpr int kSmallEach = 4;
-// The least number of elements of a thread in kernels that only fold them. (Folding takes less time than loading.)
-constexpr int kFoldEach = 8;
 constexpr int kMostSmallThreads = 1024;  // threads of a block with one column; with several, kSmallThreads
 constexpr int kSmallThreads = 128;
 

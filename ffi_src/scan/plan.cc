@@ -198,7 +198,7 @@ Plan plan_small(const Problem& problem, Plan plan) {
 // Plans kPieces for few elements along an axis that is not short. Whoever else took the problem would fold it in the
 // order of `plan`, and so does kPieces, unless the order does not matter. Returns `plan` where there are too many
 // elements.
-Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan, int forced) {
+Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const auto [outer, length, inner] = problem.rows;
   const bool linear = problem.kind == Kind::kLinear && is_float(problem.dtype) && problem.a.inner.groups <= 1 &&
                       problem.a.outer.groups <= 1;
@@ -456,7 +456,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (is_few(problem, plan.layout, forced)) return plan_few(problem, plan);
   if (is_small(problem, forced)) return plan_small(problem, plan);
   if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
-    const Plan pieces = plan_pieces(problem, gpu, plan, forced);
+    const Plan pieces = plan_pieces(problem, gpu, plan);
     if (pieces.algorithm == Algorithm::kPieces) return pieces;
   }
 

@@ -53,13 +53,13 @@ select_p = Kernel(
 def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
     """Returns the elements of these ranks along the axis, and their indices: ``sort(x)[.., ranks, ..]`` and the same of
     the argsort."""
-    return select_p(*align(x, ranks), axis=axis, split=split)
+    return select_p(*align(x, ranks, apart=axis), axis=axis, split=split)
 
 
 def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
     """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
     equal."""
-    each = [lax.slice_in_dim(indices, i, i + 1, axis=axis) for i in range(count)]
+    each = [lax.slice_in_dim(indices, i, min(i + 1, count), axis=axis) for i in range(max(count, 1))]
     return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
 
 
@@ -78,7 +78,7 @@ def _and_last(length, ranks, axis):
 
 def _taken_from_sort(x, ranks, axis):
     [values], _ = sort_operands([x], axis, 1)
-    return take_rows(*align(values, ranks), axis, False)
+    return take_rows(*align(values, ranks, apart=axis), axis, False)
 
 
 def _ranked_fallback(x, ranks, *, axis):
@@ -119,7 +119,7 @@ def_jvp(ranked_p, _ranked_jvp)
 
 def ranked(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Array]:
     """Returns the elements of these ranks, which all rows share, and whether the last element of each row is NaN."""
-    return ranked_p(*align(x, ranks), axis=axis, split=split)
+    return ranked_p(*align(x, ranks, apart=axis), axis=axis, split=split)
 
 
 def between(low: jax.Array, high: jax.Array, share: jax.Array, midpoint: bool) -> jax.Array:
@@ -176,7 +176,7 @@ def quantiles(x: jax.Array, ranks: jax.Array, shares: jax.Array, axis: int, midp
     length, count = x.shape[axis], ranks.shape[axis]
     takes = x.dtype in QUANTILE_DTYPES and 0 < count < MOST_RANKS
     if takes and split is None and isinstance(length, int):
-        operands = align(x, _and_last(length, ranks, axis), shares)
+        operands = align(x, _and_last(length, ranks, axis), shares, apart=axis)
         return quantile_p(*operands, axis=axis, midpoint=midpoint)[0]
     at, is_nan = ranked(x, ranks, axis, split)
     return _quantiles_of(at, is_nan, ranks, shares, axis, midpoint)

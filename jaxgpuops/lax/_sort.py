@@ -407,7 +407,9 @@ RULES["sort_segments"] = Rule(
 )
 
 
-def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int) -> int:
+def check_operands(
+    op: str, names: Sequence[str], operands: Sequence[jax.Array], axis: int, num_keys: int, argument: str = "axis"
+) -> int:
     """Checks that the operands can be sorted along ``axis`` together; returns the axis counted from the front."""
     first = operands[0]
     for name, x in zip(names, operands, strict=True):
@@ -415,14 +417,14 @@ def check_operands(op: str, names: Sequence[str], operands: Sequence[jax.Array],
             raise ValueError(f"{op}: {name} must have the shape of {names[0]}, {first.shape}, got {x.shape}")
     for name, x in zip(names[:num_keys], operands, strict=False):
         _arguments.dtype(op, name, x.dtype, _arguments.ORDERED_DTYPES | _arguments.COMPLEX)
-    return _arguments.indexed_axis(op, names[0], first, axis)
+    return _arguments.indexed_axis(op, names[0], first, axis, argument)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), inline=True)
 def _sort(operands, dimension, num_keys, axis_names):
     op = "jaxgpuops.lax.sort"
     names = [f"operand[{i}]" for i in range(len(operands))] if len(operands) > 1 else ["operand"]
-    axis = check_operands(op, names, operands, dimension, num_keys)
+    axis = check_operands(op, names, operands, dimension, num_keys, "dimension")
     split = manual(op, axis_names, operands[0].shape[axis])
     return tuple(sort_operands(operands, axis, num_keys, split=split)[0])
 

@@ -230,8 +230,7 @@ def _weighted(rows, q, weights, axis, wide, split):
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
     place = searchsorted(*align(share, queries), axis)
     place = jnp.minimum(place if split is None else split.sum(place), np.int32(length - 1))
-    y = follow(values, place, q.size, axis, split) if q.size else jnp.zeros(queries.shape, values.dtype)
-    return y, last, total
+    return follow(values, place, q.size, axis, split), last, total
 
 
 def _at(x, place, axis, split):
@@ -254,6 +253,10 @@ def _ranked(op: str, name: str, x: ArrayLike, rank: Any, axis: Any, axis_name: A
     split = manual(op, names, x.shape[axis])
     length, of = (x.shape[axis], "of") if split is None else (split.length, f"of {split.shards} devices with parts of")
     rank = _arguments.integer(op, name, rank)
+    if jax.export.is_symbolic_dim(length):
+        if rank < 0:
+            raise ValueError(f"{op}: {name} must not be negative if the length of axis {axis} is symbolic, got {rank}")
+        return x, rank, axis, names
     if not -length <= rank < length:
         raise ValueError(
             f"{op}: {name} must be between {-length} and {length - 1} for axis {axis} {of} shape {x.shape}, got {rank}"
@@ -267,6 +270,7 @@ def kth_value(x: ArrayLike, k: int, *, axis: int = -1, axis_name: AxisName = Non
     Args:
       x: array of the dtypes of `jaxgpuops.sort`.
       k: the rank, static: 0 is that of the smallest element; -1 that of the largest. (`torch.kthvalue` counts from 1.)
+        Not negative if the axis has a symbolic length (`jax.export`).
       axis: the axis that the rank is along.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.topk`: ranks and indices are of
         the whole axis.
@@ -314,7 +318,7 @@ def partition(x: ArrayLike, kth: int, *, axis: int = -1, axis_name: AxisName = N
 
     Args:
       x: array of the dtypes of `jaxgpuops.sort`.
-      kth: the rank, static; negative from the largest.
+      kth: the rank, static; negative from the largest, if the length of the axis is known.
       axis: the axis.
       axis_name: inside `jax.shard_map`, what ``axis`` is split along, as for `jaxgpuops.sort`: the rank is of the whole
         axis, and the result this device's part.

@@ -6,12 +6,14 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName
+from jaxgpuops._primitive import like
 from jaxgpuops._split import manual
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
@@ -144,7 +146,8 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
     fill = identity("max" if largest else "min", x.dtype)
-    within = lambda y, lengths: jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths
+    # The types of an explicit mesh demand that masks are split as what they select from.
+    within = lambda y, lengths: like(jax.lax.broadcasted_iota(np.int32, y.shape, axis) < lengths, jax.typeof(y))
 
     # Keys, not values: XLA may lose what tells NaNs of 8 bits apart. And a key is its value, which need not be taken
     # from x again; only tangents are.
@@ -178,7 +181,8 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
     length = x.shape[axis] if split is None else split.length
     if k < 0:
         raise ValueError(f"{op}: k must not be negative, got {k}")
-    if length + (offsets.shape[0] - 1) * k >= 1 << 31:
+    places = length + (offsets.shape[0] - 1) * k
+    if not jax.export.is_symbolic_dim(places) and places >= 1 << 31:
         raise ValueError(
             f"{op}: the length of the axis and segments times k must be less than 2**31 together, got shape {x.shape}, "
             f"{offsets.shape[0] - 1} segments and k={k}"
@@ -209,7 +213,14 @@ def _of_segments_of_row(x, offsets, length, k, largest, sorted, split):
     there = indices < length
     # No index occurs twice, so that the gradient's scatter needs no atomics: indices out of range differ, too.
     own = jnp.where(there, indices, length + jnp.arange(indices.size, dtype=np.int32).reshape(indices.shape))
-    values = x.at[own].get(mode="fill", fill_value=fill, unique_indices=True) if split is None else _at(x, own, split)
+    if split is None:
+        # Under vmap, the row gets the batch of the offsets, and its sharding: over an explicit mesh, JAX refuses to gather
+        # at indices that are split from an array that is not. XLA removes the selection, and its gradient.
+        any_offset = offsets[0]
+        row: Any = jnp.where(any_offset == any_offset, x, jax.lax.stop_gradient(x))
+        values = row.at[own].get(mode="fill", fill_value=fill, unique_indices=True)
+    else:
+        values = _at(x, own, split)
     return TopK(jnp.where(there, values, fill), jnp.where(there, indices, -1))
 
 

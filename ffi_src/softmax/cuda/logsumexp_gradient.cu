@@ -61,6 +61,12 @@ struct LogSumExpGradient : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row
 template <class E>
 constexpr bool jaxgpuops::row_engine::kShiftsAtOnce<jaxgpuops::softmax::LogSumExpGradient<E>> = true;
 
+// There is always a result, so there need be no kernels for statistics only.
+template <class E>
+constexpr bool jaxgpuops::row_engine::kLean<jaxgpuops::softmax::LogSumExpGradient<E>> = false;
+template <class E>
+constexpr bool jaxgpuops::row_engine::kOftenStatistics<jaxgpuops::softmax::LogSumExpGradient<E>> = false;
+
 namespace jaxgpuops::softmax {
 
 cudaError_t launch_log_sum_exp_gradient(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
