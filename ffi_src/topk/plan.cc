@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/rounding.h"
+#include "count/firsts.h"
 #include "sort/cuda/shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
@@ -178,12 +179,72 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   return plan;
 }
 
-Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+// Sorts rows whole; the plan is kEmpty where the kernels of sorts do not take them.
+Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  Plan plan;
+  sort::Problem problem;
+  problem.rows = rows;
+  problem.k = k;
+  problem.key_bits = 8 * key_bytes;
+  plan.whole = sort::plan_sort(problem, gpu);
+  if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
+  if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
+  if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
+  plan.threads = plan.whole.threads;
+  plan.blocks = plan.whole.blocks;
+  plan.workspace_bytes = plan.whole.workspace_bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = plan.whole.shared_bytes;
+  return plan;
+}
+
+// Selects the k-th element of contiguous rows, gathers all up to it and, if results are sorted, sorts these.
+Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  Plan plan;
+  const count::SelectPlan select = count::plan_firsts(rows, k, 8 * key_bytes, gpu);
+  plan.algorithm = Algorithm::kRadix;
+  plan.threads = select.threads;
+  plan.slices = static_cast<int>(select.slices);
+  plan.blocks = rows.count() * std::max(select.tiles, select.slices);
+  plan.workspace_bytes = select.workspace_bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = select.shared_bytes;
+  plan.whole.select = select;
+  if (!sorted) return plan;
+  sort::Problem problem;
+  problem.rows = {rows.count(), k, 1};
+  problem.k = k;
+  problem.key_bits = 8 * key_bytes;
+  problem.carries = true;
+  plan.whole = sort::plan_sort(problem, gpu);
+  plan.workspace_bytes = RadixShape({1, rows.length, 1}, k, key_bytes).bytes +
+                         std::max(plan.workspace_bytes, plan.whole.workspace_bytes);
+  plan.shared_bytes = std::max(plan.shared_bytes, plan.whole.shared_bytes);
+  plan.whole.select = select;
+  return plan;
+}
+
+// Transposes columns to rows, and the results back.
+Plan plan_turned(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+  const int64_t turned = sort::TurnShape({1, rows.length, rows.inner}, k, key_bits / 8, true, true).bytes;
+  if (workspace_bytes >= 0 && workspace_bytes < turned) return {};
+  Plan plan = plan_topk({rows.count(), rows.length, 1}, k, key_bits, sorted, gpu,
+                        workspace_bytes < 0 ? -1 : (workspace_bytes - turned) / rows.inner, forced);
+  if (plan.algorithm == Algorithm::kEmpty) return plan;
+  if (plan.algorithm == Algorithm::kBlock || plan.algorithm == Algorithm::kSweep)  // they transpose columns themselves
+    return plan_whole(rows, k, key_bits / 8, gpu);
+  plan.whole.turns = true;
+  plan.workspace_bytes = turned + rows.inner * plan.workspace_bytes;
+  return plan;
+}
+
+Plan plan_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   // On a part of a GPU that cannot run these kernels, the kernels of kRadix run instead, in the same workspace.
-  const int64_t bytes = std::max(buckets_shape(rows.length, k, key_bytes).bytes,
-                                 rows.inner > 1 ? radix_shape(rows.length, k, key_bytes, true).bytes : 0);
-  if (workspace_bytes >= 0 && rows.inner * bytes > workspace_bytes) return plan;
+  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, 8 * key_bytes, sorted, gpu, workspace_bytes, static_cast<int>(Algorithm::kRadix)) : Plan{};
+  const int64_t bytes = std::max(rows.inner * buckets_shape(rows.length, k, key_bytes).bytes, radix.workspace_bytes);
+  if (workspace_bytes >= 0 && bytes > workspace_bytes) return plan;
+  plan.whole = radix.whole;
   plan.algorithm = Algorithm::kBuckets;
   plan.threads = kBucketsThreads;
   const int64_t blocks = gpu.multiprocessors;
@@ -192,7 +253,7 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
   plan.slices = static_cast<int>(std::max<int64_t>({one, two, 1}));
   plan.blocks = rows.count() * plan.slices;
   plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * bytes;
+  plan.workspace_bytes = bytes;
   plan.shared_limit = gpu.shared_bytes;
   const size_t composite = composite_bytes(key_bytes);
   plan.shared_bytes = static_cast<int64_t>(std::max(buckets_shared(composite), buckets_sort_shared(composite)));
@@ -214,42 +275,13 @@ Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gp
   return plan;
 }
 
-Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  Plan plan;
-  plan.algorithm = Algorithm::kRadix;
-  plan.threads = 512;
-  const RadixShape shape = radix_shape(rows.length, k, key_bytes, sorted);
-  plan.blocks = shape.tiles * std::min(rows.count(), kMaxRadixRows);
-  plan.workspace_bytes = rows.inner * shape.bytes;
-  plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = radix_tile(key_bytes) * composite_bytes(key_bytes);
-  return plan;
-}
-
-// Sorts rows whole; the plan is kEmpty where the kernels of sorts do not take them.
-Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  Plan plan;
-  sort::Problem problem;
-  problem.rows = rows;
-  problem.k = k;
-  problem.key_bits = 8 * key_bytes;
-  plan.whole = sort::plan_sort(problem, gpu);
-  if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
-  if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
-  if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
-  plan.threads = plan.whole.threads;
-  plan.blocks = plan.whole.blocks;
-  plan.workspace_bytes = plan.whole.workspace_bytes;
-  plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = plan.whole.shared_bytes;
-  return plan;
-}
-
 }  // namespace
 
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
   if (k == 0 || rows.count() == 0) return {};
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
+  if (forced >= 64)
+    return plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced == 127 ? -1 : forced - 64);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
   const auto has_room = [&](const Plan& plan) {
@@ -330,11 +362,11 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
   const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
   if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
-    const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
+    const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
-  const Plan radix = plan_radix(rows, k, key_bytes, sorted, gpu);
+  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, static_cast<int>(Algorithm::kRadix)) : plan_radix(rows, k, key_bytes, sorted, gpu);
   const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
@@ -347,7 +379,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
       return plan;
   }
   if (divides && may(Algorithm::kBuckets)) {
-    const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
+    const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   return may(Algorithm::kRadix) ? radix : Plan{};

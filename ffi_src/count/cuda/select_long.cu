@@ -26,6 +26,7 @@
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
+#include "count/cuda/firsts.h"
 #include "count/cuda/select_blocks.cuh"
 #include "count/cuda/select_list.cuh"
 #include "count/cuda/select_partition.cuh"
@@ -451,16 +452,15 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   }
 }
 
-}  // namespace
-
-cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                               const int32_t* ranks, const SelectResults& results, void* workspace) {
+cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x, const int32_t* ranks,
+                const SelectResults& results, void* workspace, bool firsts) {
   return dispatch_key(problem.bits, [&](auto width) {
     using T = decltype(width);
     static_assert(sizeof(Head<T>) <= kLongHeadBytes);
     const int64_t rows = problem.rows.count();
     Args<T> a{problem,         static_cast<const T*>(x),      ranks, static_cast<T*>(results.values),
-              results.indices, static_cast<char*>(workspace), plan,  0};
+              results.indices, static_cast<char*>(workspace), plan,  0,
+              firsts};
     const auto kernel = select_long_kernel<T>;
     Launch config;
     config.block = dim3(kThreads);
@@ -491,6 +491,18 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
     }
     return problem.kth < 0 || error != cudaSuccess ? error : launch_partition(stream, a);
   });
+}
+
+}  // namespace
+
+cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                               const int32_t* ranks, const SelectResults& results, void* workspace) {
+  return run(stream, plan, problem, x, ranks, results, workspace, false);
+}
+
+cudaError_t launch_firsts(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                          const SelectResults& results, void* workspace) {
+  return run(stream, plan, problem, x, nullptr, results, workspace, true);
 }
 
 }  // namespace jaxgpuops::count
