@@ -42,6 +42,8 @@ Plan plan_few(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.lanes = shape.lanes;
   plan.threads = shape.threads;
   plan.blocks = shape.blocks;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = shape.shared_bytes;
   return plan;
 }
 
@@ -189,12 +191,37 @@ Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.whole = sort::plan_sort(problem, gpu);
   if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
   if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
-  if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
+  if (plan.whole.algorithm == sort::Algorithm::kSweep || plan.whole.algorithm == sort::Algorithm::kMerge)
+    plan.algorithm = Algorithm::kSweep;
   plan.threads = plan.whole.threads;
   plan.blocks = plan.whole.blocks;
   plan.workspace_bytes = plan.whole.workspace_bytes;
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = plan.whole.shared_bytes;
+  return plan;
+}
+
+// Sorts the chosen elements of rows, and carries their indices: by a block for each row, if one holds it and rows are
+// many or short.
+sort::Plan plan_chosen(Rows rows, int key_bytes, const Gpu& gpu) {
+  sort::Problem problem;
+  problem.rows = rows;
+  problem.k = rows.length;
+  problem.key_bits = 8 * key_bytes;
+  problem.carries = true;
+  sort::Plan plan = sort::plan_sort(problem, gpu);
+  if (rows.length > (key_bytes == 8 ? 6656 : 8192) && 8 * rows.count() <= gpu.multiprocessors) return plan;
+  for (const int threads : {256, 512, 1024}) {
+    const int items = sort::block_items(key_bytes, rows.length, rows.count() <= gpu.multiprocessors);
+    const int64_t bytes = sort::block_shared_bytes(key_bytes, threads, items);
+    if (rows.length > threads * items || bytes + static_cast<int64_t>(kReservedShared) > gpu.shared_bytes) continue;
+    plan.algorithm = sort::Algorithm::kBlock;
+    plan.threads = threads;
+    plan.items = items;
+    plan.blocks = rows.count();
+    plan.shared_bytes = bytes;
+    return plan;
+  }
   return plan;
 }
 
@@ -211,12 +238,7 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   plan.shared_bytes = select.shared_bytes;
   plan.whole.select = select;
   if (!sorted) return plan;
-  sort::Problem problem;
-  problem.rows = {rows.count(), k, 1};
-  problem.k = k;
-  problem.key_bits = 8 * key_bytes;
-  problem.carries = true;
-  plan.whole = sort::plan_sort(problem, gpu);
+  plan.whole = plan_chosen({rows.count(), k, 1}, key_bytes, gpu);
   plan.workspace_bytes = RadixShape({1, rows.length, 1}, k, key_bytes).bytes +
                          std::max(plan.workspace_bytes, plan.whole.workspace_bytes);
   plan.shared_bytes = std::max(plan.shared_bytes, plan.whole.shared_bytes);
@@ -241,7 +263,7 @@ Plan plan_turned(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu
 Plan plan_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   // On a part of a GPU that cannot run these kernels, the kernels of kRadix run instead, in the same workspace.
-  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, 8 * key_bytes, sorted, gpu, workspace_bytes, static_cast<int>(Algorithm::kRadix)) : Plan{};
+  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, 8 * key_bytes, sorted, gpu, -1, static_cast<int>(Algorithm::kRadix)) : Plan{};
   const int64_t bytes = std::max(rows.inner * buckets_shape(rows.length, k, key_bytes).bytes, radix.workspace_bytes);
   if (workspace_bytes >= 0 && bytes > workspace_bytes) return plan;
   plan.whole = radix.whole;
@@ -366,7 +388,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
-  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, static_cast<int>(Algorithm::kRadix)) : plan_radix(rows, k, key_bytes, sorted, gpu);
+  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, key_bits, sorted, gpu, -1, static_cast<int>(Algorithm::kRadix)) : plan_radix(rows, k, key_bytes, sorted, gpu);
   const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
