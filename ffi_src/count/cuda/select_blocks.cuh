@@ -32,7 +32,6 @@ struct Args {
   char* workspace;  // heads and tables of all rows, and then lists
   SelectPlan plan;
   int64_t first_row;
-  bool firsts;  // of a partition, only the elements up to the chosen one are wanted, in order of appearance
 
   __device__ char* own(int64_t row) const { return workspace + row * plan.list_at; }
   __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }

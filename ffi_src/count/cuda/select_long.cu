@@ -28,6 +28,7 @@
 #include "common/cuda/residents.cuh"
 #include "count/cuda/firsts.h"
 #include "count/cuda/select_blocks.cuh"
+#include "count/cuda/select_firsts.cuh"
 #include "count/cuda/select_list.cuh"
 #include "count/cuda/select_partition.cuh"
 #include "count/cuda/select_sample.cuh"
@@ -459,8 +460,7 @@ cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& probl
     static_assert(sizeof(Head<T>) <= kLongHeadBytes);
     const int64_t rows = problem.rows.count();
     Args<T> a{problem,         static_cast<const T*>(x),      ranks, static_cast<T*>(results.values),
-              results.indices, static_cast<char*>(workspace), plan,  0,
-              firsts};
+              results.indices, static_cast<char*>(workspace), plan,  0};
     const auto kernel = select_long_kernel<T>;
     Launch config;
     config.block = dim3(kThreads);
@@ -489,7 +489,8 @@ cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& probl
       config.grid = dim3(static_cast<unsigned>(std::min(together, rows - a.first_row) * a.plan.slices));
       error = launch(stream, config, kernel, a);
     }
-    return problem.kth < 0 || error != cudaSuccess ? error : launch_partition(stream, a);
+    if (problem.kth < 0 || error != cudaSuccess) return error;
+    return firsts ? launch_gather(stream, a) : launch_partition(stream, a);
   });
 }
 

@@ -38,8 +38,7 @@ __device__ __forceinline__ uint32_t look_back(uint64_t* tiles, int tile, uint32_
   return before;
 }
 
-// kFirsts: see Args.
-template <class T, bool kFirsts>
+template <class T>
 __global__ void __launch_bounds__(kPartitionThreads, sizeof(T) > 2 ? 2 : 3)
     select_partition_kernel(const __grid_constant__ Args<T> a) {
   constexpr uint32_t kVector = 16 / sizeof(T), kVectors = kPartitionTile / kPartitionThreads / kVector;
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(kPartitionThreads, sizeof(T) > 2 ? 2 : 3)
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e) {
       const T its = sort_key(vector[v].element[e], order);
-      if (its < key || (its == key && static_cast<int32_t>(at + e - chosen) < kFirsts)) set |= 1u << e;
+      if (its < key || (its == key && static_cast<int32_t>(at + e - chosen) < 0)) set |= 1u << e;
     }
     if (at < first || at + kVector > end) {
 #pragma unroll
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(kPartitionThreads, sizeof(T) > 2 ? 2 : 3)
   const bool has_chosen = chosen >= first && chosen < end;
   const uint32_t to = before_tile, begin = start + first, others_to = kth + 1 + (begin - to) - (middle < begin);
   const uint32_t others = end > first ? end - first - of_tile - has_chosen : 0;
-  const int64_t of_row = int64_t{row} * (kFirsts ? kth + 1 : length);
+  const int64_t of_row = int64_t{row} * length;
   const auto past_vector = [&](uint32_t place) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(a.values + of_row + place) % 16 / sizeof(T));
   };
@@ -138,8 +137,8 @@ __global__ void __launch_bounds__(kPartitionThreads, sizeof(T) > 2 ? 2 : 3)
         const uint32_t other = at - first - next - (has_chosen && at > chosen);
         const uint32_t place = is_first ? firsts_at + next : others_at + other;
         next += is_first;
-        if (kFirsts ? !is_first : at < first || at >= end) continue;
-        if (!kFirsts && at == chosen) {
+        if (at < first || at >= end) continue;
+        if (at == chosen) {
           if (result == 0)
             a.values[of_row + kth] = vector[v].element[e];
           else
@@ -170,7 +169,7 @@ __global__ void __launch_bounds__(kPartitionThreads, sizeof(T) > 2 ? 2 : 3)
       }
     };
     copy(firsts_at, of_tile, to);
-    if constexpr (!kFirsts) copy(others_at, others, others_to);
+    copy(others_at, others, others_to);
     __syncthreads();
   }
 }
@@ -182,7 +181,7 @@ cudaError_t launch_partition(cudaStream_t stream, const Args<T>& a) {
   config.grid = dim3(static_cast<unsigned>(blocks));
   config.block = dim3(kPartitionThreads);
   config.shared_bytes = (kPartitionTile + 48 / sizeof(T)) * std::max(sizeof(T), sizeof(uint16_t));
-  return launch(stream, config, a.firsts ? select_partition_kernel<T, true> : select_partition_kernel<T, false>, a);
+  return launch(stream, config, select_partition_kernel<T>, a);
 }
 
 }  // namespace
