@@ -1,5 +1,5 @@
-// Of each contiguous row, the k elements that come first in an order, in order of appearance: a partition (kth in count.h)
-// of which only the first part is wanted. Top-k takes it for large k.
+// Of each contiguous row, the k elements that come first in an order, in order of appearance: a partition (kth in
+// count.h) of which only the first part is wanted. Top-k takes it for large k.
 #pragma once
 
 #include <cstdint>

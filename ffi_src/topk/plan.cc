@@ -182,13 +182,13 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
 }
 
 // Sorts rows whole; the plan is kEmpty where the kernels of sorts do not take them.
-Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes = 0) {
   Plan plan;
   sort::Problem problem;
   problem.rows = rows;
   problem.k = k;
   problem.key_bits = 8 * key_bytes;
-  plan.whole = sort::plan_sort(problem, gpu);
+  plan.whole = sort::plan_sort(problem, gpu, workspace_bytes);
   if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
   if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
   if (plan.whole.algorithm == sort::Algorithm::kSweep || plan.whole.algorithm == sort::Algorithm::kMerge)
@@ -239,8 +239,8 @@ Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   plan.whole.select = select;
   if (!sorted) return plan;
   plan.whole = plan_chosen({rows.count(), k, 1}, key_bytes, gpu);
-  plan.workspace_bytes = RadixShape({1, rows.length, 1}, k, key_bytes).bytes +
-                         std::max(plan.workspace_bytes, plan.whole.workspace_bytes);
+  plan.workspace_bytes =
+      RadixShape({1, rows.length, 1}, k, key_bytes).bytes + std::max(plan.workspace_bytes, plan.whole.workspace_bytes);
   plan.shared_bytes = std::max(plan.shared_bytes, plan.whole.shared_bytes);
   plan.whole.select = select;
   return plan;
@@ -260,10 +260,16 @@ Plan plan_turned(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu
   return plan;
 }
 
+// Plans kRadix, which takes any problem.
+Plan plan_any(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  if (rows.inner == 1) return plan_radix(rows, k, key_bytes, sorted, gpu);
+  return plan_turned(rows, k, 8 * key_bytes, sorted, gpu, -1, static_cast<int>(Algorithm::kRadix));
+}
+
 Plan plan_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   // On a part of a GPU that cannot run these kernels, the kernels of kRadix run instead, in the same workspace.
-  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, 8 * key_bytes, sorted, gpu, -1, static_cast<int>(Algorithm::kRadix)) : Plan{};
+  const Plan radix = rows.inner > 1 ? plan_any(rows, k, key_bytes, sorted, gpu) : Plan{};
   const int64_t bytes = std::max(rows.inner * buckets_shape(rows.length, k, key_bytes).bytes, radix.workspace_bytes);
   if (workspace_bytes >= 0 && bytes > workspace_bytes) return plan;
   plan.whole = radix.whole;
@@ -297,13 +303,11 @@ Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gp
   return plan;
 }
 
-}  // namespace
-
-Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+// Plans kernels that read rows and columns where they are.
+Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes,
+                   int forced) {
   if (k == 0 || rows.count() == 0) return {};
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
-  if (forced >= 64)
-    return plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced == 127 ? -1 : forced - 64);
   const int key_bytes = key_bits / 8;
   const auto may = [&](Algorithm algorithm) { return forced < 0 || forced == static_cast<int>(algorithm); };
   const auto has_room = [&](const Plan& plan) {
@@ -334,7 +338,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (few) return plan_few(rows, k, key_bytes, gpu);
   if (columns || (may(Algorithm::kRows) && holds_many(rows, k, key_bytes, gpu)))
     return plan_rows(rows, k, key_bytes, gpu);
-  if (forced < 0 && sorted && sorts_bytes(rows, k, key_bytes)) {
+  if (forced < 0 && sorted && sweeps_narrow(rows, k, key_bytes)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
       return plan;
   }
@@ -374,7 +378,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   }
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
-    const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
+    const bool fast = forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
+                      sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
   if (forced < 0 && sorted && sorts_narrow(rows, k, key_bytes, gpu)) {
@@ -382,13 +387,16 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   }
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
   const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
+  if (forced < 0 && sorted && selects_first(rows, k, key_bytes)) {
+    if (const Plan plan = plan_radix(rows, k, key_bytes, sorted, gpu); has_room(plan)) return plan;
+  }
   const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
   if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
     const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
-  const Plan radix = rows.inner > 1 ? plan_turned(rows, k, key_bits, sorted, gpu, -1, static_cast<int>(Algorithm::kRadix)) : plan_radix(rows, k, key_bytes, sorted, gpu);
+  const Plan radix = plan_any(rows, k, key_bytes, sorted, gpu);
   const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
@@ -396,7 +404,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, forced >= 0 ? -1 : 0);
         plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm))
       return plan;
   }
@@ -405,6 +413,16 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   return may(Algorithm::kRadix) ? radix : Plan{};
+}
+
+}  // namespace
+
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+  const Plan plan = plan_in_place(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
+  if (forced >= 0 || rows.inner == 1 || !turns_columns(rows, k, key_bits / 8, plan.algorithm)) return plan;
+  const Plan turned = plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
+  const bool has_room = workspace_bytes < 0 || turned.workspace_bytes <= workspace_bytes;
+  return turned.algorithm != Algorithm::kEmpty && has_room ? turned : plan;
 }
 
 }  // namespace jaxgpuops::topk

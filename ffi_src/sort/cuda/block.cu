@@ -139,9 +139,10 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads, kItems));
   config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads, kItems);
   const bool bytes = problem.key_bits == 8;
-  return launch(stream, config, block_kernel<Key, kThreads, kItems>,
-                BlockArgs{buffers.x, buffers.values, buffers.indices, buffers.carried, static_cast<uint32_t>(problem.rows.length),
-                          static_cast<uint32_t>(problem.k), bytes ? raised(problem.order, 8) : problem.order, bytes});
+  return launch(
+      stream, config, block_kernel<Key, kThreads, kItems>,
+      BlockArgs{buffers.x, buffers.values, buffers.indices, buffers.carried, static_cast<uint32_t>(problem.rows.length),
+                static_cast<uint32_t>(problem.k), bytes ? raised(problem.order, 8) : problem.order, bytes});
 }
 
 }  // namespace

@@ -122,8 +122,8 @@ __device__ __noinline__ Word kth_of_columns(Word key, uint32_t column, uint32_t 
   return kth[column];
 }
 
-// Writes the results of a row, or a lane's share of them: `to` is where the first one belongs, `step` how far apart they
-// are.
+// Writes the results of a row, or a lane's share of them: `to` is where the first one belongs, `step` how far apart
+// they are.
 template <class Key, class Word, int kBest>
 __device__ __forceinline__ void write(const Few& a, const Best<Word, kBest>& best, int64_t to, uint32_t step,
                                       uint32_t writers, uint32_t writer) {
@@ -136,7 +136,8 @@ __device__ __forceinline__ void write(const Few& a, const Best<Word, kBest>& bes
 #pragma unroll
       for (int t = 0; t < kBest; ++t) at += t < a.k && best.indices[t] < best.indices[s];
     }
-    if (a.values) static_cast<Key*>(a.values)[to + int64_t{at} * step] = decode(static_cast<Key>(best.keys[s]), a.order);
+    if (a.values)
+      static_cast<Key*>(a.values)[to + int64_t{at} * step] = decode(static_cast<Key>(best.keys[s]), a.order);
     a.indices[to + int64_t{at} * step] = static_cast<int32_t>(best.indices[s]);
   }
 }

@@ -22,7 +22,8 @@ struct FewShape {
   int64_t shared_bytes = 0;  // of a tile of neighbouring rows, which have a lane each; 0: lanes read from memory
 };
 
-constexpr int64_t kMaxFewTile = 256;  // the longest rows that tiles have, in bytes
+constexpr int64_t kMaxFewTile = 256;    // the longest rows that tiles have, in bytes
+constexpr int64_t kFewTiled = 1 << 15;  // so many rows are enough for tiles
 
 // The lanes that share a row read neighbouring elements together, so long rows have several. Rows and columns that
 // would leave the device idle have more, as long as each lane has a load of its own; fewer for a larger k, since
@@ -37,7 +38,7 @@ inline FewShape few_shape(Rows rows, int64_t k, int key_bytes, int64_t multiproc
     return shape;
   }
   const int64_t length = rows.length, unit = std::max(4, key_bytes);
-  if (rows.inner == 1 && length * key_bytes <= kMaxFewTile && rows.count() >= kFewThreads * multiprocessors) {
+  if (rows.inner == 1 && k <= 4 && length * key_bytes <= kMaxFewTile && rows.count() >= kFewTiled) {
     shape.blocks = ceil_div(rows.count(), kFewThreads);
     shape.shared_bytes = round_up(kFewThreads * (length * key_bytes + unit), 16);
     return shape;

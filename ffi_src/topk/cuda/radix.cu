@@ -12,7 +12,8 @@ namespace jaxgpuops::topk {
 
 cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   count::Select select = count::firsts_of(problem.rows, problem.k, problem.key_bits);
-  select.order = {{problem.order}, ~uint64_t{0}};  // smaller keys come first, and floats have no rule for NaNs and zeros
+  select.order = {{problem.order},
+                  ~uint64_t{0}};  // smaller keys come first, and floats have no rule for NaNs and zeros
   const auto gather = [&](void* values, int32_t* indices, void* workspace) {
     return count::launch_firsts(stream, plan.whole.select, select, buffers.x, {values, indices}, workspace);
   };
