@@ -418,11 +418,15 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
 }  // namespace
 
 Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+  const auto has_room = [&](const Plan& plan) {
+    return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
+  };
   const Plan plan = plan_in_place(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
-  if (forced >= 0 || rows.inner == 1 || !turns_columns(rows, k, key_bits / 8, plan.algorithm)) return plan;
+  if (forced >= 0 || rows.inner == 1) return plan;
+  if (has_room(plan) && !turns_columns(rows, k, key_bits / 8, plan.algorithm)) return plan;
+  // A part of a batch of columns that are transposed has the workspace for that.
   const Plan turned = plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
-  const bool has_room = workspace_bytes < 0 || turned.workspace_bytes <= workspace_bytes;
-  return turned.algorithm != Algorithm::kEmpty && has_room ? turned : plan;
+  return turned.algorithm != Algorithm::kEmpty && has_room(turned) ? turned : plan;
 }
 
 }  // namespace jaxgpuops::topk

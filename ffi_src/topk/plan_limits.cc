@@ -49,7 +49,8 @@ bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   const int64_t count = rows.count();
   if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows, which tiles have
     const bool whole_vectors = rows.length * key_bytes % 16 == 0;
-    const int64_t longest = count < kFewTiled ? 16 : whole_vectors ? 32 : 64;
+    const int64_t most = count < kFewTiled || whole_vectors ? 32 : 64;
+    const int64_t longest = count > (key_bytes == 1 ? 4 : 8) * kFewRows ? most : 16;
     if (key_bytes == 4 && k <= 4 && count <= kFewRows / 4 && rows.length > 64) return rows.length <= 320;
     return k <= 4 && count > kFewRows && rows.length <= longest;
   }
@@ -84,8 +85,8 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 
 // Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
 bool holds_wide(Rows rows, int64_t k) {
-  return rows.inner == 1 && k <= kMaxRowsK && rows.length >= std::min<int64_t>(1024, std::max<int64_t>(256, 8 * k)) &&
-         rows.length <= max_rows_length(8);
+  if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
+  return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows));
 }
 
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
@@ -304,7 +305,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     if (key_bytes <= 2)
       return 8 * k <= length &&
              (elements <= 1 << 21 || (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
-    return (k > 512 || count <= 12) && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
+    return (k > 512 || (k > kMaxRowsK && count <= 12)) && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
   }
   if (!longer) return false;
   if (!sorted) {
@@ -377,20 +378,20 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
 // divide candidates or to sort the whole row. Each of the three has to wait for its blocks several times, so there must
 // be many elements.
 bool selects_first(Rows rows, int64_t k, int key_bytes) {
-  const int64_t chosen = rows.count() * k, elements = rows.elements();
-  if (rows.inner > 1) return false;
-  if (key_bytes == 8)
-    return chosen >= 1 << 17 &&
-           (2 * k <= rows.length ? elements > 1 << 18 : elements >= 1 << 22 && 4 * k <= 3 * rows.length);
-  if (key_bytes == 4) return chosen >= 1 << 18 && 2 * k <= rows.length && elements >= 1 << 20;
-  return chosen >= 1 << 18 && elements >= 1 << 22 && 8 * k <= rows.length;
+  const int64_t chosen = rows.count() * k, elements = rows.elements(), length = rows.length;
+  if (rows.inner > 1 || k <= kMaxStreamK || length < 1 << 16) return false;
+  if (key_bytes == 8 && chosen >= 1 << 17)
+    return 2 * k <= length ? elements > 1 << 18 : elements >= 1 << 22 && 4 * k <= 3 * length;
+  if (key_bytes == 4) return chosen >= 1 << 18 && 2 * k <= length && elements >= 1 << 20;
+  return key_bytes < 8 && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16) && chosen >= 1 << 18 && elements >= 1 << 22 &&
+         8 * k <= length;
 }
 
 // Whether columns are better transposed to rows. Kernels that read columns one by one read each sector several times.
 bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads) {
-  const bool many = rows.inner >= 8 && rows.elements() >= 1 << 22;
-  if (reads == Algorithm::kStream || reads == Algorithm::kDigits) return many && rows.length > kMaxSortLength;
-  return reads == Algorithm::kBuckets && k > kMaxStreamK && many && key_bytes <= 2;
+  if (rows.inner < 8 || rows.elements() < 1 << 22 || rows.length <= kMaxSortLength) return false;
+  if (reads == Algorithm::kBuckets) return k > kMaxStreamK && key_bytes <= 2;
+  return k > kMaxRowsK && (reads == Algorithm::kStream || reads == Algorithm::kDigits);
 }
 
 }  // namespace jaxgpuops::topk
