@@ -49,7 +49,7 @@ bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   const int64_t count = rows.count();
   if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows, which tiles have
     const bool whole_vectors = rows.length * key_bytes % 16 == 0;
-    const int64_t most = count < kFewTiled || whole_vectors ? 32 : 64;
+    const int64_t most = count < kFewTiled || whole_vectors ? 32 : std::min(64, 192 / key_bytes);
     const int64_t longest = count > (key_bytes == 1 ? 4 : 8) * kFewRows ? most : 16;
     if (key_bytes == 4 && k <= 4 && count <= kFewRows / 4 && rows.length > 64) return rows.length <= 320;
     return k <= 4 && count > kFewRows && rows.length <= longest;
@@ -86,7 +86,8 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 // Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
 bool holds_wide(Rows rows, int64_t k) {
   if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
-  return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows));
+  return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
+                                 rows.elements() > 1 << 15);
 }
 
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
@@ -134,7 +135,8 @@ bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu
   if (length < kMaxSortLength / 4 || length > kMaxSortLength) return false;
   const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
   if (key_bytes == 1 && crowded) return true;
-  if (count <= gpu.multiprocessors) return key_bytes < 4 ? 3 * k >= length : half && length >= kMaxSortLength / 2;
+  if (count <= gpu.multiprocessors)
+    return key_bytes < 4 ? half || (3 * k >= length && count > 16) : half && length >= kMaxSortLength / 2;
   return (length < kMaxSortLength / 2 ? 3 : 6) * k >= length && (key_bytes < 4 || half || crowded);
 }
 
@@ -313,7 +315,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     if (elements <= 1 << 22 && k > kMaxSieveK) return true;
     // The sieve takes about as long for a few short rows.
     const bool few_short = (2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16) ||
-                           (4 * rows.count() <= gpu.multiprocessors && length <= 1 << 17);
+                           (8 * rows.count() <= gpu.multiprocessors && length <= 1 << 17);
     if (key_bytes == 4)
       return length <= (8 * rows.count() <= gpu.multiprocessors   ? 1 << 17
                         : 4 * rows.count() <= gpu.multiprocessors ? 1 << 16
@@ -324,13 +326,14 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
   }
   if (key_bytes == 1) {
     if (length <= 2 * kMaxSortLength) return 8 * k <= length;
-    return 16 * k <= length && (length <= 1 << 17 || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
+    const bool fits = length <= (k > kMaxStreamK ? 1 << 17 : 1 << 16);
+    return 16 * k <= length && (fits || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
   }
   if (length >= 2 * kMaxSortLength) {
     if (key_bytes == 4)
       return length < 1 << 15 && k > 1024 && 8 * k <= length && 4 * rows.count() <= gpu.multiprocessors;
     if (k > kMaxSieveK) return length <= 1 << 17 && 8 * k <= length;
-    return k > 256 && length > 1 << 16 && length <= 3 << 16 && 8 * rows.count() <= gpu.multiprocessors;
+    return k > 256 && length > 5 << 14 && length <= 3 << 16 && 8 * rows.count() <= gpu.multiprocessors;
   }
   return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
@@ -339,8 +342,9 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
   // many, or a large part of the row, or if the array is small, it is faster to read it twice.
-  if (!sorted && (k > kMaxSieveK || (k > kMaxStreamK && (rows.elements() * key_bytes < 8 << 20 ||
-                                                         (key_bytes == 8 ? 5 : 10) * k > rows.length))))
+  if (!sorted && k > kMaxStreamK &&
+      ((k > kMaxSieveK && rows.count() * k >= 1 << 15) || rows.elements() * key_bytes < 8 << 20 ||
+       (key_bytes == 8 ? 5 : 10) * k > rows.length))
     return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
@@ -380,18 +384,22 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
 bool selects_first(Rows rows, int64_t k, int key_bytes) {
   const int64_t chosen = rows.count() * k, elements = rows.elements(), length = rows.length;
   if (rows.inner > 1 || k <= kMaxStreamK || length < 1 << 16) return false;
-  if (key_bytes == 8 && chosen >= 1 << 17)
+  const bool large = 4 * k >= length;  // the whole row would be sorted; else candidates would be divided
+  if (key_bytes == 8) {
+    if (chosen < (large ? 1 << 17 : 3 << 17)) return false;
     return 2 * k <= length ? elements > 1 << 18 : elements >= 1 << 22 && 4 * k <= 3 * length;
-  if (key_bytes == 4) return chosen >= 1 << 18 && 2 * k <= length && elements >= 1 << 20;
-  return key_bytes < 8 && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16) && chosen >= 1 << 18 && elements >= 1 << 22 &&
-         8 * k <= length;
+  }
+  if (elements < 1 << 22 && (large || key_bytes < 4)) return false;
+  if (key_bytes == 4) return chosen >= 1 << 19 && 2 * k <= length;
+  return chosen >= 1 << 18 && 8 * k <= length && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16);
 }
 
 // Whether columns are better transposed to rows. Kernels that read columns one by one read each sector several times.
 bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads) {
   if (rows.inner < 8 || rows.elements() < 1 << 22 || rows.length <= kMaxSortLength) return false;
   if (reads == Algorithm::kBuckets) return k > kMaxStreamK && key_bytes <= 2;
-  return k > kMaxRowsK && (reads == Algorithm::kStream || reads == Algorithm::kDigits);
+  if (reads == Algorithm::kDigits) return key_bytes > 1 && k > kMaxRowsK;
+  return reads == Algorithm::kStream && k > kMaxRowsK;
 }
 
 }  // namespace jaxgpuops::topk

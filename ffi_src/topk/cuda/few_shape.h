@@ -38,7 +38,8 @@ inline FewShape few_shape(Rows rows, int64_t k, int key_bytes, int64_t multiproc
     return shape;
   }
   const int64_t length = rows.length, unit = std::max(4, key_bytes);
-  if (rows.inner == 1 && k <= 4 && length * key_bytes <= kMaxFewTile && rows.count() >= kFewTiled) {
+  if (rows.inner == 1 && k <= 4 && length * key_bytes <= (key_bytes == 8 ? 64 : kMaxFewTile) &&
+      rows.count() >= kFewTiled) {
     shape.blocks = ceil_div(rows.count(), kFewThreads);
     shape.shared_bytes = round_up(kFewThreads * (length * key_bytes + unit), 16);
     return shape;
