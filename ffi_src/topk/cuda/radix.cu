@@ -2,7 +2,7 @@
 // their indices: that alone is `sorted=False`. A stable radix sort of the k elements follows otherwise.
 //
 // Bytes moved: the row is mostly read twice; k elements and indices are written, and then read and written by each pass
-// of the sort. count/cuda/select_long.cu and select_partition.cuh select and gather, sort/cuda/sweep.cu sorts.
+// of the sort. count/cuda/select_long.cu and select_firsts.cuh select and gather, sort/cuda/sweep.cu sorts.
 #include "count/cuda/firsts.h"
 #include "sort/cuda/launch.h"
 #include "topk/cuda/kernels.h"
@@ -12,8 +12,8 @@ namespace jaxgpuops::topk {
 
 cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   count::Select select = count::firsts_of(problem.rows, problem.k, problem.key_bits);
-  select.order = {{problem.order},
-                  ~uint64_t{0}};  // smaller keys come first, and floats have no rule for NaNs and zeros
+  // There, smaller keys come first. Without a rule for NaNs and zeros, floats are in their total order.
+  select.order = {{problem.order}, ~uint64_t{0}};
   const auto gather = [&](void* values, int32_t* indices, void* workspace) {
     return count::launch_firsts(stream, plan.whole.select, select, buffers.x, {values, indices}, workspace);
   };
