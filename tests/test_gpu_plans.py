@@ -131,12 +131,12 @@ KERNELS = {
     | {"wave": "wave_kernel", "sieve": "(sieve|whole)_kernel", "columns": "columns_(stream_)?kernel"}
     | {
         "buckets": "buckets_kernel",
-        "radix": "histogram_kernel",
+        "radix": "select_(firsts_)?(long_)?kernel",
         "sort": "sort_kernel",
         "compare": "compare_(team_)?kernel",
     }
     | {
-        "few": "few_kernel",
+        "few": "few_(tile_)?kernel",
         "digits": "digits_kernel",
         "short": "short_columns_kernel",
         "block": "block_kernel",

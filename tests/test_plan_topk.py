@@ -201,6 +201,18 @@ def test_argmax_keeps_the_device_busy():
 # Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take
 # them, by 15 to 300 %.
 FASTEST = [
+    ((1, 4_194_304, 1), 742_110, "int32", "radix"),
+    ((5, 6_796_947, 1), 2_625_119, "float64", "radix"),
+    ((11, 1_914_461, 1), 133_707, "bfloat16", "radix"),
+    ((9, 181_633, 1), 65_868, "float32", "sweep"),
+    ((7, 987_198, 1), 23_490, "float64", "buckets"),
+    ((500_000, 50, 1), 2, "uint8", "few"),
+    ((229_393, 62, 1), 3, "float32", "rows"),
+    ((4, 371, 1), 30, "float64", "compare"),
+    ((85, 131_072, 1), 943, "uint8", "stream"),
+    ((1, 100_003, 1), 2000, "bfloat16", "sweep"),
+    ((15, 178_461, 1), 402, "bfloat16", "digits"),
+    ((2, 23_283, 4), 170, "float32", "digits"),
     ((43, 3042, 2), 5, "bfloat16", "rows"),
     ((6, 6272, 5), 8, "bfloat16", "rows"),
     ((16, 7046, 30), 3, "bfloat16", "rows"),
@@ -258,9 +270,9 @@ FASTEST = [
     ((4, 128, 256), 2, "float32", "few"),
     ((21_396, 11, 22), 2, "float16", "few"),
     ((80_953, 61, 1), 2, "float64", "few"),
-    ((872, 512, 1), 8, "float64", "sort"),
+    ((872, 512, 1), 8, "float64", "rows"),
     ((52_595, 16, 1), 2, "float32", "few"),
-    ((60_000, 32, 1), 4, "float16", "rows"),
+    ((60_000, 32, 1), 4, "float16", "few"),
     ((125_000, 24, 1), 4, "float32", "few"),
     ((1071, 400, 7), 4, "float32", "few"),
     ((125, 400, 60), 2, "float32", "columns"),
@@ -269,8 +281,8 @@ FASTEST = [
     ((53, 5018, 1), 16, "uint8", "held"),
     ((26, 4404, 1), 64, "int8", "rows"),
     ((117, 16, 16), 6, "bfloat16", "compare"),
-    ((34, 131_072, 1), 6532, "float16", "buckets"),
-    ((34, 131_072, 1), 13_107, "bfloat16", "sweep"),
+    ((34, 131_072, 1), 6532, "float16", "digits"),
+    ((34, 131_072, 1), 13_107, "bfloat16", "digits"),
     ((34, 131_072, 1), 9000, "uint8", "sweep"),
     ((1, 1 << 20, 1), 52_428, "float16", "sweep"),
     ((132, 4096, 1), 200, "bfloat16", "block"),
@@ -312,7 +324,7 @@ FASTEST = [
     ((1194, 8793, 1), 2865, "int8", "block"),
     ((2, 131_072, 1), 6648, "int32", "buckets"),
     ((1, 52_054, 1), 10_862, "float32", "sweep"),
-    ((150, 40_000, 1), 1700, "uint8", "buckets"),
+    ((150, 40_000, 1), 1700, "uint8", "digits"),
     ((9, 4735, 37), 77, "bfloat16", "rows"),
     ((9, 4735, 37), 77, "float32", "rows"),
     ((34, 11_302, 13), 304, "bfloat16", "digits"),
@@ -331,8 +343,8 @@ FASTEST = [
     ((52, 15_138, 5), 1829, "int32", "digits"),
     ((10, 16_384, 8), 241, "float32", "stream"),
     ((2, 10_137, 120), 2399, "int32", "block"),
-    ((50, 568_943, 1), 70_994, "int32", "buckets"),
-    ((50, 568_943, 1), 170_994, "int32", "sweep"),
+    ((50, 568_943, 1), 70_994, "int32", "radix"),
+    ((50, 568_943, 1), 170_994, "int32", "radix"),
     ((3, 1284, 1), 25, "int16", "rows"),
     ((13, 846, 1), 15, "bfloat16", "held"),
     ((1, 16_384, 64), 20, "float32", "rows"),
@@ -447,10 +459,11 @@ def test_a_warp_selects_from_rows_that_fit(rows, length, k, bits, sorted, warp):
 
 
 def test_large_parts_of_rows_are_not_divided():
-    """Where results are in the order of indices, it is faster to read a row several times."""
+    """Where results are in the order of indices, it is faster to read a row twice."""
     assert plan_topk(915, 48_229, 1, 17_845, 8, False, 90)["algorithm"] == "radix"
     assert plan_topk(32, 262_144, 1, 60_113, 16, False, 90)["algorithm"] == "radix"
-    assert plan_topk(47, 890_052, 1, 58_051, 16, False, 90)["algorithm"] == "buckets"
+    assert plan_topk(47, 890_052, 1, 58_051, 16, False, 90)["algorithm"] == "radix"
+    assert plan_topk(4, 1 << 23, 1, 6868, 32, False, 90)["algorithm"] == "buckets"
     assert plan_topk(193, 24_990, 1, 3657, 64, False, 90)["algorithm"] == "buckets"
 
 
@@ -473,7 +486,7 @@ def test_results_in_the_order_of_indices_are_not_sorted(rows, k, bits, takes):
     [
         *[((22, 262_144, 1), 3488, "float32", "sieve"), ((117, 24_255, 1), 101, "float32", "sieve")],
         *[((180, 65_536, 1), 1133, "int16", "sieve"), ((9, 65_536, 1), 144, "int16", "digits")],
-        *[((26, 304_138, 1), 228, "int32", "stream"), ((1, 4_646_238, 1), 305, "bfloat16", "sieve")],
+        *[((26, 304_138, 1), 228, "int32", "sieve"), ((1, 4_646_238, 1), 305, "bfloat16", "sieve")],
         *[((5, 71_530, 1), 10_368, "float32", "digits"), ((10, 65_536, 5), 10_430, "float32", "digits")],
     ],
 )
@@ -484,6 +497,22 @@ def test_the_fastest_where_results_are_in_the_order_of_indices(rows, k, dtype, a
 @pytest.mark.parametrize("rows,k,dtype,algorithm", FASTEST)
 def test_the_fastest_of_the_kernels(rows, k, dtype, algorithm):
     assert plan_topk(*rows, k, 8 * jnp.dtype(dtype).itemsize, True, 90)["algorithm"] == algorithm
+
+
+def test_columns_become_rows():
+    """Where they are, the workspace has the array, turned, and the results."""
+    for rows, k, bits, sorted, algorithm in [
+        ((2, 12_316, 546), 1338, 16, True, "digits"),
+        ((38, 10_830, 158), 290, 64, True, "stream"),
+        ((11, 214_604, 9), 4095, 16, False, "sieve"),
+    ]:
+        plan = plan_topk(*rows, k, bits, sorted, 90)
+        turned = rows[2] * (rows[1] * bits // 8 + k * (bits // 8 + 4))
+        assert plan["algorithm"] == algorithm and plan["workspace_bytes"] >= turned
+        # A part of the batch makes do with its part of the workspace.
+        part = plan_topk(1, *rows[1:], k, bits, sorted, 90, plan["workspace_bytes"])
+        assert part["workspace_bytes"] <= plan["workspace_bytes"]
+    assert plan_topk(20, 10_121, 34, 896, 8, True, 90)["workspace_bytes"] == 0
 
 
 def test_topk_softmax():

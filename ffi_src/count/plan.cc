@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/rounding.h"
+#include "count/firsts.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -357,6 +358,42 @@ bool plan_select_registers(const Select& problem, const Gpu& gpu, SelectPlan& pl
   return true;
 }
 
+void plan_long(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
+  constexpr int64_t kStatic = 3072;  // bytes of shared memory that the kernel declares itself
+  const Rows& rows = problem.rows;
+  plan.algorithm = Selecting::kLong;
+  plan.threads = kLongThreads;
+  const int64_t counts = problem.count * int64_t{4} << kLongBinBits;
+  const int64_t packs = rows.length * problem.bits / 128 + 2;
+  plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / rows.count(), 1, ceil_div(packs, 4 * kLongThreads));
+  plan.slice_packs = ceil_div(packs, plan.slices);
+  // Two blocks share a multiprocessor. A thread keeps some elements, and 2 bytes for each of its steps, in which it
+  // reads 16 elements (8 of 64 bits).
+  const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
+  plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
+  const int64_t declared = problem.bits == 64 ? 4096 : kStatic;
+  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - declared - counts - kLongThreads * 2 * plan.kept_steps;
+  const bool is_byte = problem.bits == 8;  // a block keeps its own counts of bytes
+  if (room < 0 || is_byte) plan.kept_steps = 0;
+  if (!is_byte) plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
+  const int64_t kept_bytes = kLongThreads * (plan.kept / 32 * problem.bits / 8 + 2 * plan.kept_steps);
+  // In the end a list and counts of its keys take the same place.
+  plan.shared_bytes = std::max<int64_t>(counts + (is_byte ? counts : kept_bytes),
+                                        kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
+  plan.table_at = kLongHeadBytes;
+  plan.list_at = plan.table_at + kLongTables * counts;
+  plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
+  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length + 128 / problem.bits - 1, kPartitionTile);
+  plan.list_bytes = plan.list_size * (4 + problem.bits / 8);
+  plan.row_bytes = aligned(plan.list_at + problem.count * plan.list_bytes + 8 * plan.tiles);
+  plan.workspace_bytes += rows.inner * plan.row_bytes;
+  // A launch for the samples takes some microseconds. It pays where each block would take a sample for many ranks, or
+  // where intervals must be narrow.
+  const int64_t most_own = int64_t{1} << (problem.count > 3 ? 20 : 21);
+  plan.apart = !is_byte && plan.slices > 1 && rows.elements() > most_own;
+  plan.overlap = plan.apart && gpu.dependent_launch;
+}
+
 }  // namespace
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
@@ -415,37 +452,13 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     plan.algorithm = Selecting::kNone;
     return plan;
   }
-  plan.algorithm = Selecting::kLong;
-  plan.threads = kLongThreads;
-  const int64_t counts = problem.count * int64_t{4} << kLongBinBits;
-  const int64_t packs = rows.length * problem.bits / 128 + 2;
-  plan.slices = std::clamp<int64_t>(2 * gpu.multiprocessors / rows.count(), 1, ceil_div(packs, 4 * kLongThreads));
-  plan.slice_packs = ceil_div(packs, plan.slices);
-  // Two blocks share a multiprocessor. A thread keeps some elements, and 2 bytes for each of its steps, in which it
-  // reads 16 elements (8 of 64 bits).
-  const int64_t steps = ceil_div(plan.slice_packs * 16, kLongThreads * (problem.bits == 64 ? 64 : 2 * problem.bits));
-  plan.kept_steps = static_cast<int>(std::min<int64_t>(steps, kMostKeptSteps));
-  const int64_t declared = problem.bits == 64 ? 4096 : kStatic;
-  const int64_t room = gpu.multiprocessor_shared / 2 - 1024 - declared - counts - kLongThreads * 2 * plan.kept_steps;
-  const bool is_byte = problem.bits == 8;  // a block keeps its own counts of bytes
-  if (room < 0 || is_byte) plan.kept_steps = 0;
-  if (!is_byte) plan.kept = 32 * static_cast<int>(std::max<int64_t>(0, room) / (kLongThreads * problem.bits / 8));
-  const int64_t kept_bytes = kLongThreads * (plan.kept / 32 * problem.bits / 8 + 2 * plan.kept_steps);
-  // In the end a list and counts of its keys take the same place.
-  plan.shared_bytes = std::max<int64_t>(counts + (is_byte ? counts : kept_bytes),
-                                        kLongFew * (4 + problem.bits / 8) + (int64_t{4} << kLongBinBits));
-  plan.table_at = kLongHeadBytes;
-  plan.list_at = plan.table_at + kLongTables * counts;
-  plan.list_size = std::max<int64_t>(kLongFew, plan.slices);
-  if (problem.kth >= 0) plan.tiles = ceil_div(rows.length + 128 / problem.bits - 1, kPartitionTile);
-  plan.list_bytes = plan.list_size * (4 + problem.bits / 8);
-  plan.row_bytes = aligned(plan.list_at + problem.count * plan.list_bytes + 8 * plan.tiles);
-  plan.workspace_bytes += rows.inner * plan.row_bytes;
-  // A launch for the samples takes some microseconds. It pays where each block would take a sample for many ranks, or
-  // where intervals must be narrow.
-  const int64_t most_own = int64_t{1} << (problem.count > 3 ? 20 : 21);
-  plan.apart = !is_byte && plan.slices > 1 && rows.elements() > most_own;
-  plan.overlap = plan.apart && gpu.dependent_launch;
+  plan_long(problem, gpu, plan);
+  return plan;
+}
+
+SelectPlan plan_firsts(const Rows& rows, int64_t k, int bits, const Gpu& gpu) {
+  SelectPlan plan;
+  plan_long(firsts_of(rows, k, bits), gpu, plan);
   return plan;
 }
 

@@ -33,10 +33,12 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu);
 bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
-bool sorts_bytes(Rows rows, int64_t k, int key_bytes);
+bool sweeps_narrow(Rows rows, int64_t k, int key_bytes);
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
+bool selects_first(Rows rows, int64_t k, int key_bytes);
+bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads);
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides);
 
 }  // namespace jaxgpuops::topk

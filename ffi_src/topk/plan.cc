@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/rounding.h"
+#include "count/firsts.h"
 #include "sort/cuda/shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
@@ -41,6 +42,8 @@ Plan plan_few(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   plan.lanes = shape.lanes;
   plan.threads = shape.threads;
   plan.blocks = shape.blocks;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = shape.shared_bytes;
   return plan;
 }
 
@@ -178,12 +181,98 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   return plan;
 }
 
-Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes) {
+// Sorts rows whole; the plan is kEmpty where the kernels of sorts do not take them.
+Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t workspace_bytes = 0) {
+  Plan plan;
+  sort::Problem problem;
+  problem.rows = rows;
+  problem.k = k;
+  problem.key_bits = 8 * key_bytes;
+  plan.whole = sort::plan_sort(problem, gpu, workspace_bytes);
+  if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
+  if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
+  if (plan.whole.algorithm == sort::Algorithm::kSweep || plan.whole.algorithm == sort::Algorithm::kMerge)
+    plan.algorithm = Algorithm::kSweep;
+  plan.threads = plan.whole.threads;
+  plan.blocks = plan.whole.blocks;
+  plan.workspace_bytes = plan.whole.workspace_bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = plan.whole.shared_bytes;
+  return plan;
+}
+
+// Sorts the chosen elements of rows, and carries their indices: by a block for each row, if one holds it and rows are
+// many or short.
+sort::Plan plan_chosen(Rows rows, int key_bytes, const Gpu& gpu) {
+  sort::Problem problem;
+  problem.rows = rows;
+  problem.k = rows.length;
+  problem.key_bits = 8 * key_bytes;
+  problem.carries = true;
+  sort::Plan plan = sort::plan_sort(problem, gpu);
+  if (rows.length > (key_bytes == 8 ? 6656 : 8192) && 8 * rows.count() <= gpu.multiprocessors) return plan;
+  for (const int threads : {256, 512, 1024}) {
+    const int items = sort::block_items(key_bytes, rows.length, rows.count() <= gpu.multiprocessors);
+    const int64_t bytes = sort::block_shared_bytes(key_bytes, threads, items);
+    if (rows.length > threads * items || bytes + static_cast<int64_t>(kReservedShared) > gpu.shared_bytes) continue;
+    plan.algorithm = sort::Algorithm::kBlock;
+    plan.threads = threads;
+    plan.items = items;
+    plan.blocks = rows.count();
+    plan.shared_bytes = bytes;
+    return plan;
+  }
+  return plan;
+}
+
+// Selects the k-th element of contiguous rows, gathers all up to it and, if results are sorted, sorts these.
+Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  Plan plan;
+  const count::SelectPlan select = count::plan_firsts(rows, k, 8 * key_bytes, gpu);
+  plan.algorithm = Algorithm::kRadix;
+  plan.threads = select.threads;
+  plan.slices = static_cast<int>(select.slices);
+  plan.blocks = rows.count() * std::max(select.tiles, select.slices);
+  plan.workspace_bytes = select.workspace_bytes;
+  plan.shared_limit = gpu.shared_bytes;
+  plan.shared_bytes = select.shared_bytes;
+  plan.whole.select = select;
+  if (!sorted) return plan;
+  plan.whole = plan_chosen({rows.count(), k, 1}, key_bytes, gpu);
+  plan.workspace_bytes =
+      RadixShape({1, rows.length, 1}, k, key_bytes).bytes + std::max(plan.workspace_bytes, plan.whole.workspace_bytes);
+  plan.shared_bytes = std::max(plan.shared_bytes, plan.whole.shared_bytes);
+  plan.whole.select = select;
+  return plan;
+}
+
+// Transposes columns to rows, and the results back.
+Plan plan_turned(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+  const int64_t turned = sort::TurnShape({1, rows.length, rows.inner}, k, key_bits / 8, true, true).bytes;
+  if (workspace_bytes >= 0 && workspace_bytes < turned) return {};
+  Plan plan = plan_topk({rows.count(), rows.length, 1}, k, key_bits, sorted, gpu,
+                        workspace_bytes < 0 ? -1 : (workspace_bytes - turned) / rows.inner, forced);
+  if (plan.algorithm == Algorithm::kEmpty) return plan;
+  if (plan.algorithm == Algorithm::kBlock || plan.algorithm == Algorithm::kSweep)  // they transpose columns themselves
+    return plan_whole(rows, k, key_bits / 8, gpu);
+  plan.whole.turns = true;
+  plan.workspace_bytes = turned + rows.inner * plan.workspace_bytes;
+  return plan;
+}
+
+// Plans kRadix, which takes any problem.
+Plan plan_any(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  if (rows.inner == 1) return plan_radix(rows, k, key_bytes, sorted, gpu);
+  return plan_turned(rows, k, 8 * key_bytes, sorted, gpu, -1, static_cast<int>(Algorithm::kRadix));
+}
+
+Plan plan_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu, int64_t workspace_bytes) {
   Plan plan;
   // On a part of a GPU that cannot run these kernels, the kernels of kRadix run instead, in the same workspace.
-  const int64_t bytes = std::max(buckets_shape(rows.length, k, key_bytes).bytes,
-                                 rows.inner > 1 ? radix_shape(rows.length, k, key_bytes, true).bytes : 0);
-  if (workspace_bytes >= 0 && rows.inner * bytes > workspace_bytes) return plan;
+  const Plan radix = rows.inner > 1 ? plan_any(rows, k, key_bytes, sorted, gpu) : Plan{};
+  const int64_t bytes = std::max(rows.inner * buckets_shape(rows.length, k, key_bytes).bytes, radix.workspace_bytes);
+  if (workspace_bytes >= 0 && bytes > workspace_bytes) return plan;
+  plan.whole = radix.whole;
   plan.algorithm = Algorithm::kBuckets;
   plan.threads = kBucketsThreads;
   const int64_t blocks = gpu.multiprocessors;
@@ -192,7 +281,7 @@ Plan plan_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t w
   plan.slices = static_cast<int>(std::max<int64_t>({one, two, 1}));
   plan.blocks = rows.count() * plan.slices;
   plan.overlap = gpu.dependent_launch;
-  plan.workspace_bytes = rows.inner * bytes;
+  plan.workspace_bytes = bytes;
   plan.shared_limit = gpu.shared_bytes;
   const size_t composite = composite_bytes(key_bytes);
   plan.shared_bytes = static_cast<int64_t>(std::max(buckets_shared(composite), buckets_sort_shared(composite)));
@@ -214,40 +303,9 @@ Plan plan_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gp
   return plan;
 }
 
-Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  Plan plan;
-  plan.algorithm = Algorithm::kRadix;
-  plan.threads = 512;
-  const RadixShape shape = radix_shape(rows.length, k, key_bytes, sorted);
-  plan.blocks = shape.tiles * std::min(rows.count(), kMaxRadixRows);
-  plan.workspace_bytes = rows.inner * shape.bytes;
-  plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = radix_tile(key_bytes) * composite_bytes(key_bytes);
-  return plan;
-}
-
-// Sorts rows whole; the plan is kEmpty where the kernels of sorts do not take them.
-Plan plan_whole(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  Plan plan;
-  sort::Problem problem;
-  problem.rows = rows;
-  problem.k = k;
-  problem.key_bits = 8 * key_bytes;
-  plan.whole = sort::plan_sort(problem, gpu);
-  if (plan.whole.algorithm == sort::Algorithm::kShort) plan.algorithm = Algorithm::kShort;
-  if (plan.whole.algorithm == sort::Algorithm::kBlock) plan.algorithm = Algorithm::kBlock;
-  if (plan.whole.algorithm == sort::Algorithm::kSweep) plan.algorithm = Algorithm::kSweep;
-  plan.threads = plan.whole.threads;
-  plan.blocks = plan.whole.blocks;
-  plan.workspace_bytes = plan.whole.workspace_bytes;
-  plan.shared_limit = gpu.shared_bytes;
-  plan.shared_bytes = plan.whole.shared_bytes;
-  return plan;
-}
-
-}  // namespace
-
-Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+// Plans kernels that read rows and columns where they are.
+Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes,
+                   int forced) {
   if (k == 0 || rows.count() == 0) return {};
   if (k == 1) return plan_argmax(rows, key_bits, gpu, workspace_bytes);
   const int key_bytes = key_bits / 8;
@@ -280,7 +338,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   if (few) return plan_few(rows, k, key_bytes, gpu);
   if (columns || (may(Algorithm::kRows) && holds_many(rows, k, key_bytes, gpu)))
     return plan_rows(rows, k, key_bytes, gpu);
-  if (forced < 0 && sorted && sorts_bytes(rows, k, key_bytes)) {
+  if (forced < 0 && sorted && sweeps_narrow(rows, k, key_bytes)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
       return plan;
   }
@@ -320,7 +378,8 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   }
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
-    const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, plan.slices, gpu);
+    const bool fast = forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
+                      sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
   if (forced < 0 && sorted && sorts_narrow(rows, k, key_bytes, gpu)) {
@@ -328,13 +387,16 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   }
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
   const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
+  if (forced < 0 && sorted && selects_first(rows, k, key_bytes)) {
+    if (const Plan plan = plan_radix(rows, k, key_bytes, sorted, gpu); has_room(plan)) return plan;
+  }
   const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
   if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
-    const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
+    const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   // Where buckets cannot take a few rows, it is better to read them several times than to leave the device idle.
-  const Plan radix = plan_radix(rows, k, key_bytes, sorted, gpu);
+  const Plan radix = plan_any(rows, k, key_bytes, sorted, gpu);
   const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
@@ -342,15 +404,29 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu);
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, forced >= 0 ? -1 : 0);
         plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm))
       return plan;
   }
   if (divides && may(Algorithm::kBuckets)) {
-    const Plan plan = plan_buckets(rows, k, key_bytes, gpu, workspace_bytes);
+    const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kBuckets && fits(plan)) return plan;
   }
   return may(Algorithm::kRadix) ? radix : Plan{};
+}
+
+}  // namespace
+
+Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, int64_t workspace_bytes, int forced) {
+  const auto has_room = [&](const Plan& plan) {
+    return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
+  };
+  const Plan plan = plan_in_place(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
+  if (forced >= 0 || rows.inner == 1) return plan;
+  if (has_room(plan) && !turns_columns(rows, k, key_bits / 8, plan.algorithm)) return plan;
+  // A part of a batch of columns that are transposed has the workspace for that.
+  const Plan turned = plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
+  return turned.algorithm != Algorithm::kEmpty && has_room(turned) ? turned : plan;
 }
 
 }  // namespace jaxgpuops::topk

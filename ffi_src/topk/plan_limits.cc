@@ -47,8 +47,10 @@ bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
 
 bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   const int64_t count = rows.count();
-  if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows
-    const int64_t longest = count > (key_bytes == 1 ? 4 : 16) * kFewRows ? 32 : 16;
+  if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows, which tiles have
+    const bool whole_vectors = rows.length * key_bytes % 16 == 0;
+    const int64_t most = count < kFewTiled || whole_vectors ? 32 : std::min(64, 192 / key_bytes);
+    const int64_t longest = count > (key_bytes == 1 ? 4 : 8) * kFewRows ? most : 16;
     if (key_bytes == 4 && k <= 4 && count <= kFewRows / 4 && rows.length > 64) return rows.length <= 320;
     return k <= 4 && count > kFewRows && rows.length <= longest;
   }
@@ -83,7 +85,9 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 
 // Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
 bool holds_wide(Rows rows, int64_t k) {
-  return rows.inner == 1 && k <= kMaxRowsK && rows.length >= 1024 && rows.length <= max_rows_length(8);
+  if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
+  return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
+                                 rows.elements() > 1 << 15);
 }
 
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
@@ -131,7 +135,8 @@ bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu
   if (length < kMaxSortLength / 4 || length > kMaxSortLength) return false;
   const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
   if (key_bytes == 1 && crowded) return true;
-  if (count <= gpu.multiprocessors) return half && (key_bytes < 4 || length >= kMaxSortLength / 2);
+  if (count <= gpu.multiprocessors)
+    return key_bytes < 4 ? half || (3 * k >= length && count > 16) : half && length >= kMaxSortLength / 2;
   return (length < kMaxSortLength / 2 ? 3 : 6) * k >= length && (key_bytes < 4 || half || crowded);
 }
 
@@ -276,8 +281,13 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   return k > 256 && (few || 8 * k >= rows.length);
 }
 
-// Whether rows of bytes are so long, and few, that two passes of a sort over memory take less time than to select.
-bool sorts_bytes(Rows rows, int64_t k, int key_bytes) {
+// Whether rows of narrow keys are so long, and few, that the passes of a sort over memory take less time than to
+// select.
+bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
+  if (key_bytes == 2 && rows.inner == 1 && rows.length > 2 * kMaxSortLength) {
+    const bool sieves = 16 * k <= rows.length;
+    return rows.elements() <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
+  }
   return key_bytes == 1 && rows.inner == 1 && rows.length > 2 * kMaxSortLength && rows.elements() <= 1 << 19 && k > 64;
 }
 
@@ -297,32 +307,44 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     if (key_bytes <= 2)
       return 8 * k <= length &&
              (elements <= 1 << 21 || (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
-    return k > 512 && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
+    return (k > 512 || (k > kMaxRowsK && count <= 12)) && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
   }
   if (!longer) return false;
   if (!sorted) {
     if (3 * k > length || k <= (key_bytes == 4 ? 192 : 128)) return false;
     if (elements <= 1 << 22 && k > kMaxSieveK) return true;
     // The sieve takes about as long for a few short rows.
-    const bool few_short = 2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16;
-    if (key_bytes == 4) return length <= (4 * rows.count() <= gpu.multiprocessors ? 1 << 16 : 1 << 15);
+    const bool few_short = (2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16) ||
+                           (8 * rows.count() <= gpu.multiprocessors && length <= 1 << 17);
+    if (key_bytes == 4)
+      return length <= (8 * rows.count() <= gpu.multiprocessors   ? 1 << 17
+                        : 4 * rows.count() <= gpu.multiprocessors ? 1 << 16
+                                                                  : 1 << 15);
+    if (elements > 1 << 22 && 5 * k > length) return false;
     return length <= 1 << 18 &&
            (key_bytes == 1 || few_short || length < kMinWholeLength || k > kMaxSieveK || 16 * k > length);
   }
   if (key_bytes == 1) {
     if (length <= 2 * kMaxSortLength) return 8 * k <= length;
-    return 24 * k < length && (length <= 1 << 16 || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
+    const bool fits = length <= (k > kMaxStreamK ? 1 << 17 : 1 << 16);
+    return 16 * k <= length && (fits || (elements <= 1 << 22 && 2 * rows.count() <= gpu.multiprocessors));
   }
-  if (length >= 2 * kMaxSortLength) return false;
+  if (length >= 2 * kMaxSortLength) {
+    if (key_bytes == 4)
+      return length < 1 << 15 && k > 1024 && 8 * k <= length && 4 * rows.count() <= gpu.multiprocessors;
+    if (k > kMaxSieveK) return length <= 1 << 17 && 8 * k <= length;
+    return k > 256 && length > 5 << 14 && length <= 3 << 16 && 8 * rows.count() <= gpu.multiprocessors;
+  }
   return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
-  // a large part of the row, or the array is small, it is faster to read it several times.
+  // many, or a large part of the row, or if the array is small, it is faster to read it twice.
   if (!sorted && k > kMaxStreamK &&
-      (rows.elements() * key_bytes < 8 << 20 || (key_bytes == 8 ? 5 : 10) * k > rows.length))
+      ((k > kMaxSieveK && rows.count() * k >= 1 << 15) || rows.elements() * key_bytes < 8 << 20 ||
+       (key_bytes == 8 ? 5 : 10) * k > rows.length))
     return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
@@ -354,6 +376,30 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
   if (divides && key_bytes == 2 && rows.inner == 1 && rows.count() >= 12 && rows.elements() >= 3 << 19)
     return 14 * k >= rows.length;
   return (key_bytes <= 2 || rows.length >= 1 << 19 ? 24 : 8) * k >= rows.length;
+}
+
+// Whether it takes less time to select the k-th element, to gather all up to it, and to sort them by digits, than to
+// divide candidates or to sort the whole row. Each of the three has to wait for its blocks several times, so there must
+// be many elements.
+bool selects_first(Rows rows, int64_t k, int key_bytes) {
+  const int64_t chosen = rows.count() * k, elements = rows.elements(), length = rows.length;
+  if (rows.inner > 1 || k <= kMaxStreamK || length < 1 << 16) return false;
+  const bool large = 4 * k >= length;  // the whole row would be sorted; else candidates would be divided
+  if (key_bytes == 8) {
+    if (chosen < (large ? 1 << 17 : 3 << 17)) return false;
+    return 2 * k <= length ? elements > 1 << 18 : elements >= 1 << 22 && 4 * k <= 3 * length;
+  }
+  if (elements < 1 << 22 && (large || key_bytes < 4)) return false;
+  if (key_bytes == 4) return chosen >= 1 << 19 && 2 * k <= length;
+  return chosen >= 1 << 18 && 8 * k <= length && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16);
+}
+
+// Whether columns are better transposed to rows. Kernels that read columns one by one read each sector several times.
+bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads) {
+  if (rows.inner < 8 || rows.elements() < 1 << 22 || rows.length <= kMaxSortLength) return false;
+  if (reads == Algorithm::kBuckets) return k > kMaxStreamK && key_bytes <= 2;
+  if (reads == Algorithm::kDigits) return key_bytes > 1 && k > kMaxRowsK;
+  return reads == Algorithm::kStream && k > kMaxRowsK;
 }
 
 }  // namespace jaxgpuops::topk

@@ -26,7 +26,9 @@
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
+#include "count/cuda/firsts.h"
 #include "count/cuda/select_blocks.cuh"
+#include "count/cuda/select_firsts.cuh"
 #include "count/cuda/select_list.cuh"
 #include "count/cuda/select_partition.cuh"
 #include "count/cuda/select_quantile.cuh"
@@ -434,10 +436,8 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   }
 }
 
-}  // namespace
-
-cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
-                               const int32_t* ranks, const SelectResults& results, void* workspace) {
+cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x, const int32_t* ranks,
+                const SelectResults& results, void* workspace, bool firsts) {
   return dispatch_key(problem.bits, [&](auto width) {
     using T = decltype(width);
     static_assert(sizeof(Head<T>) <= kLongHeadBytes);
@@ -472,8 +472,21 @@ cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, cons
       config.grid = dim3(static_cast<unsigned>(std::min(together, rows - a.first_row) * a.plan.slices));
       error = launch(stream, config, kernel, a);
     }
-    return problem.kth < 0 || error != cudaSuccess ? error : launch_partition(stream, a);
+    if (problem.kth < 0 || error != cudaSuccess) return error;
+    return firsts ? launch_gather(stream, a) : launch_partition(stream, a);
   });
+}
+
+}  // namespace
+
+cudaError_t launch_select_long(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                               const int32_t* ranks, const SelectResults& results, void* workspace) {
+  return run(stream, plan, problem, x, ranks, results, workspace, false);
+}
+
+cudaError_t launch_firsts(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                          const SelectResults& results, void* workspace) {
+  return run(stream, plan, problem, x, nullptr, results, workspace, true);
 }
 
 }  // namespace jaxgpuops::count

@@ -21,6 +21,7 @@ struct BlockArgs {
   const void* x;
   void* values;
   int32_t* indices;
+  const int32_t* carried;  // numbers that are written in place of indices; null: none
   uint32_t length, k;
   SortOrder order;
   bool bytes;  // elements have 8 bits, and are the upper half of a key
@@ -122,8 +123,11 @@ __global__ void __launch_bounds__(kThreads, block_count(sizeof(Key), kThreads, k
     int32_t* const indices = a.indices + to;
     const uint16_t* const own = shared.indices + first;
 #pragma unroll
-    for (int i = 0; i < kItems; ++i)
-      if (is_wanted(i)) indices[i * 32] = static_cast<int32_t>(moved ? own[i * 32] : first + i * 32);
+    for (int i = 0; i < kItems; ++i) {
+      if (!is_wanted(i)) continue;
+      const uint32_t from = moved ? own[i * 32] : first + i * 32;
+      indices[i * 32] = a.carried ? a.carried[row + from] : static_cast<int32_t>(from);
+    }
   }
 }
 
@@ -135,9 +139,10 @@ cudaError_t run(cudaStream_t stream, const Problem& problem, const Buffers& buff
   static_assert(sizeof(BlockShared<Key, kThreads, kItems>) <= block_shared_bytes(sizeof(Key), kThreads, kItems));
   config.shared_bytes = block_shared_bytes(sizeof(Key), kThreads, kItems);
   const bool bytes = problem.key_bits == 8;
-  return launch(stream, config, block_kernel<Key, kThreads, kItems>,
-                BlockArgs{buffers.x, buffers.values, buffers.indices, static_cast<uint32_t>(problem.rows.length),
-                          static_cast<uint32_t>(problem.k), bytes ? raised(problem.order, 8) : problem.order, bytes});
+  return launch(
+      stream, config, block_kernel<Key, kThreads, kItems>,
+      BlockArgs{buffers.x, buffers.values, buffers.indices, buffers.carried, static_cast<uint32_t>(problem.rows.length),
+                static_cast<uint32_t>(problem.k), bytes ? raised(problem.order, 8) : problem.order, bytes});
 }
 
 }  // namespace

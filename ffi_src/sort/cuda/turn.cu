@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
+#include "topk/cuda/quotient.cuh"
 
 namespace jaxgpuops::sort {
 namespace {
@@ -90,6 +91,41 @@ cudaError_t launch_narrow(cudaStream_t stream, const T* from, T* to, int64_t out
                 turn_narrow_kernel<T, kColumns>, from, to, vectors, blocks);
 }
 
+// Other arrays of few columns: a block copies neighbouring rows to shared memory as they lie, and then writes the
+// columns. Rows of an even length have a gap between them there, so that threads read from different banks.
+constexpr uint32_t kMostFlat = 24, kFlatBytes = 24 << 10;
+
+template <class T>
+__global__ void __launch_bounds__(kTurnThreads)
+    turn_flat_kernel(const T* __restrict__ from, T* __restrict__ to, int64_t rows, uint32_t columns, uint32_t tile_rows,
+                     uint32_t tiles, uint32_t reciprocal) {
+  __shared__ T tile[kFlatBytes / sizeof(T)];
+  constexpr uint32_t kLoads = 8;
+  const uint32_t outer = blockIdx.x / tiles, gap = 1 - columns % 2;
+  const int64_t row = int64_t{blockIdx.x - outer * tiles} * tile_rows;
+  const auto left = static_cast<uint32_t>(min(rows - row, int64_t{tile_rows})), elements = left * columns;
+  from += (outer * rows + row) * columns;
+  to += int64_t{outer} * columns * rows + row;
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x; e < elements; e += kLoads * kTurnThreads) {
+    T own[kLoads];
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) own[u] = from[min(e + u * kTurnThreads, elements - 1)];
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) {
+      const uint32_t at = e + u * kTurnThreads;
+      if (at < elements) tile[gap ? at + topk::quotient(at, columns, reciprocal) : at] = own[u];
+    }
+  }
+  __syncthreads();
+  const uint32_t pitch = columns + gap;
+#pragma unroll 1
+  for (uint32_t c = 0; c < columns; ++c, to += rows) {
+#pragma unroll 4
+    for (uint32_t r = threadIdx.x; r < left; r += kTurnThreads) to[r] = tile[r * pitch + c];
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_turn(cudaStream_t stream, const void* from, void* to, int64_t outer, int64_t rows, int64_t columns,
@@ -99,6 +135,14 @@ cudaError_t launch_turn(cudaStream_t stream, const void* from, void* to, int64_t
     const auto address = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
     if (columns > 1 && columns <= kMostNarrow && (address | rows * sizeof(T)) % 16 == 0)
       return launch_narrow(stream, static_cast<const T*>(from), static_cast<T*>(to), outer, rows, columns);
+    if (columns > 1 && columns <= kMostFlat && rows >= 4 * kTurnThreads) {
+      uint32_t tile_rows = 4 * kTurnThreads;
+      while (tile_rows * (columns + 1) * sizeof(T) > kFlatBytes) tile_rows /= 2;
+      const int64_t tiles = (rows - 1) / tile_rows + 1;
+      return launch(stream, {dim3(static_cast<unsigned>(outer * tiles)), dim3(kTurnThreads)}, turn_flat_kernel<T>,
+                    static_cast<const T*>(from), static_cast<T*>(to), rows, static_cast<uint32_t>(columns), tile_rows,
+                    static_cast<uint32_t>(tiles), topk::reciprocal(columns));
+    }
     // Lines of a tile have 32 elements or more, both read and written. If the array has fewer rows or columns than
     // that, the other side is longer.
     int column_bits = 0, row_bits = 0;

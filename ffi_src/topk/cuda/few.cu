@@ -9,6 +9,7 @@
 // key 0, and so they come after any.
 //
 // Bytes moved: the input once, and k results (value and index).
+#include <algorithm>
 #include <type_traits>
 
 #include "common/cuda/intrinsics.cuh"
@@ -16,6 +17,7 @@
 #include "common/rounding.h"
 #include "topk/cuda/few_shape.h"
 #include "topk/cuda/kernels.h"
+#include "topk/cuda/quotient.cuh"
 
 namespace jaxgpuops::topk {
 namespace {
@@ -24,6 +26,9 @@ struct Few : Call {
   uint32_t rows;       // rows or columns in all
   uint32_t lane_bits;  // the logarithm of the number of lanes of a warp that share a row
   uint32_t warp_bits;  // that of the number of warps that do
+  // For tiles: whether rows have a gap between them, the units of a row, and their reciprocal.
+  bool gap;
+  uint32_t row_units, reciprocal;
 };
 
 constexpr uint32_t kNone = ~0u;  // the index of a place that has no element
@@ -117,6 +122,74 @@ __device__ __noinline__ Word kth_of_columns(Word key, uint32_t column, uint32_t 
   return kth[column];
 }
 
+// Writes the results of a row, or a lane's share of them: `to` is where the first one belongs, `step` how far apart
+// they are.
+template <class Key, class Word, int kBest>
+__device__ __forceinline__ void write(const Few& a, const Best<Word, kBest>& best, int64_t to, uint32_t step,
+                                      uint32_t writers, uint32_t writer) {
+#pragma unroll
+  for (int s = 0; s < kBest; ++s) {
+    if ((s & (writers - 1)) != writer || s >= a.k) continue;
+    uint32_t at = s;
+    if (!a.sorted) {  // the number of results with lesser indices
+      at = 0;
+#pragma unroll
+      for (int t = 0; t < kBest; ++t) at += t < a.k && best.indices[t] < best.indices[s];
+    }
+    if (a.values)
+      static_cast<Key*>(a.values)[to + int64_t{at} * step] = decode(static_cast<Key>(best.keys[s]), a.order);
+    a.indices[to + int64_t{at} * step] = static_cast<int32_t>(best.indices[s]);
+  }
+}
+
+// Many short rows: a block copies neighbouring rows to shared memory in whole vectors, and a lane has each. Rows whose
+// length is an even number of units have one unit more between them, so that lanes read from different banks.
+template <class Key, int kBest>
+__global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_constant__ Few a) {
+  using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
+  constexpr uint32_t kUnits = 16 / sizeof(Word), kVector = 16 / sizeof(Key);
+  struct alignas(16) Vector {
+    Word unit[kUnits];
+  };
+  auto* const units = reinterpret_cast<Word*>(dynamic_shared_memory());
+  const uint32_t first = blockIdx.x * kFewThreads, rows = min(a.rows - first, uint32_t{kFewThreads});
+  const Key* const x = static_cast<const Key*>(a.x) + int64_t{first} * a.length;
+  const auto* const in = reinterpret_cast<const Vector*>(x);
+  const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  const uint32_t elements = rows * a.length, vectors = aligned ? elements / kVector : 0;
+  // The place of a unit of the tile in shared memory.
+  const auto place = [&](uint32_t unit) { return unit + (a.gap ? quotient(unit, a.row_units, a.reciprocal) : 0u); };
+#pragma unroll 4
+  for (uint32_t v = threadIdx.x; v < vectors; v += kFewThreads) {
+    const Vector vector = in[v];
+    if (!a.gap) {
+      reinterpret_cast<Vector*>(units)[v] = vector;
+      continue;
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < kUnits; ++u) units[place(v * kUnits + u)] = vector.unit[u];
+  }
+  constexpr uint32_t kEach = sizeof(Word) / sizeof(Key);  // elements of a unit
+  for (uint32_t e = vectors * kVector + threadIdx.x; e < elements; e += kFewThreads)
+    reinterpret_cast<Key*>(units + place(e / kEach))[e % kEach] = x[e];
+  __syncthreads();
+  if (threadIdx.x >= rows) return;
+  const Key* const row = reinterpret_cast<const Key*>(units + (a.gap ? threadIdx.x : 0)) + threadIdx.x * a.length;
+  Best<Word, kBest> best;
+  uint32_t i = a.length;
+#pragma unroll 1
+  for (; i >= kFewLoads; i -= kFewLoads) {
+    Key bits[kFewLoads];
+#pragma unroll
+    for (uint32_t u = 0; u < kFewLoads; ++u) bits[u] = row[i - 1 - u];
+#pragma unroll
+    for (uint32_t u = 0; u < kFewLoads; ++u) best.add(encode(bits[u], a.order), i - 1 - u);
+  }
+#pragma unroll 1
+  for (; i > 0; --i) best.add(encode(row[i - 1], a.order), i - 1);
+  write<Key>(a, best, int64_t{first + threadIdx.x} * a.k, 1, 1, 0);
+}
+
 // kShared: all warps of a block share its rows.
 template <class Key, int kBest, bool kShared>
 __global__ void __launch_bounds__(kShared ? 1024 : kFewThreads) few_kernel(const __grid_constant__ Few a) {
@@ -193,21 +266,7 @@ __global__ void __launch_bounds__(kShared ? 1024 : kFewThreads) few_kernel(const
     writers = warps, writer = lane % warps, live = first + of < a.rows;
   }
 
-  if (!live) return;
-  const int64_t to = int64_t{outer} * a.k * inner + column;
-#pragma unroll
-  for (int s = 0; s < kBest; ++s) {
-    if ((s & (writers - 1)) != writer || s >= a.k) continue;
-    uint32_t at = s;
-    if (!a.sorted) {  // the number of results with lesser indices
-      at = 0;
-#pragma unroll
-      for (int t = 0; t < kBest; ++t) at += t < a.k && best.indices[t] < best.indices[s];
-    }
-    if (a.values)
-      static_cast<Key*>(a.values)[to + int64_t{at} * inner] = decode(static_cast<Key>(best.keys[s]), a.order);
-    a.indices[to + int64_t{at} * inner] = static_cast<int32_t>(best.indices[s]);
-  }
+  if (live) write<Key>(a, best, int64_t{outer} * a.k * inner + column, inner, writers, writer);
 }
 
 }  // namespace
@@ -221,8 +280,21 @@ cudaError_t launch_few(cudaStream_t stream, const Plan& plan, const Problem& pro
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.threads);
+  config.shared_bytes = plan.shared_bytes;
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
+    if (plan.shared_bytes > 0) {
+      constexpr int64_t kUnit = std::max<int64_t>(4, sizeof(Key));
+      const int64_t bytes = problem.rows.length * sizeof(Key);
+      a.gap = bytes % (2 * kUnit) == 0;
+      a.row_units = static_cast<uint32_t>(bytes / kUnit);
+      a.reciprocal = a.gap ? reciprocal(a.row_units) : 0;
+      return launch(stream, config,
+                    problem.k <= 2   ? few_tile_kernel<Key, 2>
+                    : problem.k <= 4 ? few_tile_kernel<Key, 4>
+                                     : few_tile_kernel<Key, 8>,
+                    a);
+    }
     const auto pick = [&](auto is_shared) {
       constexpr bool kShared = is_shared;
       return problem.k <= 2   ? few_kernel<Key, 2, kShared>

@@ -19,7 +19,11 @@ struct FewShape {
   int lanes = 1;              // that share a row or column: a power of two
   int threads = kFewThreads;  // of a block; if more, they share its columns
   int64_t blocks = 0;
+  int64_t shared_bytes = 0;  // of a tile of neighbouring rows, which have a lane each; 0: lanes read from memory
 };
+
+constexpr int64_t kMaxFewTile = 256;    // the longest rows that tiles have, in bytes
+constexpr int64_t kFewTiled = 1 << 15;  // so many rows are enough for tiles
 
 // The lanes that share a row read neighbouring elements together, so long rows have several. Rows and columns that
 // would leave the device idle have more, as long as each lane has a load of its own; fewer for a larger k, since
@@ -33,7 +37,14 @@ inline FewShape few_shape(Rows rows, int64_t k, int key_bytes, int64_t multiproc
     shape.lanes = shape.threads / kFewColumns;
     return shape;
   }
-  const int64_t length = rows.length, wanted = (k <= 2 ? 1024 : k <= 4 ? 512 : 128) * multiprocessors;
+  const int64_t length = rows.length, unit = std::max(4, key_bytes);
+  if (rows.inner == 1 && k <= 4 && length * key_bytes <= (key_bytes == 8 ? 64 : kMaxFewTile) &&
+      rows.count() >= kFewTiled) {
+    shape.blocks = ceil_div(rows.count(), kFewThreads);
+    shape.shared_bytes = round_up(kFewThreads * (length * key_bytes + unit), 16);
+    return shape;
+  }
+  const int64_t wanted = (k <= 2 ? 1024 : k <= 4 ? 512 : 128) * multiprocessors;
   if (rows.inner == 1) shape.lanes = length * key_bytes <= 32 ? 1 : length <= 64 ? 2 : length <= 160 ? 4 : 8;
   while (shape.lanes < 32 && shape.lanes * kFewLoads < length && rows.count() * shape.lanes < wanted) shape.lanes *= 2;
   shape.blocks = ceil_div(rows.count(), kFewThreads / shape.lanes);

@@ -1,6 +1,7 @@
 // From a plan to its kernel.
 #include "topk/cuda/launch.h"
 
+#include "sort/cuda/kernels.h"
 #include "sort/cuda/launch.h"
 #include "topk/cuda/kernels.h"
 
@@ -18,11 +19,37 @@ cudaError_t launch_whole(cudaStream_t stream, const Plan& plan, const Problem& p
   return sort::launch_sort(stream, plan.whole, all, buffers.x, buffers.values, buffers.indices, buffers.workspace);
 }
 
+// Whether columns are transposed to rows here. The kernels of sorts do that themselves, and kBuckets reads columns.
+bool turns(const Plan& plan) {
+  return plan.whole.turns && plan.algorithm != Algorithm::kBlock && plan.algorithm != Algorithm::kSweep &&
+         plan.algorithm != Algorithm::kBuckets;
+}
+
+// Columns become rows, and so do the results, which are transposed back.
+cudaError_t launch_turned(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const auto [outer, length, inner] = problem.rows;
+  const sort::TurnShape shape(problem.rows, problem.k, problem.key_bits / 8, true, true);
+  auto* const bytes = static_cast<unsigned char*>(buffers.workspace);
+  Problem turned = problem;
+  turned.rows = {outer * inner, length, 1};
+  Plan of_rows = plan;
+  of_rows.whole.turns = false;
+  auto* const indices = reinterpret_cast<int32_t*>(bytes + shape.indices);
+  cudaError_t error = sort::launch_turn(stream, buffers.x, bytes, outer, length, inner, problem.key_bits);
+  if (error == cudaSuccess)
+    error = launch_topk(stream, of_rows, turned, bytes, bytes + shape.values, indices, bytes + shape.bytes);
+  if (error == cudaSuccess)
+    error = sort::launch_turn(stream, bytes + shape.values, buffers.values, outer, inner, problem.k, problem.key_bits);
+  if (error == cudaSuccess) error = sort::launch_turn(stream, indices, buffers.indices, outer, inner, problem.k, 32);
+  return error;
+}
+
 }  // namespace
 
 cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
                         int32_t* indices, void* workspace) {
   const Buffers buffers{x, values, indices, workspace};
+  if (turns(plan)) return launch_turned(stream, plan, problem, buffers);
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
     case Algorithm::kArgmax:  // without a rule for NaN: top-1 follows the total order
@@ -42,8 +69,10 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kBuckets: {
       // A part of a GPU may be too small to run a block for each of the columns side by side at the same time.
       const cudaError_t status = launch_buckets(stream, plan, problem, buffers);
-      if (status != cudaErrorCooperativeLaunchTooLarge) return status;
-      return launch_radix(stream, plan, problem, buffers);
+      if (status != cudaErrorCooperativeLaunchTooLarge || problem.rows.inner == 1) return status;
+      Plan other = plan;
+      other.algorithm = Algorithm::kRadix;
+      return launch_topk(stream, other, problem, x, values, indices, workspace);
     }
     case Algorithm::kDigits: return launch_digits(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
