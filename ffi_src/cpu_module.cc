@@ -9,6 +9,9 @@
 #include "moe/plan.h"
 #include "reduce/plan.h"
 #include "scan/plan.h"
+#include "search/plan.h"
+#include "segments/plan.h"
+#include "select/plan.h"
 #include "softmax/plan.h"
 #include "sort/keys.h"
 #include "sort/plan.h"
@@ -85,9 +88,9 @@ nb::dict plan_dict(const jaxgpuops::count::BincountPlan& plan) {
   return dict;
 }
 
-nb::dict plan_dict(const jaxgpuops::count::ChoosePlan& plan) {
+nb::dict plan_dict(const jaxgpuops::search::ChoosePlan& plan) {
   nb::dict dict;
-  dict["algorithm"] = jaxgpuops::count::kChoosingNames[static_cast<int>(plan.algorithm)];
+  dict["algorithm"] = jaxgpuops::search::kChoosingNames[static_cast<int>(plan.algorithm)];
   dict["threads"] = plan.threads;
   dict["blocks"] = plan.blocks;
   dict["tiles"] = plan.tiles;
@@ -98,32 +101,32 @@ nb::dict plan_dict(const jaxgpuops::count::ChoosePlan& plan) {
   return dict;
 }
 
-nb::dict plan_dict(const jaxgpuops::count::SelectPlan& plan) {
+nb::dict plan_dict(const jaxgpuops::select::SelectPlan& plan) {
   nb::dict dict;
-  dict["algorithm"] = jaxgpuops::count::kSelectingNames[static_cast<int>(plan.algorithm)];
+  dict["algorithm"] = jaxgpuops::select::kSelectingNames[static_cast<int>(plan.algorithm)];
   dict["turns"] = plan.turns;
   dict["threads"] = plan.threads;
   dict["slices"] = plan.slices;
-  if (plan.algorithm == jaxgpuops::count::Selecting::kWarp) dict["bisects"] = plan.bisects;
-  if (plan.algorithm == jaxgpuops::count::Selecting::kCluster) dict["blocks"] = plan.blocks;
-  if (plan.algorithm == jaxgpuops::count::Selecting::kTeams) dict["blocks"] = plan.blocks, dict["team"] = plan.team;
-  if (plan.algorithm == jaxgpuops::count::Selecting::kLong)
+  if (plan.algorithm == jaxgpuops::select::Selecting::kWarp) dict["bisects"] = plan.bisects;
+  if (plan.algorithm == jaxgpuops::select::Selecting::kCluster) dict["blocks"] = plan.blocks;
+  if (plan.algorithm == jaxgpuops::select::Selecting::kTeams) dict["blocks"] = plan.blocks, dict["team"] = plan.team;
+  if (plan.algorithm == jaxgpuops::select::Selecting::kLong)
     dict["kept"] = plan.kept, dict["kept_steps"] = plan.kept_steps;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
 
-nb::dict plan_dict(const jaxgpuops::count::SegmentsPlan& plan) {
+nb::dict plan_dict(const jaxgpuops::segments::SegmentsPlan& plan) {
   nb::dict dict;
-  dict["algorithm"] = jaxgpuops::count::kSegmentingNames[static_cast<int>(plan.algorithm)];
+  dict["algorithm"] = jaxgpuops::segments::kSegmentingNames[static_cast<int>(plan.algorithm)];
   if (plan.order.bytes > 0)
     dict["order"] = plan.order.ranges > 0 ? "ranges" : jaxgpuops::sort::name(plan.order.sort.algorithm);
   dict["rows"] = plan.rows;
   dict["tiles"] = plan.tiles;
-  if (plan.algorithm == jaxgpuops::count::Segmenting::kFew) dict["batch"] = plan.batch;
+  if (plan.algorithm == jaxgpuops::segments::Segmenting::kFew) dict["batch"] = plan.batch;
   dict["columns"] = plan.columns;
-  if (plan.algorithm == jaxgpuops::count::Segmenting::kCells) dict["cluster"] = plan.cluster;
+  if (plan.algorithm == jaxgpuops::segments::Segmenting::kCells) dict["cluster"] = plan.cluster;
   dict["warps"] = plan.warps;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
@@ -393,22 +396,22 @@ void define_counts(nb::module_& module) {
   module.def(
       "plan_choose",
       [](int64_t outer, int64_t length, int64_t inner, int64_t size, bool starts, int compute_capability) {
-        count::Choose problem;
+        search::Choose problem;
         problem.rows = {outer, length, inner};
         problem.size = size;
         problem.starts = starts;
-        return plan_dict(count::plan_choose(problem, gpu_of(compute_capability)));
+        return plan_dict(search::plan_choose(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "size"_a, "starts"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",
       [](int64_t outer, int64_t length, int64_t inner, int64_t count, int key_bits, int compute_capability) {
-        count::Select problem;
+        select::Select problem;
         problem.rows = {outer, length, inner};
         problem.count = count;
         problem.bits = key_bits;
-        return plan_dict(count::plan_select(problem, gpu_of(compute_capability)));
+        return plan_dict(select::plan_select(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "count"_a, "key_bits"_a, "compute_capability"_a);
 
@@ -416,15 +419,15 @@ void define_counts(nb::module_& module) {
       "plan_segments",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, int64_t segments,
          const std::string& dtype, bool sorted, bool byte_ids, int compute_capability) {
-        using count::Op;
-        count::Segments problem;
+        using segments::Op;
+        segments::Segments problem;
         problem.op = op_named({Op::kSum, Op::kMax, Op::kMin}, op);
         problem.rows = {outer, length, inner};
         problem.segments = segments;
         problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
         problem.byte_ids = byte_ids;
-        return plan_dict(count::plan_segments(problem, gpu_of(compute_capability)));
+        return plan_dict(segments::plan_segments(problem, gpu_of(compute_capability)));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "byte_ids"_a,
       "compute_capability"_a);
@@ -433,12 +436,12 @@ void define_counts(nb::module_& module) {
       "plan_segment_softmax",
       [](int64_t outer, int64_t length, int64_t inner, int64_t segments, const std::string& dtype, bool sorted,
          int compute_capability) {
-        count::Segments problem;
+        segments::Segments problem;
         problem.rows = {outer, length, inner};
         problem.segments = segments;
         problem.dtype = dtype_named(dtype);
         problem.sorted = sorted;
-        return plan_dict(count::plan_segment_softmax(problem, gpu_of(compute_capability)));
+        return plan_dict(segments::plan_segment_softmax(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "segments"_a, "dtype"_a, "sorted"_a, "compute_capability"_a);
 

@@ -27,6 +27,8 @@ constexpr Gpu kGpus[] = {
     {100, 132, 227 << 10, 228 << 10, 16, true, true}, {120, 132, 99 << 10, 100 << 10, 8, true, true},
 };
 
+constexpr int64_t kMostBlocks = 0x7fffffff;  // the most blocks of a grid
+
 // Returns the row of the latest generation that is not newer than this compute capability.
 constexpr Gpu gpu_of(int compute_capability) {
   Gpu gpu = kGpus[0];

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/rounding.h"
-#include "count/plan.h"
 #include "sort/cuda/shape.h"
 
 namespace jaxgpuops::sort {
@@ -338,22 +337,22 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   // Partitions: a block sorts bytes in one pass, which takes less time than selecting and then moving elements.
   Plan sorted = plan;
   if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, gpu, sorted))) {
-    count::Select one;
+    select::Select one;
     one.rows = {rows.outer * rows.inner, rows.length, 1};
     one.count = 1;
     one.bits = problem.key_bits;
     one.kth = problem.kth;
-    const auto select = count::plan_select(one, gpu);
+    const auto select = select::plan_select(one, gpu);
     // A pass of the radix sort sorts bytes of longer rows.
-    const bool is_long = select.algorithm == count::Selecting::kLong;
+    const bool is_long = select.algorithm == select::Selecting::kLong;
     const int64_t bytes = plan.workspace_bytes + rows.inner * select.workspace_bytes;
-    if (select.algorithm != count::Selecting::kNone && !(is_long && key_bytes == 1) &&
+    if (select.algorithm != select::Selecting::kNone && !(is_long && key_bytes == 1) &&
         rows.count() * std::max<int64_t>(1, select.tiles) < int64_t{1} << 31 &&
         (workspace_bytes < 0 || bytes <= workspace_bytes)) {
       plan.algorithm = Algorithm::kPart;
       plan.select = select;
       plan.threads = select.threads;
-      const bool persists = select.algorithm == count::Selecting::kTeams;
+      const bool persists = select.algorithm == select::Selecting::kTeams;
       plan.blocks = persists ? select.blocks : rows.count() * (is_long ? select.slices : select.blocks);
       plan.shared_bytes = select.shared_bytes;
       plan.workspace_bytes = bytes;

@@ -5,7 +5,7 @@
 
 #include "common/gpu.h"
 #include "common/rows.h"
-#include "count/select_plan.h"
+#include "select/plan.h"
 #include "sort/sort.h"
 #include "topk/cuda/sort_shape.h"
 
@@ -38,15 +38,15 @@ struct Plan {
   int64_t blocks = 0;  // blocks of the largest launch
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_bytes = 0;
-  int64_t counted = 0;       // for kSweep: how many elements a block counts
-  bool small = false;        // for kSweep: tiles are small
-  bool tickets = false;      // for kSweep: blocks take tickets, as they may be more than run at the same time
-  bool exchanges = false;    // for kSweep: tiles are so few that each may wait for the counts of all of its row
-  bool overlap = false;      // for kSweep: whether a pass may start before the one before it ends
-  count::SelectPlan select;  // for kPart
-  int64_t together = 0;      // for kCompare: how many rows with the same segments a block has at a time, if it has many
-  int tile_bits = 0;         // for kMerge: the logarithm of the longest tile
-  topk::SortShape team;      // the plan of top-k's kernel, for kTeam
+  int64_t counted = 0;        // for kSweep: how many elements a block counts
+  bool small = false;         // for kSweep: tiles are small
+  bool tickets = false;       // for kSweep: blocks take tickets, as they may be more than run at the same time
+  bool exchanges = false;     // for kSweep: tiles are so few that each may wait for the counts of all of its row
+  bool overlap = false;       // for kSweep: whether a pass may start before the one before it ends
+  select::SelectPlan select;  // for kPart
+  int64_t together = 0;  // for kCompare: how many rows with the same segments a block has at a time, if it has many
+  int tile_bits = 0;     // for kMerge: the logarithm of the longest tile
+  topk::SortShape team;  // the plan of top-k's kernel, for kTeam
 };
 
 // kNetwork and kTeam sort whole rows, and so does kShort but for columns: for other rows that short, k must be the

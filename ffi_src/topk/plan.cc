@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/rounding.h"
-#include "count/firsts.h"
+#include "select/firsts.h"
 #include "sort/cuda/shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"
@@ -228,7 +228,7 @@ sort::Plan plan_chosen(Rows rows, int key_bytes, const Gpu& gpu) {
 // Selects the k-th element of contiguous rows, gathers all up to it and, if results are sorted, sorts these.
 Plan plan_radix(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   Plan plan;
-  const count::SelectPlan select = count::plan_firsts(rows, k, 8 * key_bytes, gpu);
+  const select::SelectPlan select = select::plan_firsts(rows, k, 8 * key_bytes, gpu);
   plan.algorithm = Algorithm::kRadix;
   plan.threads = select.threads;
   plan.slices = static_cast<int>(select.slices);

@@ -19,7 +19,7 @@ from jaxgpuops.lax.along_axis import take_along_axis
 
 # The dtypes of quantiles that the kernels write themselves.
 QUANTILE_DTYPES = frozenset(np.dtype(name) for name in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
-MOST_RANKS = 9  # the most ranks of a selection, as in count/plan.h: 8 quantiles, and the last element
+MOST_RANKS = 9  # the most ranks of a selection, as in select/plan.h: 8 quantiles, and the last element
 
 
 def _select_fallback(x, ranks, *, axis):

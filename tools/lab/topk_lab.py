@@ -10,10 +10,10 @@ import numpy as np
 from machine import ROOT, Sweep, build, kernels, library, log_uniform, random_rows, replay
 
 SOURCES = [
-    *(kernel for family in ("topk", "sort", "count") for kernel in kernels(family)),
+    *(kernel for family in ("topk", "sort", "select", "common") for kernel in kernels(family)),
     *(
         str(plan.relative_to(ROOT))
-        for family in ("topk", "sort", "count")
+        for family in ("topk", "sort", "select")
         for plan in sorted((ROOT / "ffi_src" / family).glob("plan*.cc"))
     ),
     "tools/lab/topk_lab.cc",

@@ -1,12 +1,12 @@
-// Counts on the CPU, and the handlers of the family.
+// Counts on the CPU, and their handlers.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "common/cpu/parallel.h"
 #include "common/cuda/element.h"
 #include "common/rounding.h"
 #include "count/call.h"
-#include "count/cpu/loops.h"
 
 namespace jaxgpuops::count {
 namespace {
@@ -132,101 +132,11 @@ ffi::Error histogram_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuf
   });
 }
 
-ffi::Error search_handler(ffi::ThreadPool pool, ffi::AnyBuffer queries, ffi::AnyBuffer sorted,
-                          ffi::Result<ffi::AnyBuffer> places, int64_t axis, bool right) {
-  return handle("jaxgpuops.searchsorted", [&] {
-    search(search_of(queries, sorted, *places, axis, right), queries.untyped_data(), sorted.untyped_data(),
-           static_cast<int32_t*>(places->untyped_data()), workers_of(pool));
-  });
-}
-
-ffi::Error choose_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer fill,
-                          ffi::Result<ffi::AnyBuffer> places, int64_t axis) {
-  return handle("jaxgpuops.choose", [&] {
-    const ChooseCall call = choose_call(x, fill, *places, axis);
-    choose(call.problem, call.buffers, workers_of(pool));
-  });
-}
-
-ffi::Error pick_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                        int64_t axis, bool starts) {
-  return handle("jaxgpuops.pick", [&] {
-    const ChooseCall call = pick_call(x, operands, results, axis, starts);
-    choose(call.problem, call.buffers, workers_of(pool));
-  });
-}
-
-ffi::Error select_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer ranks,
-                          ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> indices, int64_t axis) {
-  return handle("jaxgpuops.select", [&] {
-    select(select_of(x, ranks, *values, *indices, axis), x.untyped_data(),
-           static_cast<const int32_t*>(ranks.untyped_data()), values->untyped_data(),
-           static_cast<int32_t*>(indices->untyped_data()), workers_of(pool));
-  });
-}
-
-ffi::Error quantile_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer shares,
-                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool midpoint) {
-  return handle("jaxgpuops.quantile", [&] {
-    quantile(quantile_of(x, ranks, shares, *out, axis, midpoint), x.untyped_data(),
-             static_cast<const int32_t*>(ranks.untyped_data()), shares.untyped_data(), out->untyped_data(),
-             workers_of(pool));
-  });
-}
-
-template <Op op>
-ffi::Error segments_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
-                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted) {
-  return handle(target_name(op).c_str(), [&] {
-    const Segments problem = segments_of(op, data, ids, *out, axis, sorted);
-    std::vector<int32_t> wide;
-    if (problem.byte_ids) {
-      const auto* bytes = static_cast<const uint8_t*>(ids.untyped_data());
-      wide.assign(bytes, bytes + ids.element_count());
-    }
-    reduce_segments(problem, data.untyped_data(),
-                    problem.byte_ids ? wide.data() : static_cast<const int32_t*>(ids.untyped_data()),
-                    out->untyped_data(), workers_of(pool));
-  });
-}
-
-template <bool logs>
-ffi::Error softmax_handler(ffi::ThreadPool pool, ffi::AnyBuffer data, ffi::AnyBuffer ids,
-                           ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool sorted, int64_t length) {
-  return handle(logs ? "jaxgpuops.segment_logsumexp" : "jaxgpuops.segment_softmax", [&] {
-    segment_softmax(softmax_of(data, ids, *out, axis, length, sorted, logs), data.untyped_data(),
-                    static_cast<const int32_t*>(ids.untyped_data()), out->untyped_data(), logs, workers_of(pool));
-  });
-}
-
 XLA_FFI_DEFINE_HANDLER(kBincount, bincount_handler, bincount_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kHistogram, histogram_handler, histogram_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kChoose, choose_handler, choose_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kPick, pick_handler, pick_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kSelect, select_handler, select_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kQuantile, quantile_handler, quantile_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kSum, segments_handler<Op::kSum>, segments_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kMax, segments_handler<Op::kMax>, segments_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kMin, segments_handler<Op::kMin>, segments_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kSoftmax, softmax_handler<false>, softmax_binding<OnCpu>());
-XLA_FFI_DEFINE_HANDLER(kLogSumExp, softmax_handler<true>, softmax_binding<OnCpu>());
 
 }  // namespace
 
-std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.bincount", kBincount},
-          {"jaxgpuops.histogram", kHistogram},
-          {"jaxgpuops.searchsorted", kSearch},
-          {"jaxgpuops.choose", kChoose},
-          {"jaxgpuops.segment_sum", kSum},
-          {"jaxgpuops.segment_max", kMax},
-          {"jaxgpuops.segment_min", kMin},
-          {"jaxgpuops.select", kSelect},
-          {"jaxgpuops.quantile", kQuantile},
-          {"jaxgpuops.segment_softmax", kSoftmax},
-          {"jaxgpuops.segment_logsumexp", kLogSumExp},
-          {"jaxgpuops.pick", kPick}};
-}
+std::vector<Target> cpu_targets() { return {{"jaxgpuops.bincount", kBincount}, {"jaxgpuops.histogram", kHistogram}}; }
 
 }  // namespace jaxgpuops::count

@@ -14,6 +14,7 @@
 // count in the result itself.
 #include <cuda_runtime.h>
 
+#include "common/cuda/set_words.h"
 #include "common/cuda/cluster.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
@@ -273,7 +274,7 @@ Args args_of(const BincountPlan& plan, const Rows& rows, int64_t bins, const voi
 // Sets the result to zero if blocks add their counts to it.
 cudaError_t clear(cudaStream_t stream, const BincountPlan& plan, const Args& a) {
   if (!plan.merged()) return cudaSuccess;
-  return launch_set(stream, a.counts, a.outer * a.bins * a.inner, 0, 0);
+  return launch_set_words(stream, a.counts, a.outer * a.bins * a.inner, 0, 0);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 // of a row share, none gathers a key at random places, and digits are bytes at a place that is known at compile time.
 //
 // Bytes moved: the keys are read twice; each pass writes and reads 8 bytes, the first two up to 10, the last writes 4.
+#include "common/cuda/set_words.h"
 #include "common/cuda/launch.cuh"
-#include "count/cuda/launch.h"
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/keys.h"
 
@@ -343,7 +343,7 @@ cudaError_t run(cudaStream_t stream, const KeysPlan& plan, const KeysProblem& pr
   a.length = length;
   a.status_tiles = shape.tiles;
   a.tickets = plan.tickets;
-  cudaError_t error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
+  cudaError_t error = launch_set_words(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
   if (error != cudaSuccess) return error;
   Launch config;
   config.overlap = plan.overlap;

@@ -1,7 +1,7 @@
 // Launches the kernels of a plan.
 #include "sort/cuda/launch.h"
 
-#include "count/cuda/launch.h"
+#include "select/cuda/launch.h"
 #include "sort/cuda/kernels.h"
 #include "topk/cuda/sort_rows.h"
 
@@ -28,14 +28,14 @@ cudaError_t launch_team(cudaStream_t stream, const Plan& plan, const Problem& pr
 
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kPart) {
-    count::Select select;
+    select::Select select;
     select.rows = problem.rows;
     select.count = 1;
     select.bits = problem.key_bits;
     select.order = problem.order;
     select.kth = problem.kth;
-    return count::launch_select(stream, plan.select, select, buffers.x, nullptr, {buffers.values, buffers.indices},
-                                buffers.workspace);
+    return select::launch_select(stream, plan.select, select, buffers.x, nullptr, {buffers.values, buffers.indices},
+                                 buffers.workspace);
   }
   if (plan.algorithm == Algorithm::kNetwork) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);

@@ -9,7 +9,7 @@
 #include "sort/cuda/sweep.cuh"
 
 #include "common/cuda/residents.cuh"
-#include "count/cuda/launch.h"
+#include "common/cuda/set_words.h"
 #include "sort/cuda/kernels.h"
 
 namespace jaxgpuops::sort {
@@ -22,7 +22,7 @@ cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& prob
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   const SweepShape shape(rows, length, problem.k, 1, true, false, kLargeTiles);
   auto* const counts = reinterpret_cast<uint32_t*>(workspace + shape.counts);
-  cudaError_t error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
+  cudaError_t error = launch_set_words(stream, reinterpret_cast<uint32_t*>(workspace), shape.status / 4, 0, 0);
   if (error != cudaSuccess) return error;
   Launch config;
   config.overlap = plan.overlap;
@@ -75,8 +75,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
     a.exchanges = config.together = rows * shape.tiles <= fitting;
   }
   // A kernel clears the workspace instead of a memset, since the next kernel may start before this one ends.
-  error = count::launch_set(stream, reinterpret_cast<uint32_t*>(workspace),
-                            (a.exchanges ? shape.keys : shape.status) / 4, 0, 0);
+  error = launch_set_words(stream, reinterpret_cast<uint32_t*>(workspace),
+                           (a.exchanges ? shape.keys : shape.status) / 4, 0, 0);
   if (error != cudaSuccess) return error;
   config.overlap = plan.overlap;
   const int64_t blocks = (length + plan.counted - 1) / plan.counted;

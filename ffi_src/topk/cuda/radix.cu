@@ -2,8 +2,8 @@
 // their indices: that alone is `sorted=False`. A stable radix sort of the k elements follows otherwise.
 //
 // Bytes moved: the row is mostly read twice; k elements and indices are written, and then read and written by each pass
-// of the sort. count/cuda/select_long.cu and select_firsts.cuh select and gather, sort/cuda/sweep.cu sorts.
-#include "count/cuda/firsts.h"
+// of the sort. select/cuda/long.cu and firsts.cuh select and gather, sort/cuda/sweep.cu sorts.
+#include "select/cuda/firsts.h"
 #include "sort/cuda/launch.h"
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/radix_shape.h"
@@ -11,11 +11,11 @@
 namespace jaxgpuops::topk {
 
 cudaError_t launch_radix(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  count::Select select = count::firsts_of(problem.rows, problem.k, problem.key_bits);
+  select::Select select = select::firsts_of(problem.rows, problem.k, problem.key_bits);
   // There, smaller keys come first. Without a rule for NaNs and zeros, floats are in their total order.
   select.order = {{problem.order}, ~uint64_t{0}};
   const auto gather = [&](void* values, int32_t* indices, void* workspace) {
-    return count::launch_firsts(stream, plan.whole.select, select, buffers.x, {values, indices}, workspace);
+    return select::launch_firsts(stream, plan.whole.select, select, buffers.x, {values, indices}, workspace);
   };
   if (!problem.sorted) return gather(buffers.values, buffers.indices, buffers.workspace);
   const RadixShape shape(problem.rows, problem.k, problem.key_bits / 8);

@@ -1,0 +1,26 @@
+// The functions by which the handlers launch this family's CUDA kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "search/plan.h"
+
+namespace jaxgpuops::search {
+
+cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                          const void* sorted, int32_t* places);
+
+// The forms of launch_search for short rows, for many queries of a row, and for still more of 8 or 16 bits.
+cudaError_t launch_search_rows(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                               const void* sorted, int32_t* places);
+
+cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                               const void* sorted, int32_t* places);
+
+cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
+                                const void* sorted, int32_t* places);
+
+cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
+                          const ChooseBuffers& buffers, void* workspace);
+
+}  // namespace jaxgpuops::search

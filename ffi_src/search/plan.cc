@@ -1,0 +1,182 @@
+// Plans of searches in sorted rows and of chosen places.
+#include "search/plan.h"
+
+#include <algorithm>
+
+#include "common/rounding.h"
+
+namespace jaxgpuops::search {
+namespace {
+
+// Divides the queries of a row among about `blocks` blocks, at least `least` each.
+void cut_rows(int64_t blocks, int64_t least, int64_t turn, SearchPlan& plan) {
+  plan.chunk = ceil_div(std::max(ceil_div(plan.queries, blocks), least), turn) * turn;
+  plan.blocks = ceil_div(plan.queries, plan.chunk);
+}
+
+// Plans kRows: a block has one or several short rows with all their queries, or one row with some of its queries.
+void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
+  constexpr int64_t kMost = 4096;  // queries of a block
+  const int64_t bytes = (problem.length | 1) * problem.bits / 8, all = plan.rows * plan.queries;
+  // Few queries have a thread each.
+  const int64_t least = 8 * all <= 256 * blocks ? 256 : 1024;
+  const int64_t wanted = std::clamp<int64_t>(all / blocks, least, kMost);
+  plan.algorithm = Searching::kRows;
+  plan.group_rows =
+      static_cast<int>(std::clamp<int64_t>(std::min(wanted / plan.queries, kMostSearchRows / bytes), 1, plan.rows));
+  if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
+  plan.shared_bytes = plan.group_rows * bytes;
+  if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), least, 256, plan);
+  plan.chunk = plan.group_rows * plan.queries;
+  plan.blocks = 1;
+  plan.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 31, plan.queries));
+  if (problem.length % 2 == 0 && problem.length > 0)
+    plan.length_reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << 32, problem.length));
+}
+
+}  // namespace
+
+SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
+  SearchPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.elements() == 0) return plan;
+  plan.algorithm = Searching::kEach;
+  if (rows.elements() <= kMostTeamSearch && problem.length >= kLeastTeamSearch) plan.team = 32;
+  if (rows.inner > 1 || (problem.sorted.axis_stride != 1 && problem.length > 1)) return plan;
+  plan.rows = rows.outer, plan.queries = rows.length;
+  const IndexMap& outer = problem.sorted.outer;
+  if (std::all_of(outer.stride, outer.stride + outer.groups, [](int64_t stride) { return stride == 0; }))
+    plan.rows = 1, plan.queries = rows.elements();  // all queries share one row
+  const bool whole = plan.rows == 1 || (outer.groups == 1 && outer.stride[0] == problem.length);  // or some share one
+  const int64_t most_blocks = 8 * gpu.multiprocessors, bytes = problem.length * problem.bits / 8;
+  // If a row does not have many more elements than queries, searches read most of it. If a row has fewer than 8
+  // queries, blocks need many rows, and rows must be still shorter.
+  const int64_t all = plan.rows * plan.queries;
+  const bool some = plan.queries >= 8, few_queries = plan.queries >= 2 && all >= 1 << 18;
+  const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements of a row for two of its queries
+  const bool is_byte =
+      whole && bytes <= kMostSearchRow && (some || few_queries) && 2 * problem.length <= most_for_two * plan.queries;
+  if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
+  const int64_t least = all < 64 << 10 ? (is_byte ? all + 1 : 4096) : is_byte ? 2048 : 512;
+  if (problem.bits == 8 && plan.queries >= least) {
+    plan.algorithm = Searching::kTable;
+    plan.threads = 256;
+    cut_rows(std::max<int64_t>(std::max<int64_t>(1, most_blocks / plan.rows), plan.queries >> 14), 1024, 256, plan);
+    return plan;
+  }
+  const int64_t few = std::max<int64_t>(1, gpu.multiprocessors / plan.rows);  // blocks of a row
+  constexpr int64_t kTableBytes = 2 << 16, kLeastTable = 12288;
+  if (problem.bits == 16 && problem.length >= 32 && problem.length < 1 << 16 && plan.queries >= kLeastTable * few &&
+      gpu.shared_bytes >= kTableBytes + 1024) {
+    plan.algorithm = Searching::kTable;
+    plan.threads = 1024;
+    plan.shared_bytes = kTableBytes;
+    cut_rows(few, 1, 256, plan);
+    return plan;
+  }
+  const bool trees = problem.bits > 8 && plan.queries >= 1024 * few && problem.length >= 32;
+  // In rows of nearly 256 words, the searches of many lanes read the same banks; trees do not.
+  if (is_byte && (!trees || problem.bits != 32 || bytes <= kMostSearchRow - 64)) {
+    plan_search_rows(problem, most_blocks, plan);
+    return plan;
+  }
+  constexpr int kMostWideGroup = 4;  // elements of 64 bits in larger groups come from too many sectors
+  // Each block reads a tree of 2^levels words, which is worth while for at least half as many queries.
+  if (!trees) return plan;
+  constexpr int kMostThreads = 1024;
+  const int64_t word = problem.bits / 8, most_near = (kMostThreads / 32 * word) << kNearBits;
+  const int64_t most = std::min<int64_t>(gpu.shared_bytes - most_near, 128 << 10) / word;
+  while ((2 << plan.levels) <= std::min(most, 2 * plan.queries / few) && int64_t{1} << plan.levels < problem.length)
+    ++plan.levels;
+  // The last group needs no splitter.
+  while (ceil_div(problem.length, int64_t{1} << plan.group_bits) > int64_t{1} << plan.levels) ++plan.group_bits;
+  if (problem.bits == 64 && plan.group_bits > kMostWideGroup) return plan;
+  plan.algorithm = Searching::kTree;
+  const int64_t tree = word << plan.levels, near = plan.group_bits ? most_near : 0;
+  plan.threads = tree + near / 2 > gpu.multiprocessor_shared / 2 - 1024 ? kMostThreads : kMostThreads / 2;
+  plan.shared_bytes = tree + near * plan.threads / kMostThreads;
+  cut_rows(plan.threads == kMostThreads ? few : 2 * few, 1, kTreeTurn, plan);
+  // Blocks check whether their queries are in order if the elements between the queries of a turn fit in shared memory,
+  // and if there is room for all blocks in spite of the registers that the check takes. (Groups of 32 bits take as many
+  // registers anyway.) Warps with few queries gain too little.
+  const int64_t warps = plan.threads / 32;
+  if (problem.bits == 64) return plan;  // the check and its windows would take too many registers
+  const bool fit = 32 * plan.rows * plan.blocks * warps <= 1024 * gpu.multiprocessors;
+  if (plan.chunk < kOrderTurn * warps || !(fit || (problem.bits == 32 && plan.group_bits > 0))) return plan;
+  while ((word * warps << (plan.near_bits + 1)) <= plan.shared_bytes) ++plan.near_bits;
+  if (plan.near_bits < 5 || problem.length > (plan.queries / kOrderTurn) << plan.near_bits) plan.near_bits = 0;
+  return plan;
+}
+
+// Up to so many elements (of a mask; of other arrays), each block counts everything before its own tile. Reading that
+// takes less time than a second launch.
+constexpr int64_t kMostRecount = 64 << 10, kMostRecountStarts = 16 << 10;
+namespace {
+
+// Cuts rows of `units` into tiles for kLookBack, so that blocks have few turns, and the last turn leaves few of them
+// idle.
+void cut_units(int64_t outer, int64_t units, bool starts, const Gpu& gpu, ChoosePlan& plan) {
+  constexpr int64_t kWarps = kMostChooseThreads / 32, kListBytes = kWarps * kChooseList * 2;
+  const int64_t unit_bytes = 4 * 32 + (starts ? 8 : 4);
+  constexpr int64_t kTurn = 3;  // the waits of a turn take about as long as three units of each warp
+  const int64_t each = starts ? kStartsBlocks : kMaskBlocks;
+  const int64_t shared = std::min(gpu.shared_bytes, gpu.multiprocessor_shared / each) - 2048;
+  const int64_t most = std::min<int64_t>((shared - kListBytes) / unit_bytes, kMostChooseThreads);
+  const int64_t blocks = each * gpu.multiprocessors;
+  const int64_t least = ceil_div(outer * ceil_div(units, most), blocks);
+  int64_t best = 0;
+  for (int64_t turns = least; turns < least + 8; ++turns) {
+    const int64_t tiles = turns * blocks / outer;
+    const int64_t own = std::min(std::max(ceil_div(units, std::max<int64_t>(tiles, 1)), kWarps), most);
+    const int64_t cost = ceil_div(outer * ceil_div(units, own), blocks) * (ceil_div(own, kWarps) + kTurn);
+    if (turns > least && cost >= best) continue;
+    best = cost;
+    plan.units = own;
+  }
+  plan.tiles = ceil_div(units, plan.units);
+  // Warps with several units list places while they read, so that less work is left when other blocks have told their
+  // counts. A third of the memory is left to L1, through which all elements pass.
+  const int64_t bytes = plan.units * unit_bytes, own = gpu.multiprocessor_shared * 7 / 10 / each - 1024;
+  const int64_t room = std::max<int64_t>(kChooseList, (own - bytes) / (2 * kWarps));
+  const int64_t useful = ceil_div(plan.units, kWarps);
+  plan.list = std::min(room, useful * kChooseList) / 2 * 2;
+  plan.early = plan.units > kWarps;
+  plan.shared_bytes = bytes + 2 * kWarps * plan.list;
+}
+
+}  // namespace
+
+ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
+  ChoosePlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.size == 0) return plan;
+  // A block has one row at least.
+  if (rows.inner > 1 || (rows.length < 128 && rows.outer > 2048) || rows.outer > kMostBlocks) {
+    plan.algorithm = Choosing::kNone;
+    return plan;
+  }
+  // A row begins anywhere in its first vector of 16 bytes.
+  const int64_t words = (rows.length + 15) / 32 + 1, units = ceil_div(words, 32);
+  const int64_t wanted = std::max(words, problem.size / 8);  // enough threads that each fills few results
+  plan.threads = static_cast<int>(std::min<int64_t>(kMostChooseThreads, ceil_div(wanted, int64_t{32}) * 32));
+  plan.units = plan.threads / 32;
+  plan.tiles = ceil_div(units, plan.units);
+  // A part of a batch, with the same workspace, may have other tiles, or be small enough for the other algorithm.
+  if (plan.tiles > 1) plan.workspace_bytes = aligned((problem.starts ? 8 : 4) * plan.tiles);
+  const bool few = rows.elements() <= (problem.starts ? kMostRecountStarts : kMostRecount);
+  plan.algorithm = plan.tiles == 1 || few ? Choosing::kRecount : Choosing::kLookBack;
+  plan.shared_bytes = plan.threads / 32 * kRecountList * 2;
+  if (plan.algorithm == Choosing::kLookBack) {
+    cut_units(rows.outer, units, problem.starts, gpu, plan);
+    plan.overlap = gpu.dependent_launch;
+  }
+  // Two blocks share a multiprocessor. All parts are filled at the same time, since a block first finds out where the
+  // fills begin.
+  const int64_t together = std::max(2 * gpu.multiprocessors - rows.outer * plan.tiles, int64_t{gpu.multiprocessors});
+  plan.fill = std::max(kChooseFill, aligned(ceil_div(rows.outer * problem.size, together)));
+  plan.parts = ceil_div(problem.size, plan.fill);
+  plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
+  return plan;
+}
+
+}  // namespace jaxgpuops::search

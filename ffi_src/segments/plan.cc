@@ -1,0 +1,694 @@
+#include "segments/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/rounding.h"
+#include "segments/ranges_plan.h"
+#include "segments/tiles_plan.h"
+
+namespace jaxgpuops::segments {
+namespace {
+
+// Bytes of the partial result of one element.
+int64_t partial_bytes(const Segments& problem) {
+  const int64_t bytes = bytes_of(problem.dtype);
+  return problem.op == Op::kSum ? std::max<int64_t>(bytes, 4) : bytes;
+}
+
+// Plans a table of all segments for each lane. Returns false if there are too many segments for that.
+bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  const Rows& rows = problem.rows;
+  const int64_t most = kGpus[0].shared_bytes;  // the shared memory that every GPU has
+  // The larger the tables, the fewer warps a multiprocessor holds. Sums of few columns have no faster kernel, so their
+  // tables may be largest. Extremes of few columns have kTables or kAtomics instead, and rows of many columns kOrdered,
+  // which beat large tables. Those of many floats in at least kWideSum columns beat smaller ones, too.
+  constexpr int64_t kWideSum = 64, kMostWideSegments = 64, kManyNumbers = 4 << 20;
+  const bool narrow = rows.inner <= kMostTableColumns;
+  const int64_t bound = !narrow ? most / 4 : problem.op == Op::kSum ? most : most / 8;
+  const int64_t warp_bytes = 32 * problem.segments * partial_bytes(problem);
+  if (problem.byte_ids && !takes_byte_ids(problem.op, bytes_of(problem.dtype))) return false;
+  const bool wide_sum = problem.op == Op::kSum && is_float(problem.dtype) && !problem.byte_ids &&
+                        rows.inner >= kWideSum && rows.length * rows.inner >= kManyNumbers;
+  if (wide_sum && problem.segments > kMostWideSegments) return false;
+  if (warp_bytes > bound || rows.inner >= 1 << 26) return false;  // offsets within a row must fit in 32 bits
+  plan.algorithm = Segmenting::kLanes;
+  plan.columns = rows.inner % 2 == 0 && 2 * warp_bytes <= std::max(bound, most / 2) ? 2 : 1;
+  // The steps of a warp wait for each other, and other warps must hide these waits. Where tables of two columns would
+  // leave a multiprocessor only three or four warps, lanes have one column, and each warp has a slice of its own.
+  const bool alone = plan.columns == 2 && 2 * warp_bytes > 48 << 10;
+  if (alone) plan.columns = 1;
+  while (plan.team_bits < 5 && rows.inner > plan.columns << plan.team_bits) ++plan.team_bits;
+  const int64_t teams = 32 >> plan.team_bits, chunks = ceil_div(rows.inner, plan.columns << plan.team_bits);
+  const int64_t own = warp_bytes * plan.columns;
+  const int64_t most_parts = alone ? 1 : most / own;
+  plan.parts =
+      static_cast<int>(std::clamp<int64_t>(std::min(most_parts, ceil_div(rows.length, 8 * teams)), 1, kMostLaneWarps));
+  const int64_t least = teams * plan.parts * std::max<int64_t>(32, problem.segments * plan.columns / 4);
+  const int64_t slices = (alone ? 528 : 1056 * std::min(plan.parts, 2) / plan.parts) / chunks;
+  plan.tiles = std::clamp<int64_t>(rows.length / least, 1, std::max<int64_t>(1, slices));
+  plan.rows = ceil_div(rows.length, plan.tiles);
+  // Rounds slices up to whole batches of loads, where that makes them hardly longer.
+  const int64_t batch = teams * plan.parts * kLaneBatch;
+  if (plan.rows >= 8 * batch) {
+    plan.rows = ceil_div(plan.rows, batch) * batch;
+    plan.tiles = ceil_div(rows.length, plan.rows);
+  }
+  if (plan.tiles > 1)
+    plan.workspace_bytes = aligned(plan.tiles * rows.inner * problem.segments * partial_bytes(problem));
+  const int64_t most_units = alone ? kMostLaneWarps : std::max(1, 4 / plan.parts);
+  const int64_t units = std::clamp<int64_t>(gpu.shared_bytes / (own * plan.parts), 1, most_units);
+  plan.warps = static_cast<int>(units * plan.parts);
+  plan.shared_bytes = plan.warps * own;
+  return true;
+}
+
+// Chooses the widths so that no accumulator of a sum overflows, even if one segment has all rows.
+ExactShape exact_of(DType dtype, int64_t length) {
+  ExactShape shape;
+  const int mantissa = mantissa_bits(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
+  shape.width = std::min(63 - mantissa - bits_for(length), 52 - mantissa);
+  shape.bins = (places + shape.width - 1) / shape.width;
+  shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
+  shape.step = std::ldexp(1.0, shape.width);
+  return shape;
+}
+
+// The same for float64. A number's integer has 53 bits, which three accumulators share.
+ExactShape wide_exact_of(int64_t length) {
+  ExactShape shape;
+  shape.width = 63 - bits_for(length);
+  shape.bins = (kMostDoublePlace + 52) / shape.width + 1;
+  shape.reciprocal = static_cast<uint32_t>(ceil_div(int64_t{1} << kWidePlaceBits, shape.width));
+  return shape;
+}
+
+// Plans kFew: as with plan_lanes, each lane has a table, but of one range of the segments, and each range has a block.
+// `cell_bytes`: the bytes of an accumulator. The order of additions follows from this geometry, so it may not depend on
+// the GPU; tables and lists fit in the shared memory that every GPU has.
+// `may_cut`: ranges may be shorter than the number of blocks demands. Small tables are cleared sooner, and more blocks
+// fit on a multiprocessor.
+void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_cut, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kLeastRange = 8;
+  plan.algorithm = Segmenting::kFew;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  const auto chunks = [&] { return ceil_div(rows.inner, 1 << plan.team_bits); };
+  // Where there would be few blocks, each has fewer columns, but at least 8: those are a sector of 32 bytes of float32.
+  while (plan.team_bits > 3 && chunks() * ceil_div(segments, 16) < kBlocks && segments <= 128) --plan.team_bits;
+  const int64_t teams = 32 >> plan.team_bits;
+  // Every block reads all ids, so there are several ranges only if there is enough work. Once there are enough blocks
+  // for the GPU, tables are as large as shared memory allows, with fewer warps if necessary.
+  const int64_t most = std::max<int64_t>(1, kBlocks / chunks());
+  const int64_t wanted = std::clamp<int64_t>(rows.length * segments >> 12, 1, most);
+  int64_t range = std::min(segments, std::max(kLeastRange, ceil_div(segments, wanted)));
+  int64_t most_shared = 60 << 10;
+  const int64_t cut = segments > 256 ? 24 : 16;
+  const bool many = chunks() * ceil_div(segments, cut) >= 2 * kBlocks;
+  const bool pays = !many || (segments > 64 && (chunks() < kBlocks || rows.length > 512));
+  if (may_cut && segments > 32 && range > cut && pays) {
+    range = cut;
+    if (many) most_shared = 20 << 10;
+  }
+  int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
+  const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
+  const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
+  const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
+  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, warps / 2);
+  if (warps * bytes_of_warp() > most_shared) range = (most_shared / warps - 4 * kFewList) / row - 1;
+  plan.warps = static_cast<int>(warps);
+  plan.rows = range;
+  plan.tiles = ceil_div(segments, range);
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
+  plan.shared_bytes = warps * bytes_of_warp();
+}
+
+constexpr int64_t kLeastPickSegments = 32;
+
+// Plans kPicks. Returns false if other kernels are faster, which also holds if one segment has most rows. The order of
+// additions follows from this geometry, which fits in the shared memory that every GPU has.
+bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostIds = 7 << 18;  // that all blocks read together
+  constexpr int64_t kMostOfTeam = 128, kFewOfTeam = 10;
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments;
+  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31 || segments < kLeastPickSegments)
+    return false;
+  plan = {};
+  plan.algorithm = Segmenting::kPicks;
+  while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
+  const auto chunks = [&, inner = inner] { return ceil_div(inner, 1 << plan.team_bits); };
+  plan.rows = kPickRange;
+  plan.tiles = ceil_div(segments, plan.rows);
+  // Where a team would have many rows, or many of the block's segments, a block has fewer columns and more teams.
+  const auto of_team = [&, length = length] { return length / (plan.warps * (32 >> plan.team_bits)); };
+  plan.warps = static_cast<int>(std::clamp<int64_t>(ceil_div(length, 128), 1, kMostPickWarps));
+  const auto pays = [&] { return of_team() <= kMostOfTeam && of_team() * kPickRange <= kFewOfTeam * segments; };
+  while (plan.team_bits > 3 && !pays()) --plan.team_bits;
+  plan.shared_bytes = plan.warps * kPickBytes;
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks()));
+  if (plan.tiles * chunks() * length <= kMostIds && pays()) return true;
+  plan = {};  // those that are tried next begin with a new plan
+  return false;
+}
+
+// Plans kRanges. Returns false if other kernels are faster. The order of additions follows from this geometry, which
+// fits in the shared memory that every GPU has.
+bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostIds = 4 << 20;  // that all blocks read together
+  constexpr int64_t kMostRows = 512;     // of a block, on average
+  constexpr int64_t kMostNumbers = 5 << 18;
+  const auto [outer, length, inner] = problem.rows;
+  const bool few = length <= kFewRows;
+  if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31) return false;
+  if (!few && length * inner > kMostNumbers) return false;
+  plan = {};
+  plan.algorithm = Segmenting::kRanges;
+  while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
+  const int64_t warps = std::clamp<int64_t>(ceil_div(length, 1024), 1, kMostRangeWarps / 4) * 4;
+  const int64_t teams = 32 * warps >> plan.team_bits, chunks = ceil_div(inner, 1 << plan.team_bits);
+  const int64_t cell_bytes = partial_bytes(problem), lists = 2 * 4 * kRangeList * warps;
+  // Of each segment: its results, where it begins, and a count for each warp.
+  const int64_t each = (cell_bytes << plan.team_bits) + 4 + 2 * warps;
+  const int64_t most = std::min(32 * warps, (kGpus[0].shared_bytes - 512 - lists) / each);
+  const int64_t own = std::min(kMostRows, kLeastRangePiece * teams);
+  // A multiprocessor holds one block of more than 16 warps, or two others.
+  const int64_t most_blocks = warps > 16 ? 132 : 264;
+  const int64_t ranges = std::clamp<int64_t>(ceil_div(length, own), 1, std::max<int64_t>(1, most_blocks / chunks));
+  plan.warps = static_cast<int>(warps);
+  plan.rows = std::min(most, ceil_div(problem.segments, ranges));
+  plan.tiles = ceil_div(problem.segments, plan.rows);
+  // What pieces leave takes the place of the lists, of 16 bytes for each thread.
+  plan.parts = static_cast<int>(std::min<int64_t>(std::max<int64_t>(1, 16 / cell_bytes) * teams, 128));
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks));
+  plan.shared_bytes =
+      range_result_bytes(plan.rows, plan.team_bits, cell_bytes) + lists + 4 * (plan.rows + 1) + 2 * warps * plan.rows;
+  if (plan.tiles * chunks * length <= kMostIds) return true;
+  plan = {};
+  return false;
+}
+
+// Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
+// additions follows from this geometry.
+bool plan_match(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kMostColumns = 16, kMostSteps = 1024, kStep = 32 * kMatchRows;  // `kStep`: rows that a warp takes
+  const int64_t length = problem.rows.length, inner = problem.rows.inner;
+  const int64_t ranges = ceil_div(problem.segments, int64_t{kMatchRange});
+  const int64_t warps = std::max<int64_t>(1, ceil_div(length, kStep));
+  // Where there are few blocks, folding the accumulators of many warps takes longer than small tables.
+  const int64_t most_warps = ranges * inner <= 4 ? 4 : kMostMatchWarps;
+  if (inner > kMostColumns || warps > most_warps || ranges * inner * warps > kMostSteps) return false;
+  plan.algorithm = Segmenting::kMatch;
+  plan.warps = static_cast<int>(warps);
+  plan.rows = kMatchRange;
+  plan.tiles = ranges;
+  return true;
+}
+
+// Whether kScatter takes the dtype and the fold: any order gives the same, and one atomic folds a number.
+bool may_scatter(const Segments& problem) {
+  const bool exact = problem.op != Op::kSum || !is_float(problem.dtype);
+  return exact && bytes_of(problem.dtype) >= 4 && !problem.byte_ids;
+}
+
+// Whether numbers are so few that kScatter takes less time than tables. If one segment has all rows, atomics wait for
+// each other, which bounds the numbers. If there are few segments, some wait anyway, so that kFew takes less for very
+// few numbers, for several rows of ids, and for many columns. Rows in which one block of kTables finds the largest of
+// few segments sooner are left to it.
+bool prefers_scatter(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t segments = problem.segments, numbers = rows.length * rows.inner;
+  if (rows.length > kWholeRows || rows.elements() > (segments > 64 ? 1 << 20 : 1 << 18)) return false;
+  if (segments <= 32 && numbers <= (segments > 4 ? 1 << 10 : 1 << 11)) return false;
+  if (segments <= 16 && rows.length <= kFewRows && (rows.outer > 1 || rows.inner > kMostScatterTeam)) return false;
+  return problem.op == Op::kSum || rows.inner > 1 || rows.length <= kWholeRows / 2 ||
+         segments > (bytes_of(problem.dtype) < 8 ? 256 : 16);
+}
+
+// The same where kAtomics would be the other choice, which keeps what warps fold in registers.
+bool prefers_scatter_to_atomics(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t most = problem.segments <= 64 ? 1 << 16 : rows.inner <= kMostScatterTeam ? 1 << 19 : 1 << 18;
+  return rows.length * rows.inner <= most && rows.elements() <= 1 << 20;
+}
+
+void plan_scatter(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kFewest = 16 << 10;  // of more numbers, threads have several, unless a warp shares a row
+  const auto [outer, length, inner] = problem.rows;
+  plan = {};
+  plan.algorithm = Segmenting::kScatter;
+  plan.overlap = gpu.dependent_launch;
+  while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
+  const bool narrow = 1 << plan.team_bits <= kMostScatterTeam;
+  plan.rows = narrow && problem.rows.elements() <= kFewest ? 1 : kScatterRows;
+  const int64_t threads = ceil_div(length, plan.rows) * (narrow ? 1 << plan.team_bits : inner);
+  plan.tiles = std::max<int64_t>(1, ceil_div(threads, kScatterThreads));
+}
+
+// Whether the plan of plan_few is taken: always for up to kFewRows rows. More rows take it only where other kernels
+// need several launches, if all of the following hold: the blocks together do not read too many ids, a team folds few
+// rows, and it folds not too many even if one segment has all rows.
+bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) {
+  const Rows& rows = problem.rows;
+  if (rows.inner >= int64_t{1} << 31) return false;  // offsets within a row must fit in 32 bits
+  if (rows.length <= kFewRows) return true;
+  if (problem.sorted ? rows.length * rows.inner > 8 << 10 : !several) return false;
+  const int64_t blocks = plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits);
+  const int64_t of_team = rows.length / (plan.warps * (32 >> plan.team_bits));
+  const int64_t most_ids = rows.inner <= kMostTableColumns ? 3 << 20 : 5 << 20;
+  return blocks * rows.length <= most_ids && of_team <= 128 && of_team * plan.rows <= 64 * problem.segments;
+}
+
+// Plans atomics on integers. Returns false if rows have many columns, because reading them in order is faster, and for
+// sums of floats whose accumulators would take far more memory than the data.
+bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMostWideSumColumns = 3;  // of float64; rows of more are read in order as fast
+  const Rows& rows = problem.rows;
+  const int64_t cells = problem.segments * rows.inner;
+  if (rows.inner > kMostAtomicColumns) return false;
+  if (problem.op == Op::kSum && is_float(problem.dtype)) {
+    const bool wide = problem.dtype == DType::kFloat64;
+    if (rows.inner > (wide ? kMostWideSumColumns : kMostTableColumns)) return false;
+    if (wide && rows.length > kMostWideSumRows) return false;
+    plan.exact = wide ? wide_exact_of(rows.length) : exact_of(problem.dtype, rows.length);
+    const int64_t words = wide ? wide_stride(plan.exact.bins) : plan.exact.bins + 1;
+    const int64_t bytes = (wide ? kWideHeadBytes : ExactShape::kHeadBytes) + aligned(8 * words * cells);
+    if (bytes > (wide ? std::max<int64_t>(64 << 20, 32 * rows.length * rows.inner)
+                      : std::max<int64_t>(16 << 20, 16 * rows.length * rows.inner)))
+      return false;
+    plan.workspace_bytes = bytes;
+    // A block keeps the accumulators that most numbers use in shared memory, if adding these to memory takes much less
+    // time than reading the numbers.
+    plan.blocks = std::max<int64_t>(1, gpu.multiprocessors / rows.outer);
+    int64_t bins = wide ? 0 : std::min<int64_t>({2, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
+    while (bins > 0 && rows.length * rows.inner < 4 * plan.blocks * cells * bins) --bins;
+    plan.table_bins = static_cast<int>(bins);
+    plan.shared_bytes = 8 * cells * bins;
+  } else if (bytes_of(problem.dtype) < 4) {
+    plan.workspace_bytes = aligned(4 * cells);
+  }
+  plan.algorithm = Segmenting::kAtomics;
+  while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
+  plan.overlap = gpu.dependent_launch;
+  // Looks at an accumulator before an atomic: if a segment has many rows, most numbers are not larger than those
+  // before. With eight columns, one atomic instruction serves all of them, so that looking pays later.
+  plan.looks = rows.length >= (rows.inner == 1 || rows.inner >= 8 ? 32 : 8) * problem.segments;
+  // A warp takes `step` rows at a time, and several steps. Sums: at least two steps, eight if that leaves enough warps.
+  // Extremes: up to sixteen. The more rows a warp has, the more it folds in registers where one segment is frequent.
+  const bool long_runs = problem.op == Op::kSum || (rows.inner >= 8 && !plan.looks);
+  const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
+  plan.rows =
+      step * (long_runs ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
+                        : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
+  plan.tiles = ceil_div(rows.length, plan.rows);
+  return true;
+}
+
+}  // namespace
+
+// Ids are sorted as unsigned numbers. So negative ids, whose rows are dropped, come last.
+sort::Problem order_of(const Segments& problem) {
+  sort::Problem ids;
+  ids.rows = {problem.id_rows, problem.rows.length, 1};
+  ids.k = problem.rows.length;
+  return ids;
+}
+
+namespace {
+
+// Plans tables of all columns for blocks: for extremes, and for sums of integers. Returns false if other kernels are
+// faster: where there are few rows for each segment, since each block leaves a table, or many columns.
+bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kMostColumns = 128;
+  const auto [outer, length, inner] = problem.rows;
+  const bool extremes = problem.op != Op::kSum;
+  if ((!extremes && is_float(problem.dtype)) || problem.byte_ids || problem.sorted) return false;
+  if (inner < (extremes ? 2 : 8) || inner > kMostColumns) return false;
+  if (length < 4 * kBlocks * std::max<int64_t>(problem.segments, 64) || length >= 1 << 30) return false;
+  const int64_t cells = problem.segments * inner;
+  if (cells * std::max<int64_t>(4, partial_bytes(problem)) > gpu.shared_bytes - 1024) return false;
+  plan.algorithm = Segmenting::kTables;
+  plan.columns = static_cast<int>(inner);
+  plan.warps = kExtremeThreads / 32;
+  plan.tiles = std::max<int64_t>(1, kBlocks / outer);
+  plan.rows = ceil_div(length, plan.tiles);
+  plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(kBlocks * cells * partial_bytes(problem));  // as for a part of the batch
+  return true;
+}
+
+// Plans how the order of rows by id is found. All ways find the same, so the plan may depend on the batch and the GPU.
+OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
+  // All blocks read all ids, so more than kRanges blocks would not be faster. With fewer than kLeastRanges blocks, each
+  // has many rows, and the sort is faster.
+  constexpr int64_t kLeastRanges = 16, kRanges = 132;
+  // Shared memory: the lists of all warps; of each segment, a count for each warp and a start; 2048 bytes for the rest.
+  constexpr int64_t kListBytes = kOrderThreads / 32 * 4 * kOrderList, kSegmentBytes = 4 * (kOrderThreads / 32 + 1);
+  const int64_t most_range = (gpu.shared_bytes - kListBytes - 2048) / kSegmentBytes;
+  OrderPlan plan;
+  const int64_t length = problem.rows.length, keys = problem.segments + 1;
+  plan.sort = sort::plan_sort(order_of(problem), gpu);
+  plan.positions = aligned(4 * length);
+  plan.workspace = 2 * plan.positions;
+  plan.bytes = plan.workspace + aligned(plan.sort.workspace_bytes);
+  const int64_t wanted = std::clamp<int64_t>(gpu.multiprocessors / std::max<int64_t>(1, problem.id_rows), 1, kRanges);
+  const int64_t range = ceil_div(keys, std::min(wanted, keys));
+  if (length <= kMostOrderRows && wanted >= kLeastRanges && range <= most_range) {
+    plan.range = range;
+    plan.ranges = ceil_div(keys, range);
+    plan.shared_bytes = kSegmentBytes * range + kListBytes;
+  }
+  return plan;
+}
+
+// Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
+void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMostTile = 256;
+  const bool sums = problem.op == Op::kSum;
+  const Rows& rows = problem.rows;
+  plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
+  if (!problem.sorted) plan.order = plan_order(problem, gpu);
+  plan.overlap = gpu.dependent_launch;
+  // An H200 runs `warps` warps of the kernel at a time, which is how many warps tiles of `all` rows would need. If such
+  // tiles are longer than kMostTile, tiles are made shorter, so that warps take a whole number of turns. Many short
+  // tiles would leave much to join, so no tile has fewer than `least` rows.
+  const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
+  const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
+  const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
+  const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
+  const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
+  int64_t tile = std::max(least, ceil_div(ceil_div(all, ceil_div(all, kMostTile)), 4) * 4);
+  // Of sums of rows of few vectors, a block has a tile, if its teams leave few threads idle. They have shares of whole
+  // steps of rows: long ones, but not so long that there are less than kBlocks tiles. Where there are gaps to fill,
+  // short shares fill more of them at once.
+  constexpr int64_t kBlocks = 396, kMostShare = 32, kLeastTeams = 3, kLeastThreads = 208;
+  const int64_t lanes = bytes / vector, teams = std::max<int64_t>(1, kTileThreads / lanes);
+  plan.parts = 1;
+  if (sums && rows.inner > 1 && teams >= kLeastTeams && teams * lanes >= kLeastThreads) {
+    int64_t share = std::min({rows.length / (teams * kBlocks), kMostShare, kMostTileRows / teams});
+    share = problem.segments >= rows.length ? kTileStep : std::max(kTileStep, share / kTileStep * kTileStep);
+    plan.parts = static_cast<int>(teams);
+    tile = teams * share;
+  }
+  // With one column, a warp has a tile, and takes 256 rows at a time.
+  if (rows.inner == 1) tile = rows.length < 1 << 20 ? 256 : 1024;
+  plan.rows = tile;
+  plan.tiles = ceil_div(rows.length, tile);
+  if (plan.tiles > 1) {
+    const int bits = join_team_bits(rows.inner);
+    plan.tails = aligned(plan.tiles * rows.inner * part_bytes);
+    plan.counters = 2 * plan.tails;
+    plan.joined_bytes =
+        plan.counters + aligned(4 * ceil_div(plan.tiles, kJoinThreads >> bits) * ceil_div(rows.inner, 1 << bits));
+  }
+  plan.workspace_bytes = plan.order.bytes + plan.joined_bytes;
+}
+
+}  // namespace
+
+// Choices that depend on the number of outer indices or on the GPU must not change the order of additions.
+SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
+  SegmentsPlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.outer == 0 || rows.inner == 0 || problem.segments == 0) return plan;
+  const bool extremes = problem.op != Op::kSum, sums_floats = !extremes && is_float(problem.dtype);
+  const bool few = rows.length <= kFewRows, dense = rows.length >= 32 * problem.segments || problem.segments <= 64;
+  const int64_t bytes = bytes_of(problem.dtype), count = rows.count(),
+                table = problem.segments * partial_bytes(problem);
+  // For kTables: slices of at least `part` thousand rows, or as many as there are segments.
+  const auto slices = [&](int64_t part) {
+    return std::clamp<int64_t>(rows.length / (part * std::max<int64_t>(1024, problem.segments)), 1, 528);
+  };
+  const bool whole = rows.length <= kWholeRows && bytes < 8;
+  const int64_t most = sums_floats ? slices(8) : whole ? 1 : std::clamp<int64_t>(264 / rows.inner, 1, slices(2));
+  const int64_t table_bytes = most > 1 ? aligned(most * rows.inner * table) : 0;  // workspace of kTables
+  // What is the same in any order needs one table for a block, not one for each lane. But sums wait where lanes have
+  // the same of few segments, and of several columns a block would read one only.
+  const bool may_suit = !sums_floats && (rows.inner > 1 ? rows.inner <= kMostTableColumns && rows.length <= kWholeRows
+                                                        : rows.length > 4096 && (extremes || problem.segments >= 16));
+  // Of short rows, lanes take many sooner, except for sums of up to 32 bits, and also some that do not begin at whole
+  // vectors. A part of a batch suits blocks if the batch does.
+  const bool whole_vectors = count <= 8 || rows.length % 4 == 0, short_sums = !extremes && bytes < 8;
+  const bool one_table =
+      may_suit &&
+      (rows.inner > 1 ? rows.outer == 1 : rows.length > 16384 || short_sums || (count <= 132 && whole_vectors));
+  // Clearing and adding up the tables of lanes must not take longer than reading the rows. Ids of 8 bits have no other
+  // kernel.
+  const bool has_lanes =
+      few ? problem.byte_ids && problem.segments <= 64 && (rows.inner < 4 || rows.length * rows.inner > 1 << 18)
+          : dense && !problem.sorted && (problem.byte_ids || !one_table) &&
+                (!extremes || rows.inner <= kMostTableColumns || rows.inner > kMostAtomicColumns);
+  // Atomics are fastest for few numbers, where the order of folding does not matter and one instruction does it. But
+  // one block finds extremes of few segments sooner.
+  const bool by_block = extremes && one_table && rows.inner == 1 && rows.length <= kWholeRows &&
+                        problem.segments <= (bytes < 8 ? 256 : 16);
+  const bool few_numbers = !few && !problem.sorted && !by_block && rows.elements() <= kFewNumbers;
+  if (may_scatter(problem) && (few_numbers || prefers_scatter(problem))) {
+    plan_scatter(problem, gpu, plan);
+    return plan;
+  }
+  if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
+  // Lanes are faster for batches, but where the order of additions matters, the kernel may not follow from the batch.
+  const bool may_pick = !few && !problem.byte_ids && (sums_floats || rows.outer == 1);
+  if (has_lanes && may_pick && sums_floats && problem.segments >= kLeastPickSegments) {
+    // Long rows of few columns have exact sums: batches take less time for these, too, and frequent segments.
+    constexpr int64_t kLeastExact = 16 << 10, kLeastExactSegments = 200, kMostExactColumns = 3, kMostFew = 12 << 10;
+    if (bytes < 8 && rows.inner <= kMostExactColumns && rows.length >= kLeastExact && rows.length <= kMostRangeRows &&
+        problem.segments >= kLeastExactSegments && plan_atomics(problem, gpu, plan))
+      return plan;
+    plan = {};
+    // Where few rows meet in a lane, kFew takes about as long as kPicks, and batches of it less.
+    if (rows.length <= kMostFew) {
+      plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
+      if (takes_few(problem, plan, true)) return plan;
+      plan = {};
+    }
+  }
+  if (has_lanes && ((may_pick && plan_picks(problem, plan)) || plan_lanes(problem, gpu, plan))) {
+    // A part of the batch has the same workspace, and may take kTables.
+    if (may_suit && !problem.byte_ids) plan.workspace_bytes = std::max(plan.workspace_bytes, table_bytes);
+    return plan;
+  }
+  if (problem.byte_ids) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
+  if (plan_match(problem, plan)) return plan;
+  // Of few wide rows, a block has many results to write, and few would clear a table for each warp. If there are far
+  // more results than numbers, tiles write them at the speed of memory.
+  constexpr int64_t kLeastWide = 384, kLeastWideSegments = 24, kLeastNumbers = 3 << 17, kManyResults = 1 << 25;
+  const bool many_results = problem.segments * rows.inner >= kManyResults && problem.segments >= 4 * rows.length;
+  if (few && !problem.sorted && rows.inner >= kLeastWide && problem.segments >= kLeastWideSegments &&
+      (rows.length + problem.segments) * rows.inner >= kLeastNumbers) {
+    if (many_results) {
+      plan_tiles(problem, partial_bytes(problem), gpu, plan);
+      return plan;
+    }
+    if (plan_ranges(problem, plan)) return plan;
+  }
+  plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
+  // Atomics take two short launches if the results are their accumulators, and three if they need keys.
+  const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;
+  if (takes_few(problem, plan, sums_floats || on_keys || rows.inner > kMostAtomicColumns)) return plan;
+  plan = {};
+  // If the table of a block is large, atomics are faster for fewer rows; for extremes, they are also faster for very
+  // many rows.
+  const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
+                            : !sums_floats && rows.length >= 256 * problem.segments;
+  const int64_t shared =
+      one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
+  const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
+  if (!(has_tables && (dense || by_block)) && !problem.sorted &&
+      (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan))) {
+    const bool atomics = plan.algorithm == Segmenting::kAtomics;
+    if (atomics && may_scatter(problem) && prefers_scatter_to_atomics(problem)) plan_scatter(problem, gpu, plan);
+    return plan;
+  }
+  if (has_tables) {
+    plan.algorithm = Segmenting::kTables;
+    plan.warps = kTableThreads / 32;
+    plan.tiles = most;
+    plan.rows = ceil_div(rows.length, plan.tiles);
+    // With one table for a block, the result does not depend on how rows are cut. So there is one block for each
+    // multiprocessor, or two smaller ones, and one block takes few rows in a single launch.
+    if (!sums_floats) {
+      const bool wide = bytes == 8 || rows.length <= kWholeRows || rows.elements() >= 3 << 19;
+      plan.warps = static_cast<int>(count > 132 ? std::clamp<int64_t>(ceil_div(rows.length, 1024), 8, 16)
+                                    : wide      ? kExtremeThreads / 32
+                                                : kExtremeThreads / 64);
+      const int64_t blocks = count <= 132 && wide && rows.length > kWholeRows ? 132 : 264;
+      plan.rows = ceil_div(rows.length, std::clamp<int64_t>(blocks / count, 1, most));
+      plan.rows = ceil_div(plan.rows, 4) * 4;  // a lane loads four rows at a time
+      plan.tiles = ceil_div(rows.length, plan.rows);
+    }
+    plan.workspace_bytes = table_bytes;
+    return plan;
+  }
+  constexpr int64_t kMostRanged = 8 << 10;  // of more rows, ranges take too long if one segment has most of them
+  // A multiprocessor holds one block of kPicks. If there are more, kRanges takes less time.
+  const bool has_ranges = rows.length <= kMostRanged && !many_results;
+  const auto picks_at_once = [&] { return plan.tiles * ceil_div(rows.inner, 1 << plan.team_bits) <= 132; };
+  if (plan_picks(problem, plan) && (!has_ranges || picks_at_once())) return plan;
+  if (has_ranges && plan_ranges(problem, plan)) return plan;
+  if (plan_picks(problem, plan)) return plan;
+  plan = {};
+  plan_tiles(problem, partial_bytes(problem), gpu, plan);
+  return plan;
+}
+
+namespace {
+
+constexpr int64_t kMostCellBytes = 226 << 10;  // in shared memory; GPUs that have less have the cells in the workspace
+
+// The most rows that one block can take alone.
+int64_t most_whole_rows(const Segments& problem) {
+  return problem.dtype == DType::kFloat64 ? kMostWideRows : 4 * kMostCellThreads;
+}
+bool has_few_cells(const Segments& problem) {
+  return problem.rows.length <= most_whole_rows(problem) && problem.segments * kBlockCellBytes <= kMostCellBytes;
+}
+
+// Plans cells of softmax for blocks that have all rows of some columns: eight columns (a sector of 32 bytes), or fewer
+// where there would be few blocks. Returns false if there are too many rows or segments. That may not depend on the
+// number of outer indices, because a part of a batch may be planned with the workspace of the whole.
+bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 128, kFewElements = 64;
+  const auto [outer, length, inner] = problem.rows;
+  const bool wide = problem.dtype == DType::kFloat64;
+  const int64_t most_elements = most_whole_rows(problem);
+  const int64_t bytes = problem.segments * (wide ? 16 : kBlockCellBytes);  // of the cells of a column
+  const int64_t most = (wide ? kGpus[0] : gpu).shared_bytes - 1024;
+  if (!has_few_cells(problem) || bytes > most) return false;
+  int64_t columns = 8;
+  while (columns > 1 && (columns > inner || length * columns > most_elements || bytes * columns > most ||
+                         (length * columns > kFewElements && ceil_div(inner, columns) * outer < kBlocks)))
+    columns /= 2;
+  plan.algorithm = Segmenting::kCells;
+  plan.columns = static_cast<int>(columns);
+  plan.rows = length;
+  plan.tiles = 1;
+  const int64_t elements = length * columns;
+  const int64_t threads = elements <= kMostCellThreads ? elements : ceil_div(elements, 4);
+  plan.warps = static_cast<int>(ceil_div(threads, 32));
+  plan.shared_bytes = bytes * columns;
+  return true;
+}
+
+// Plans cells of softmax for clusters of blocks, each of which has all rows of some columns in its registers. Returns
+// false if all blocks do not run at the same time, if there are many cells, or if there are no clusters. A part of a
+// batch has a cluster if the whole has.
+bool plan_cluster_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kMost = 4 * kMostCellThreads;  // numbers that the registers of a block hold
+  constexpr int64_t kLeast = 1024;                 // a block with fewer has too little to do
+  constexpr int64_t kMostCells = 4096;             // of more, each block would have as much to do as with its rows
+  const auto [outer, length, inner] = problem.rows;
+  if (gpu.max_cluster < 2 || problem.segments > kMostCells) return false;
+  int64_t columns = 8, cluster = 1;
+  const auto chunks = [&, inner = inner] { return ceil_div(inner, columns); };
+  while (columns > 1 && (columns > inner || length * columns > gpu.max_cluster * kMost ||
+                         problem.segments * columns > kMostCells || chunks() * gpu.max_cluster < gpu.multiprocessors))
+    columns /= 2;
+  const int64_t numbers = length * columns;  // of a cluster
+  const auto blocks = [&, outer = outer] { return outer * chunks() * cluster; };
+  while (cluster < gpu.max_cluster &&
+         (numbers > cluster * kMost || (numbers > cluster * kLeast && 2 * blocks() <= gpu.multiprocessors)))
+    cluster *= 2;
+  if (numbers > cluster * kMost || blocks() > gpu.multiprocessors) return false;
+  plan.algorithm = Segmenting::kCells;
+  plan.columns = static_cast<int>(columns);
+  plan.cluster = static_cast<int>(cluster);
+  plan.tiles = cluster;
+  plan.rows = ceil_div(length, cluster);
+  const int64_t each = plan.rows * columns;
+  plan.warps = static_cast<int>(ceil_div(each <= kMostCellThreads ? each : ceil_div(each, 4), 32));
+  plan.shared_bytes = problem.segments * columns * kBlockCellBytes;
+  return true;
+}
+
+// Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the
+// GPU.
+bool plan_shared_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kFew = 3 << 19;  // numbers
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t segments = problem.segments, numbers = length * inner;
+  const bool must = has_few_cells(problem);
+  // If there are many numbers, and L2 holds few of their cells, sorting the ids is faster.
+  const bool spread = numbers >= 4 << 20 && segments * inner > 1 << 20;
+  // The cells must not take too much memory.
+  if (!must && segments * inner > std::max<int64_t>(4 << 20, 4 * numbers)) return false;
+  const auto blocks = [&, outer = outer, inner = inner](int64_t of_gpu) {
+    return std::max<int64_t>(1, of_gpu / ceil_div(inner, plan.columns) / outer);
+  };
+  // Blocks have their cells in shared memory, if each block then has many rows: cells of up to 32 columns if two such
+  // blocks fit on a multiprocessor, otherwise of fewer, at least 8.
+  const int64_t most = gpu.shared_bytes - 1024, half = kMostCellBytes / 2 - 1024;
+  plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+  const auto bytes = [&] { return segments * plan.columns * kBlockCellBytes; };
+  while (plan.columns > 8 && bytes() > half) plan.columns /= 2;
+  const bool fits = bytes() <= kMostCellBytes && length >= 8 * segments;
+  // A block has as many rows as there are segments, or folding its cells would take longer than its rows. Of many cells
+  // that leaves few blocks: then atomics in the workspace take less time, unless there are many rows for all blocks.
+  const bool has_table = fits && segments * plan.columns <= 2048 + length * plan.columns / 128;
+  if (has_table && bytes() <= most) {
+    plan.shared_bytes = bytes();
+    plan.warps = bytes() <= half ? 16 : 32;
+    const int64_t most_tiles = blocks(gpu.multiprocessors * 32 / plan.warps);
+    plan.tiles = std::clamp<int64_t>(length / std::max<int64_t>(64, segments), 1, most_tiles);
+  } else if (must || fits || numbers <= kFew || (inner < 4 && !spread)) {
+    plan.columns = static_cast<int>(std::min<int64_t>(inner, 32));
+    plan.warps = 8;
+    // The steps of a thread's rows wait for each other. So it has one row if all blocks then run at the same time.
+    const int64_t step = 32 * plan.warps / plan.columns, resident = blocks(8 * gpu.multiprocessors);
+    const int64_t each = ceil_div(length, step * resident) == 1       ? 1
+                         : ceil_div(length, 4 * step * resident) == 1 ? 4
+                                                                      : 8;
+    plan.tiles = std::min(ceil_div(length, each * step), blocks(32 * gpu.multiprocessors));
+  } else {
+    return false;
+  }
+  plan.algorithm = Segmenting::kCells;
+  plan.rows = ceil_div(length, plan.tiles);
+  plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(segments * inner * kCellBytes);
+  plan.overlap = gpu.dependent_launch;
+  return plan.rows < int64_t{1} << 31;
+}
+
+// Whether segment_max and segment_sum would both take kLanes. With many rows, these two take less time than cells.
+bool prefers_lanes(const Segments& problem) {
+  const Rows& rows = problem.rows;
+  const bool narrow = rows.inner <= kMostTableColumns;
+  return rows.length * rows.inner > 2 << 20 && problem.segments <= (narrow ? 64 : 128) &&
+         (narrow || rows.inner > kMostAtomicColumns);
+}
+
+}  // namespace
+
+SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
+  SegmentsPlan plan;
+  const Rows& rows = problem.rows;
+  plan.algorithm = Segmenting::kNone;
+  if (rows.elements() == 0 || problem.segments == 0 || rows.count() > kMostBlocks) return plan;
+  // Rows whose ids ascend are read in order, unless they are few. Cells are for few rows of float64: with many rows, a
+  // fixed-point sum of 64 bits leaves too few bits for each exponential.
+  const bool wide = problem.dtype == DType::kFloat64;
+  const bool few = rows.length <= kFewRows || rows.length * rows.inner <= 8 << 10;
+  if (wide || !problem.sorted || few) {
+    // Of more rows, a cluster takes less time than a block.
+    if (!wide && rows.length > kFewRows && plan_cluster_cells(problem, gpu, plan)) return plan;
+    if (plan_whole_cells(problem, gpu, plan)) return plan;
+    if (!wide && !has_few_cells(problem) && prefers_lanes(problem)) return plan;
+    if (!wide && plan_cluster_cells(problem, gpu, plan)) return plan;
+    if (!wide && plan_shared_cells(problem, gpu, plan)) return plan;
+    plan = {};
+  }
+  if (wide) {
+    plan.algorithm = Segmenting::kNone;
+    return plan;
+  }
+  plan_tiles(problem, kPairBytes, gpu, plan);
+  plan.pairs = plan.workspace_bytes;
+  plan.workspace_bytes += aligned(problem.segments * rows.inner * kPairBytes);
+  return plan;
+}
+
+}  // namespace jaxgpuops::segments
