@@ -8,16 +8,7 @@ from jaxgpuops import lax
 from jaxgpuops._inspect import explain, export_checks
 from jaxgpuops._install import install, uninstall
 from jaxgpuops.ops.broadcast import expand, where
-from jaxgpuops.ops.count import (
-    bincount,
-    histogram,
-    segment_logsumexp,
-    segment_max,
-    segment_min,
-    segment_softmax,
-    segment_sum,
-    take,
-)
+from jaxgpuops.ops.count import bincount, histogram
 from jaxgpuops.ops.moe import (
     MoEExchange,
     MoELosses,
@@ -35,6 +26,14 @@ from jaxgpuops.ops.reduce import min as min
 from jaxgpuops.ops.reduce import sum as sum
 from jaxgpuops.ops.scan import cumlogsumexp, cummax, cummin, cumprod, cumsum, linear_scan
 from jaxgpuops.ops.search import compact, nonzero, searchsorted, unique
+from jaxgpuops.ops.segments import (
+    segment_logsumexp,
+    segment_max,
+    segment_min,
+    segment_softmax,
+    segment_sum,
+    take,
+)
 from jaxgpuops.ops.select import kth_value, median, partition, quantile
 from jaxgpuops.ops.softmax import log_softmax, logsumexp, softmax, softmax_cross_entropy
 from jaxgpuops.ops.sort import argsort, sort, sort_key_val

@@ -28,7 +28,7 @@ from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES
-from jaxgpuops.lax._count import SEGMENT_KERNELS, segments_of_rows
+from jaxgpuops.lax._segments import SEGMENT_KERNELS, segments_of_rows
 from jaxgpuops.lax._sort import MAX_KEYS, sort_operands, sort_p
 from jaxgpuops.lax._topk import argmax_p, top_k_p
 from jaxgpuops.lax.scan_primitives import CUMULATIVE

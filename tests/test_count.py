@@ -8,7 +8,7 @@ import pytest
 
 import jaxgpuops
 from jaxgpuops import _arguments
-from jaxgpuops.lax import _count as count_lax
+from jaxgpuops.lax import _segments as segments_lax
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -344,7 +344,7 @@ def test_gradients_of_shared_data_add_up():
     weights = jax.grad(lambda w: (jaxgpuops.bincount(ids, 5, weights=w) * ct[..., 0]).sum())(data[:, 0])
     np.testing.assert_array_equal(weights, np.einsum("fns,fs->n", hot, ct[..., 0]))
     linear = jax.linear_transpose(
-        lambda d: count_lax.segments(count_lax.segment_sum_p, d, ids[:, :, None].astype(np.int32), 1, 5, False),
+        lambda d: segments_lax.segments(segments_lax.segment_sum_p, d, ids[:, :, None].astype(np.int32), 1, 5, False),
         data[None],
     )
     np.testing.assert_array_equal(linear(ct)[0][0], np.einsum("fns,fsc->nc", hot, ct))
@@ -378,7 +378,7 @@ def test_large_ids_stay_in_order(dtype, x64):
     expected = np.zeros((3000, 3))
     np.add.at(expected, ids[:-2].astype(np.int64), data[:-2])
     with jax.enable_x64(x64):
-        assert (np.diff(count_lax.as_int32(_arguments.labels("segment_sum", "ids", ids), 3000)) >= 0).all()
+        assert (np.diff(segments_lax.as_int32(_arguments.labels("segment_sum", "ids", ids), 3000)) >= 0).all()
         found = jaxgpuops.segment_sum(data, ids, 3000, indices_are_sorted=True)
     np.testing.assert_array_equal(found, expected)
 

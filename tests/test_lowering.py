@@ -20,6 +20,7 @@ import pytest
 import jaxgpuops
 from jaxgpuops import _native, _primitive
 from jaxgpuops.lax import _count as count
+from jaxgpuops.lax import _segments as segments
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 SHAPE = (3, 5, 4)
@@ -75,7 +76,7 @@ OPS = {
     "searchsorted": ("jaxgpuops.searchsorted", lambda x, axis: jaxgpuops.searchsorted(x, x, axis=axis)),
     "segment_sum": (
         "jaxgpuops.segment_sum",
-        lambda x, axis: count.segments(count.segment_sum_p, x, mask(x, axis).astype(np.int32), axis, 5, False),
+        lambda x, axis: segments.segments(segments.segment_sum_p, x, mask(x, axis).astype(np.int32), axis, 5, False),
     ),
     "lax.linear_scan": ("jaxgpuops.linear_scan", lambda x, axis: jaxgpuops.lax.linear_scan(x, x, 1.0, axis=axis)),
 }

@@ -11,8 +11,8 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._derivatives import def_jvp
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
-from jaxgpuops.lax._count import take_rows
 from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax._segments import take_rows
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 from jaxgpuops.lax.order import from_bits, sort_keys, to_bits
 

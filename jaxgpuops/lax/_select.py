@@ -13,7 +13,7 @@ from jaxgpuops import _arguments, _native
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_formula, differentiated
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
-from jaxgpuops.lax._count import take_rows
+from jaxgpuops.lax._segments import take_rows
 from jaxgpuops.lax._sort import permutation, rows_to_exchange, sort_operands, sort_p
 from jaxgpuops.lax.along_axis import take_along_axis
 

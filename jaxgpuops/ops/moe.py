@@ -16,7 +16,6 @@ from jaxgpuops._arguments import AxisName
 from jaxgpuops._primitive import align as aligned
 from jaxgpuops._primitive import like
 from jaxgpuops._split import manual
-from jaxgpuops.lax._count import as_int32
 from jaxgpuops.lax._moe import (
     MAX_EXPERTS,
     combine_vjp,
@@ -26,6 +25,7 @@ from jaxgpuops.lax._moe import (
     plan_fallback,
     rows_of,
 )
+from jaxgpuops.lax._segments import as_int32
 from jaxgpuops.lax._topk_softmax import SCORES, SOFTMAX, Score, arguments, shares_of
 from jaxgpuops.ops.topk_softmax import gated
 

@@ -19,8 +19,9 @@ from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _search as _lax
-from jaxgpuops.lax._count import bincount, take_rows
+from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cumsum
+from jaxgpuops.lax._segments import take_rows
 from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import gathered, put_along_axis
 from jaxgpuops.lax.order import from_bits, from_keys, sort_keys, to_bits
