@@ -1,6 +1,6 @@
 #include "reduce/plan.h"
 
-#include "row_engine/plan_forms.h"
+#include "row_engine/plan.h"
 
 namespace jaxgpuops::reduce {
 namespace {

@@ -13,9 +13,11 @@
 namespace jaxgpuops {
 
 enum class RowAlgorithm {
-  kEmpty,       // nothing to write
-  kRows,        // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
-  kRowsTiles,   // many short rows that are not whole vectors, in shared memory (cuda/tiles.cuh)
+  kEmpty,  // nothing to write
+  kRows,   // inner == 1. A team of lanes, a block or a cluster holds a row in registers: one read, one write
+  // Many short rows that are not whole vectors, in shared memory (cuda/tiles.cuh); and few columns side by side along
+  // short axes (cuda/columns_tiles.cuh).
+  kRowsTiles,
   kRowsStream,  // long rows, in registers as in kRows, by persistent blocks (cuda/stream.cuh)
   kRowsSplit,   // rows too long for these: kernels for statistics of the parts, then of the rows, then for the results
   kRowsTogether,   // few long rows with results: all multiprocessors hold them in registers, and one kernel does it all
@@ -24,10 +26,12 @@ enum class RowAlgorithm {
   kColumnsSplit,   // axes too long for these
   kColumnsWalk,    // short axes: each lane goes along its columns, twice if there are results (cuda/columns_walk.cuh)
   kColumnsFlat,    // few columns: an outer index is a flat row, read in vectors (cuda/columns_flat.cuh)
-  kSmall,          // few elements in all: a lane has one (cuda/small.cuh)
+  kSmall,          // few elements in all: a lane has one; or few flat rows, which clusters share (cuda/small.cuh)
 };
 
 const char* name(RowAlgorithm algorithm);
+
+constexpr int kTiledWarps = 8;  // the most warps of a block of column_tiles_kernel
 
 // What the plan must know about an operation.
 struct RowTraits {
@@ -165,6 +169,16 @@ RowPlan held_in_registers(RowPlan plan);
 // are for columns, and for operations on one array, without masks and labels. Of columns that `plan` walks along, an
 // array has at most `most` elements.
 RowPlan small_form(const RowPlan& plan, const Rows& rows, int64_t most);
+
+// Two more forms for operations on one array, without masks and labels, of which results keep their bits, too.
+//
+// Replaces a plan that gives a flat row to a block by RowAlgorithm::kSmall, in which a cluster of `blocks` shares it,
+// if flat rows are few and long enough; else returns `plan`.
+RowPlan shared_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu);
+
+// Replaces a plan that walks along columns by RowAlgorithm::kRowsTiles, if few columns lie side by side; else returns
+// `plan`. A block has `part_length` outer indices, and `axis_warps` threads share a column.
+RowPlan tiled_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu);
 
 // `workspace_bytes` < 0 asks for the best plan. Otherwise the caller has a workspace of that size, and the plan needs
 // no more: a sharded call is planned for the whole batch but runs on a part of it. Results have the same bits either

@@ -2,7 +2,6 @@
 #include <numeric>
 
 #include "common/rounding.h"
-#include "row_engine/plan_forms.h"
 #include "row_engine/plan_parts.h"
 
 namespace jaxgpuops {

@@ -4,8 +4,6 @@
 #include <cmath>
 
 #include "common/rounding.h"
-#include "segments/ranges_plan.h"
-#include "segments/tiles_plan.h"
 
 namespace jaxgpuops::segments {
 namespace {

@@ -86,6 +86,24 @@ constexpr int64_t kMostTableColumns = 8;
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells
 
+// For kRanges: the most warps of a block, the most rows that a warp lists at a time, the least rows of a piece, and the
+// most rows.
+constexpr int kMostRangeWarps = 32, kRangeList = 128, kLeastRangePiece = 8;
+constexpr int64_t kMostRangeRows = 64 << 10;
+
+// For kPicks: the segments of a range, the most warps of a block, and the shared memory of a warp: room for a list of
+// rows, and later for its accumulators, which take as much with 32 columns of 8 bytes.
+constexpr int kPickRange = 8, kMostPickWarps = 32, kPickBytes = 2048;
+
+// For kRanges and kPicks: bytes of a block's results in shared memory.
+constexpr int64_t range_result_bytes(int64_t range, int team_bits, int64_t cell_bytes) {
+  return ((range << team_bits) * cell_bytes + 15) / 16 * 16;
+}
+
+// For kSorted and kOrdered: the most threads of a block of segment_tiles_kernel, the most rows of its tile if rows have few vectors, and the step
+// of the rows of a share: threads load so many at a time, or a divisor of it.
+constexpr int64_t kTileThreads = 256, kMostTileRows = 2048, kTileStep = 8;
+
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "common/rounding.h"
-#include "select/firsts.h"
 
 namespace jaxgpuops::select {
 namespace {

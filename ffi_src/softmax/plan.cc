@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "common/rounding.h"
-#include "row_engine/plan_forms.h"
+#include "row_engine/plan.h"
 
 namespace jaxgpuops::softmax {
 namespace {

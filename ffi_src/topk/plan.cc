@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/rounding.h"
-#include "select/firsts.h"
+#include "select/plan.h"
 #include "sort/cuda/shape.h"
 #include "topk/cuda/buckets_shape.h"
 #include "topk/cuda/columns_shape.h"

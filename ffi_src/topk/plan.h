@@ -30,7 +30,7 @@ enum class Algorithm {
   kColumns,  // the axis is not the last: a block reads neighbouring columns together
   kBuckets,  // large k: candidates above a sampled threshold, divided into buckets that blocks sort
   kDigits,   // k of hundreds to thousands: a block or a cluster holds a row, selects by digits, and sorts by digits
-  kRadix,    // what kBuckets does not take: radix select by digits, ordered compaction, then a sort of the k elements
+  kRadix,    // large k in long rows: select/ finds the k elements, in order of appearance, and sort/ sorts them
   kShort,    // columns of a few elements, each sorted by a thread: kShort of sort/plan.h
   kBlock,    // k near the length: the row is sorted whole by kBlock of sort/plan.h, which writes the first k
   kSweep,    // the row is sorted whole, by kSweep of sort/plan.h

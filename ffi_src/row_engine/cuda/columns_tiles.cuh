@@ -11,7 +11,7 @@
 #include "common/cuda/small.cuh"
 #include "common/rounding.h"
 #include "row_engine/cuda/columns_walk.cuh"
-#include "row_engine/plan_forms.h"
+#include "row_engine/plan.h"
 
 namespace jaxgpuops::row_engine {
 

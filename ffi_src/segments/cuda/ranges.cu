@@ -13,7 +13,6 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "segments/cuda/range_args.cuh"
-#include "segments/ranges_plan.h"
 
 namespace jaxgpuops::segments {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "common/cuda/intrinsics.cuh"
 #include "segments/cuda/args.cuh"
-#include "segments/tiles_plan.h"
 #include "sort/cuda/launch.h"
 
 namespace jaxgpuops::segments {

@@ -40,4 +40,8 @@ cudaError_t launch_select_short(cudaStream_t stream, const SelectPlan& plan, con
 cudaError_t launch_select_bisect(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
                                  const int32_t* ranks, const SelectResults& results);
 
+// `problem` is one of firsts_of(), with an order. The results of a row are k values and indices.
+cudaError_t launch_firsts(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,
+                          const SelectResults& results, void* workspace);
+
 }  // namespace jaxgpuops::select

@@ -26,7 +26,7 @@
 #include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
-#include "select/cuda/firsts.h"
+#include "select/cuda/launch.h"
 #include "select/cuda/blocks.cuh"
 #include "select/cuda/firsts.cuh"
 #include "select/cuda/list.cuh"

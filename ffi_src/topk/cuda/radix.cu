@@ -3,7 +3,7 @@
 //
 // Bytes moved: the row is mostly read twice; k elements and indices are written, and then read and written by each pass
 // of the sort. select/cuda/long.cu and firsts.cuh select and gather, sort/cuda/sweep.cu sorts.
-#include "select/cuda/firsts.h"
+#include "select/cuda/launch.h"
 #include "sort/cuda/launch.h"
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/radix_shape.h"
