@@ -497,6 +497,9 @@ def test_plans_of_segments(capability):
             assert one["rows"] * one["tiles"] >= length and plan(op, 1, length, inner, segments, dtype, True) != one
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
     plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
+    # Softmax folds largest elements, so its tiles are not those of sums.
+    tiles = [plan(op, 1, 1 << 20, 8, 65536, "float32", True)["rows"] for op in ("segment_sum", "segment_max")]
+    assert plan_softmax(1, 1 << 20, 8, 65536, sorted=True)["rows"] == tiles[1] != tiles[0]
     for op, dtype, length in [
         ("segment_sum", "float64", 1 << 14), ("segment_sum", "float32", 4096), ("segment_max", "int16", 4096),
     ]:  # fmt: skip

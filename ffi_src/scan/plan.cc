@@ -165,8 +165,9 @@ bool is_small(const Problem& problem, int forced) {
   if (inner == 1 && is_any_operator(problem))
     return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
   if (!exact || (inner == 1 && !rare)) return false;
-  // With so many columns, kPieces is faster, since it reads some side by side.
-  if (forced < 0 && !rare && bytes_of(problem.dtype) <= 4 && outer * inner >= kSmallColumns) return false;
+  // With so many columns, kPieces is faster, if it reads some side by side.
+  const bool beside = inner >= 64 && outer * inner >= kSmallColumns;
+  if (forced < 0 && !rare && bytes_of(problem.dtype) <= 4 && beside) return false;
   return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
 }
 

@@ -308,6 +308,7 @@ sort::Problem order_of(const Segments& problem) {
   sort::Problem ids;
   ids.rows = {problem.id_rows, problem.rows.length, 1};
   ids.k = problem.rows.length;
+  ids.low_keys = problem.segments <= 1 << 16;
   return ids;
 }
 
@@ -661,7 +662,9 @@ bool prefers_lanes(const Segments& problem) {
 
 }  // namespace
 
-SegmentsPlan plan_segment_softmax(const Segments& problem, const Gpu& gpu) {
+SegmentsPlan plan_segment_softmax(const Segments& segments, const Gpu& gpu) {
+  Segments problem = segments;
+  problem.op = Op::kMax;  // whoever asks: the largest elements are folded, and sums have other tiles
   SegmentsPlan plan;
   const Rows& rows = problem.rows;
   plan.algorithm = Segmenting::kNone;

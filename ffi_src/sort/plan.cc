@@ -176,8 +176,9 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   // Of so many rows. Tiny tiles are for few enough to exchange counts.
   const auto tiles_of = [&](int64_t count) {
     const int64_t elements = count * rows.length;
-    // The smallest tiles of which each multiprocessor has one at most.
-    if ((key_bytes == 2 || key_bytes == 4) && problem.offsets == 0) {
+    // The smallest tiles of which each multiprocessor has one at most. They exchange counts in every pass, but others
+    // skip the passes of bytes that are the same in all keys.
+    if ((key_bytes == 2 || key_bytes == 4) && problem.offsets == 0 && !problem.low_keys) {
       const auto is_one = [&](SweepTiles size) {
         return count * ceil_div(rows.length, sweep_tile(key_bytes, size, problem.indices)) <= gpu.multiprocessors;
       };
