@@ -100,8 +100,8 @@ constexpr int64_t range_result_bytes(int64_t range, int team_bits, int64_t cell_
   return ((range << team_bits) * cell_bytes + 15) / 16 * 16;
 }
 
-// For kSorted and kOrdered: the most threads of a block of segment_tiles_kernel, the most rows of its tile if rows have few vectors, and the step
-// of the rows of a share: threads load so many at a time, or a divisor of it.
+// For kSorted and kOrdered: the most threads of a block of segment_tiles_kernel, the most rows of its tile if rows have
+// few vectors, and the step of the rows of a share: threads load so many at a time, or a divisor of it.
 constexpr int64_t kTileThreads = 256, kMostTileRows = 2048, kTileStep = 8;
 
 struct SegmentsPlan {
