@@ -11,91 +11,43 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kPartitionThreads, sizeof(T) > 4 ? 2 : 3)
     select_firsts_kernel(const __grid_constant__ Args<T> a) {
-  constexpr uint32_t kVector = 16 / sizeof(T), kVectors = kPartitionTile / kPartitionThreads / kVector;
-  struct alignas(16) Vector {
-    T element[kVector];
-  };
+  constexpr uint32_t kVector = RowTile<T>::kVector, kVectors = RowTile<T>::kVectors;
   __shared__ uint32_t of_warps[kPartitionWarps], before_tile;
   T* const values = reinterpret_cast<T*>(dynamic_shared_memory());
   auto* const indices = reinterpret_cast<uint16_t*>(values + kPartitionTile);
-  const auto length = static_cast<uint32_t>(a.problem.rows.length), tiles = static_cast<uint32_t>(a.plan.tiles);
-  const uint32_t row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const T* const x = a.x + int64_t{row} * length;
-  // Tiles begin at whole vectors, the first one before the row. `start`: the number of a tile's first element, modulo
-  // 2^32; its elements of the row are those from `first` to `end`.
-  const auto past = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
-  const uint32_t start = tile * uint32_t{kPartitionTile} - past, first = tile == 0 ? past : 0;
-  const uint32_t end = tile == 0        ? min(length + past, uint32_t{kPartitionTile})
-                       : start < length ? min(length - start, uint32_t{kPartitionTile})
-                                        : 0;
-  const uint32_t own = (warp * kVectors * 32 + lane) * kVector;  // the thread's first element of the tile
-  Vector vector[kVectors];
-#pragma unroll
-  for (uint32_t v = 0; v < kVectors; ++v) {
-    const uint32_t at = own + v * 32 * kVector;
-    if (at >= first && at + kVector <= end) {
-      vector[v] = *reinterpret_cast<const Vector*>(x + static_cast<int32_t>(start + at));
-    } else {
-#pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e)
-        vector[v].element[e] = at + e >= first && at + e < end ? x[start + at + e] : T{0};
-    }
-  }
+  RowTile<T> tile(a);
+  const uint32_t row = tile.row, start = tile.start;
   const uint32_t middle = a.head(row).chosen, chosen = middle - start;
   KeyOrder order = a.problem.order.ascending.order;  // there is no rule for NaNs and zeros
   order.flip ^= a.problem.order.invert;
-  const T key = encode(x[middle], order);
-
-  // A bit for each of the thread's elements that is wanted, and the number of these in each vector and in those of
-  // lower lanes: of two vectors in a word. Elements equal to the chosen one are wanted up to it.
-  constexpr uint32_t kWords = (kVectors + 1) / 2;
-  uint32_t firsts = 0, counts[kWords] = {};
-#pragma unroll
-  for (uint32_t v = 0; v < kVectors; ++v) {
-    const uint32_t at = own + v * 32 * kVector;
-    const int32_t equals = static_cast<int32_t>(chosen - at);  // how many more elements count if equal
-    uint32_t set = 0;
-#pragma unroll
-    for (uint32_t e = 0; e < kVector; ++e) {
-      const T its = encode(vector[v].element[e], order);
-      if (its < key || (its == key && static_cast<int32_t>(e) <= equals)) set |= 1u << e;
-    }
-    if (at < first || at + kVector > end) {
-#pragma unroll
-      for (uint32_t e = 0; e < kVector; ++e)
-        if (at + e < first || at + e >= end) set &= ~(1u << e);
-    }
-    firsts |= set << (v * kVector);
-    counts[v / 2] += __popc(set) << (v % 2 * 16);
-  }
-  uint32_t before[kVectors], of_warp = 0;
-#pragma unroll
-  for (uint32_t w = 0; w < kWords; ++w) {
-    const uint32_t up_to = sum_up_to_lane(counts[w]), all = shuffle_from(up_to, 31), lower = up_to - counts[w];
-    before[2 * w] = of_warp + (lower & 0xffff), of_warp += all & 0xffff;
-    if (2 * w + 1 < kVectors) before[2 * w + 1] = of_warp + (lower >> 16), of_warp += all >> 16;
-  }
+  const T key = encode(tile.x[middle], order);
+  // Marks what is wanted. Elements equal to the chosen one are wanted up to it.
+  const uint32_t of_warp = tile.mark([&](T element, uint32_t at, uint32_t e) {
+    const auto equals = static_cast<int32_t>(chosen - at);  // how many more elements count if equal
+    const T its = encode(element, order);
+    return its < key || (its == key && static_cast<int32_t>(e) <= equals);
+  });
   if (lane == 0) of_warps[warp] = of_warp;
   __syncthreads();
   const uint32_t up_to = sum_up_to_lane(lane < kPartitionWarps ? of_warps[lane] : 0u);
   const uint32_t of_tile = shuffle_from(up_to, 31), before_warp = shuffle_from(up_to, warp) - of_warp;
   uint64_t* const told = a.tiles(row);
-  if (threadIdx.x == 0) store_relaxed(told + tile, (tile ? kOfTile : kUpToTile) | of_tile);
+  if (threadIdx.x == 0) store_relaxed(told + tile.tile, (tile.tile ? kOfTile : kUpToTile) | of_tile);
 #pragma unroll
   for (uint32_t v = 0; v < kVectors; ++v) {
-    uint32_t next = before_warp + before[v];
-    if ((firsts >> (v * kVector) & ((1u << kVector) - 1)) == 0) continue;
+    uint32_t next = before_warp + tile.before[v];
+    if ((tile.firsts >> (v * kVector) & ((1u << kVector) - 1)) == 0) continue;
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e) {
-      if (!(firsts >> (v * kVector + e) & 1)) continue;
-      values[next] = vector[v].element[e];
-      indices[next] = static_cast<uint16_t>(own + v * 32 * kVector + e);
+      if (!(tile.firsts >> (v * kVector + e) & 1)) continue;
+      values[next] = tile.vector[v].element[e];
+      indices[next] = static_cast<uint16_t>(tile.own + v * 32 * kVector + e);
       ++next;
     }
   }
   if (warp == 0) {
-    const uint32_t earlier = look_back(told, static_cast<int>(tile), of_tile);
+    const uint32_t earlier = look_back(told, static_cast<int>(tile.tile), of_tile);
     if (lane == 0) before_tile = earlier;
   }
   __syncthreads();

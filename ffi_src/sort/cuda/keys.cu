@@ -7,8 +7,9 @@
 // of a row share, none gathers a key at random places, and digits are bytes at a place that is known at compile time.
 //
 // Bytes moved: the keys are read twice; each pass writes and reads 8 bytes, the first two up to 10, the last writes 4.
-#include "common/cuda/set_words.h"
 #include "common/cuda/launch.cuh"
+#include "common/cuda/set_words.h"
+#include "sort/cuda/counts.cuh"
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/keys.h"
 
@@ -45,8 +46,6 @@ struct Source {
 };
 
 // ---- Counts ---------------------------------------------------------------------------------------------------------
-
-constexpr int kCountThreads = 512;
 
 struct KeysCountArgs {
   Source source;
@@ -94,41 +93,8 @@ __global__ void __launch_bounds__(kCountThreads) keys_count_kernel(const __grid_
   __syncthreads();
 
   uint32_t* const all = a.counts + row * kBytes * kDigits;
-  if (blocks > 1) {
-    for (int c = threadIdx.x; c < kBytes * kDigits; c += kCountThreads)
-      if (counts[c]) atomicAdd(all + c, counts[c]);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&a.heads[row].counted, 1u) == blocks - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    for (int c = threadIdx.x; c < kBytes * kDigits; c += kCountThreads) counts[c] = __ldcg(all + c);
-  }
-  if (threadIdx.x == 0) active = 0;
-  __syncthreads();
-  // Each warp adds up the counts of a byte: each lane those of neighbouring digits.
-  constexpr int kOfLane = kDigits / 32;
-  static_assert(kBytes <= kCountThreads / 32);
-  if (const uint32_t p = threadIdx.x / 32; p < kBytes) {
-    const uint32_t first = p * kDigits + threadIdx.x % 32 * kOfLane;
-    uint32_t own[kOfLane], total = 0;
-    bool differ = false;
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      own[i] = counts[first + i];
-      differ |= own[i] != 0 && own[i] != a.length;
-      total += own[i];
-    }
-    uint32_t less = sum_up_to_lane(total) - total;
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      all[first + i] = less;
-      less += own[i];
-    }
-    if (differ) atomicOr(&active, 1u << p);
-  }
-  __syncthreads();
+  if (!add_to_row<kBytes>(counts, all, &a.heads[row].counted, blocks, last)) return;
+  sum_counts<kBytes>(counts, all, a.length, active, [](uint32_t) { return 0u; });
   if (threadIdx.x > 0) return;
   KeysHead& head = a.heads[row];
   const uint32_t bytes = active ? active : 1;  // at least one pass must run, since it writes the result

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "common/cuda/launch.cuh"
+#include "sort/cuda/counts.cuh"
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -29,8 +30,6 @@ struct Piece {
 };
 
 // ---- Counts ---------------------------------------------------------------------------------------------------------
-
-constexpr int kCountThreads = 512;
 
 struct CountArgs {
   const void* x;
@@ -99,41 +98,8 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   __syncthreads();
 
   uint32_t* const all = a.counts + row * kPasses * kDigits;
-  if (blocks > 1) {
-    for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads)
-      if (counts[c]) atomicAdd(all + c, counts[c]);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&a.heads[row].counted, 1u) == blocks - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads) counts[c] = __ldcg(all + c);
-  }
-  if (threadIdx.x == 0) active = 0;
-  __syncthreads();
-  // Each warp adds up the counts of a pass: each lane those of neighbouring digits.
-  constexpr int kOfLane = kDigits / 32;
-  static_assert(kPasses <= kCountThreads / 32);
-  if (const uint32_t p = threadIdx.x / 32; p < kPasses) {
-    const uint32_t turn = turn_of<Key>(p, a.order), first = threadIdx.x % 32 * kOfLane;
-    uint32_t own[kOfLane], total = 0;
-    bool differ = false;
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      own[i] = counts[p * kDigits + ((first + i) ^ turn)];
-      differ |= own[i] != 0 && own[i] != length;
-      total += own[i];
-    }
-    uint32_t less = sum_up_to_lane(total) - total;
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      all[p * kDigits + ((first + i) ^ turn)] = less;
-      less += own[i];
-    }
-    if (differ) atomicOr(&active, 1u << p);
-  }
-  __syncthreads();
+  if (!add_to_row<kPasses>(counts, all, &a.heads[row].counted, blocks, last)) return;
+  sum_counts<kPasses>(counts, all, length, active, [&](uint32_t p) { return turn_of<Key>(p, a.order); });
   // At least one pass must run, since it copies the elements to the results.
   if (threadIdx.x > 0) return;
   const uint32_t own = active ? active : 1;
