@@ -298,6 +298,8 @@ def test_many_columns_of_few_elements():
         for columns in (64, 150, 191, 192, 700):
             plan = plan_scan("cummax", 1, 40, columns, dtype, False, 1, 90)
             assert plan["algorithm"] == ("pieces" if columns >= least else "small"), (dtype, columns)
+    plans = [plan_scan("cummax", 4, 40, inner, "int32", False, 1, 90) for inner in (63, 64)]
+    assert [plan["algorithm"] for plan in plans] == ["small", "pieces"]  # few side by side are left to `small`
 
 
 def test_long_lines_of_small_elements():

@@ -67,7 +67,8 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 constexpr int64_t kSmallWhole = 3 << 13;
-constexpr int64_t kSmallColumns = 192;  // so many columns of up to 4 bytes along a longer axis are left to kPieces
+// So many columns of up to 4 bytes along a longer axis, of which so many are side by side, are left to kPieces.
+constexpr int64_t kSmallColumns = 192, kSmallBeside = 64;
 // The most elements of kLanes: cumulative operations, and recurrences.
 constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
@@ -166,7 +167,7 @@ bool is_small(const Problem& problem, int forced) {
     return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
   if (!exact || (inner == 1 && !rare)) return false;
   // With so many columns, kPieces is faster, if it reads some side by side.
-  const bool beside = inner >= 64 && outer * inner >= kSmallColumns;
+  const bool beside = inner >= kSmallBeside && outer * inner >= kSmallColumns;
   if (forced < 0 && !rare && bytes_of(problem.dtype) <= 4 && beside) return false;
   return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
 }

@@ -20,7 +20,7 @@ struct Problem {
   int key_bits = 32;
   SortOrder order;
   bool values = true, indices = true;  // which results are wanted: at least one of them
-  bool low_keys = false;               // keys of 32 bits are small integers: two of their bytes are the same in all
+  bool low_keys = false;               // small integers: as a rule, two of their four bytes are the same in all
   bool carries = false;  // the rows have numbers, which are moved with the elements and stand in place of the indices
   // If not 0: a row has so many offsets, between which its segments are; rows may share them. An offset counts as the
   // nearest place of the row, and as the largest offset before it if that is larger. Elements before the first offset
