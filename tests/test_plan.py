@@ -199,23 +199,37 @@ def test_few_rows_of_statistics():
     for op, length, dtype, warps, most in (
         ("logsumexp", 2982, "bfloat16", 12, 12),
         ("logsumexp", 518, "float16", 3, 12),
-        ("sum", 300, "bfloat16", 2, 6),
-        ("sum", 778, "bfloat16", 4, 32),
-        ("sum", 8190, "float16", 32, 56),
         ("sum", 1000, "bfloat16", 4, 0),
         ("logsumexp", 2982, "bfloat16", 6, 20),
         ("logsumexp", 2080, "float32", 9, 8),
         ("logsumexp", 2079, "float32", 9, 20),
         ("logsumexp", 4525, "float32", 18, 8),
         ("logsumexp", 6399, "float32", 25, 0),
-        ("sum", 1030, "float32", 5, 50),
-        ("sum", 515, "float32", 3, 16),
         ("sum", 516, "float32", 3, 0),
     ):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
         rows = most * 132 // warps
         found = [planner(outer, length, 1, 90)["threads"] == 32 * warps for outer in (max(1, rows), rows + 1)]
         assert found == [most > 0, False], (op, length, dtype, found)
+
+
+def test_sums_of_rows_that_are_not_whole_vectors():
+    """The length decides how many warps share a row; if rows are few, two or eight times as many."""
+    for dtype, length, groups in (
+        ("bfloat16", 257, [1, 1, 4]),  # a warp has a row, and a block up to four
+        ("bfloat16", 1023, [1, 1, 4]),
+        ("float16", 1025, [8, 8, 4]),
+        ("float16", 2303, [8, 8, 4]),
+        ("float16", 2307, [16, 4, 2]),
+        ("float32", 1153, [16, 4, 2]),
+        ("float32", 513, [8, 8, 4]),
+        ("bfloat16", 9217, [32, 8, 4]),
+        ("bfloat16", 36_863, [32, 16, 16]),
+    ):
+        planner = reduce_planner("sum", dtype, False)
+        found = [planner(rows, length, 1, 90) for rows in (65, 2 * 132, 10_000)]
+        assert [plan["threads"] for plan in found] == [32 * n for n in groups], (dtype, length, found)
+        assert {plan["algorithm"] for plan in found} == {"rows"} and not found[0]["workspace_bytes"]
 
 
 def test_lanes_that_share_short_rows():

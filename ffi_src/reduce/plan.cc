@@ -82,9 +82,8 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
   traits.lean = traits.staged = traits.wide = traits.fast && problem.op == Op::kSum;
-  // A warp is as fast alone if it holds a row of whole vectors.
-  const int64_t row_bytes = problem.rows.length * traits.item_bytes;
-  traits.wide_statistics = row_bytes > kWarpBytes ? 50 : row_bytes % 16 ? 16 : 0;
+  // A warp is as fast alone if it holds a row.
+  traits.wide_statistics = problem.rows.length * traits.item_bytes > kWarpBytes ? 50 : 0;
   traits.strips =
       traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   // Along long axes. (The maximum of 3 x 70 x 100004 takes 27 us where lanes have columns one by one, and would
