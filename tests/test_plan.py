@@ -214,22 +214,30 @@ def test_few_rows_of_statistics():
 
 
 def test_sums_of_rows_that_are_not_whole_vectors():
-    """The length decides how many warps share a row; if rows are few, two or eight times as many."""
+    """The length decides how many warps share a row; if rows are few, up to eight times as many."""
     for dtype, length, groups in (
         ("bfloat16", 257, [1, 1, 4]),  # a warp has a row, and a block up to four
-        ("bfloat16", 1023, [1, 1, 4]),
-        ("float16", 1025, [8, 8, 4]),
-        ("float16", 2303, [8, 8, 4]),
-        ("float16", 2307, [16, 4, 2]),
-        ("float32", 1153, [16, 4, 2]),
+        ("bfloat16", 511, [1, 1, 4]),
+        ("float16", 513, [8, 8, 4]),
+        ("float16", 2305, [8, 8, 4]),
+        ("float16", 2307, [16, 2, 2]),
+        ("float32", 1153, [16, 2, 2]),
         ("float32", 513, [8, 8, 4]),
-        ("bfloat16", 9217, [32, 8, 4]),
+        ("bfloat16", 9217, [32, 4, 4]),
+        ("bfloat16", 9219, [32, 8, 8]),
         ("bfloat16", 36_863, [32, 16, 16]),
     ):
         planner = reduce_planner("sum", dtype, False)
         found = [planner(rows, length, 1, 90) for rows in (65, 2 * 132, 10_000)]
         assert [plan["threads"] for plan in found] == [32 * n for n in groups], (dtype, length, found)
         assert {plan["algorithm"] for plan in found} == {"rows"} and not found[0]["workspace_bytes"]
+
+
+def test_blocks_of_rows_whose_last_span_is_short():
+    """Many rows of softmax of 16 bits that are not whole vectors; others have a warp for a span."""
+    for length, warps in ((1101, 3), (2202, 5), (3001, 6), (4097, 9), (1603, 1), (2208, 2), (6145, 4), (8190, 4)):
+        for op, dtype in itertools.product(("softmax", "log_softmax"), ("float16", "bfloat16")):
+            assert softmax_planner(op, dtype, False)(30_000, length, 1, 90)["threads"] == 32 * warps, (op, length)
 
 
 def test_lanes_that_share_short_rows():

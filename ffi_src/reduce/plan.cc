@@ -34,9 +34,9 @@ bool holds_spans(const RowPlan& plan, const Problem& problem, const Gpu& gpu) {
 // most kLooseWords words of a row.
 constexpr int64_t kShortestLoose = 32 * 16, kLooseWords = 36 * 32, kMostLooseWarps = 16;
 constexpr int kLooseBlockWarps = 4;  // rows of a block whose warps have a row each
-// Few rows: groups of threads have some chains of a row each, if that makes at most so many warps per multiprocessor
-// and, of eight groups, a row has so many words.
-constexpr int64_t kLooseResident = 16, kLeastGroupedWords = 512;
+// Few rows: kMostLooseGroups groups of that many warps have a row, or as many as a block has warps for, if that makes
+// at most so many warps per multiprocessor and a row has at least so many words.
+constexpr int64_t kMostLooseGroups = 8, kLooseResident = 16, kLeastGroupedWords = 256;
 
 bool is_loose(const Problem& problem, int64_t item_bytes) {
   const int64_t row_bytes = problem.rows.length * item_bytes;
@@ -45,16 +45,16 @@ bool is_loose(const Problem& problem, int64_t item_bytes) {
          row_bytes <= 4 * kLooseWords * kMostLooseWarps;
 }
 
-// The number of warps that share a row (`spans`) follows from its length, since it decides the order of additions.
-// `wide` is the number of groups of that many warps, or 0 if a warp has a row alone.
+// The number of warps that share a row (`spans`, a power of two) follows from its length, since it decides the order of
+// additions. `wide` is the number of groups of that many warps, or 0 if a warp has a row alone.
 void plan_loose(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   const int64_t outer = problem.rows.outer, words = problem.rows.length * plan.traits.item_bytes / 4;
   plan.lane_bits = 5;
-  plan.spans = std::max<int64_t>(1, ceil_div(words, kLooseWords));
-  const auto fits = [&](int64_t groups) {
-    return groups * plan.spans <= kMaxBlockWarps && outer * groups * plan.spans <= kLooseResident * gpu.multiprocessors;
-  };
-  plan.wide = fits(8) && words >= kLeastGroupedWords ? 8 : fits(2) && plan.spans > 1 ? 2 : plan.spans > 1 ? 1 : 0;
+  plan.spans = 1;
+  while (words > kLooseWords * plan.spans) plan.spans *= 2;
+  const int64_t groups = std::min<int64_t>(kMostLooseGroups, kMaxBlockWarps / plan.spans);
+  const bool few = words >= kLeastGroupedWords && outer * groups * plan.spans <= kLooseResident * gpu.multiprocessors;
+  plan.wide = few ? static_cast<int>(groups) : plan.spans > 1 ? 1 : 0;
   plan.block_warps = static_cast<int>(std::max(plan.wide, 1) * plan.spans);
   if (plan.wide) return;
   plan.block_warps = kLooseBlockWarps;

@@ -143,6 +143,20 @@ void narrow_lanes(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   plan.block_warps = static_cast<int>(warps);
 }
 
+// Many rows of 16 bits that are not aligned: a block has a row, too, where the last span of rows_kernel would have few
+// vectors, since a warp takes as long for them as for a whole span. (22857 x 2202 float16 take 74 us, and would take
+// 122; 3001 elements 69 and 88.)
+void widen_loose(RowPlan& plan, const Problem& problem) {
+  const int64_t warps = wide_warps(problem);
+  const bool empty = warps == 3 || warps == 5 || warps == 6 || warps == 9;
+  if (!empty || plan.algorithm != RowAlgorithm::kRows || plan.spread || plan.wide || !plan.traits.output ||
+      plan.traits.item_bytes != 2 || row_bytes(problem) % 16 == 0)
+    return;
+  plan.wide = kWideVectors;
+  plan.blocks = 1;
+  plan.block_warps = static_cast<int>(warps);
+}
+
 // Gives a lane one vector of a row, where that is faster than several or the only kernel. It is faster for many rows,
 // too, if one lane would have a whole row. (260000 x 15 float32 took 14 us so, and 40 us with a lane for each row.)
 void spread_gradient(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
@@ -293,6 +307,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   if (problem.op != Op::kLogSumExpGrad) {
     share_rows(plan, problem, gpu);
     narrow_lanes(plan, problem, gpu);
+    widen_loose(plan, problem);
   }
   const RowPlan small =
       small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));

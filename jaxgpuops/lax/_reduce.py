@@ -62,6 +62,9 @@ def _leaves_extreme(rows, avals, *, masked, **_):
     float32 45, XLA's 56."""
     (outer, length, inner), dtype = rows, avals[0].dtype
     size = outer * length * inner * dtype.itemsize
+    # Lines that are not whole sectors: 20000 x 100 x 10 take 47 us, XLA's 79. (Of 16, 63 and 59; of 45, 112 and 110.)
+    if not masked and dtype in FLOATS and dtype.itemsize == 8 and 1 < inner <= 32 and inner % 16 and size >= 8 << 20:
+        return not 8 < length <= 128
     if not masked and dtype.itemsize == 4 and inner >= 256:
         if dtype in INTEGERS and 64 <= length <= 1024 and inner % 32 and size >= 24 << 20:
             return False
