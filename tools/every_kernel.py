@@ -265,6 +265,7 @@ def run_gates(rng):
 ROWS = [  # along axis 1
     (37, 7),
     (180_000, 3),  # tiles of rows of less than a vector
+    *(((1 << 20) // n * 4 + 1, n) for n in (4, 8)),  # vectors of two rows, or one
     (37, 61),
     *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),

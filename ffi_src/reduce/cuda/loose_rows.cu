@@ -104,7 +104,7 @@ template <class P, int kWarps>
 auto kernel_of(int groups) -> void (*)(LooseSums<P>) {
   constexpr int kMost = kMaxBlockWarps / kWarps < kChains ? kMaxBlockWarps / kWarps : kChains;
   if (groups == 0 && kWarps == 1) return loose_sums_kernel<P, 1, 0>;
-  if (groups == 1 && kWarps > 1) return loose_sums_kernel<P, kWarps, kWarps == 1 ? 0 : 1>;
+  if (groups == 1 && kWarps > 1) return loose_sums_kernel < P, kWarps, kWarps == 1 ? 0 : 1 > ;
   return groups == kMost ? loose_sums_kernel<P, kWarps, kMost> : nullptr;
 }
 

@@ -65,7 +65,9 @@ cudaError_t launch_packed(cudaStream_t stream, const Problem& problem, const Buf
     using P = Sum<decltype(element), false>;
     if constexpr (sizeof(typename P::Bits) == 2) {
       const Rows& rows = problem.rows;
-      const auto is_multiple = [](const void* pointer, int of) { return reinterpret_cast<uintptr_t>(pointer) % of == 0; };
+      const auto is_multiple = [](const void* pointer, int of) {
+        return reinterpret_cast<uintptr_t>(pointer) % of == 0;
+      };
       const PackedSums<P> p = {buffers.x, rows.outer, is_multiple(buffers.x, 16),
                                !problem.wide_result && is_multiple(buffers.out, 4),
                                parameters_of<P>(problem, buffers).args};
