@@ -8,6 +8,7 @@ import re
 import gpu  # noqa: F401  skips this file where there is no GPU
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gpu import same_bits
 
