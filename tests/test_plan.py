@@ -216,13 +216,11 @@ def test_few_rows_of_statistics():
 def test_sums_of_rows_that_are_not_whole_vectors():
     """The length decides how many warps share a row; if rows are few, up to eight times as many."""
     for dtype, length, groups in (
-        ("bfloat16", 257, [1, 1, 4]),  # a warp has a row, and a block up to four
-        ("bfloat16", 511, [1, 1, 4]),
-        ("float16", 513, [8, 8, 4]),
+        ("float16", 513, [8, 8, 4]),  # a warp has a row, and a block four
         ("float16", 2305, [8, 8, 4]),
         ("float16", 2307, [16, 2, 2]),
         ("float32", 1153, [16, 2, 2]),
-        ("float32", 513, [8, 8, 4]),
+        ("float32", 257, [8, 8, 4]),
         ("bfloat16", 9217, [32, 4, 4]),
         ("bfloat16", 9219, [32, 8, 8]),
         ("bfloat16", 36_863, [32, 16, 16]),
@@ -234,10 +232,19 @@ def test_sums_of_rows_that_are_not_whole_vectors():
 
 
 def test_blocks_of_rows_whose_last_span_is_short():
-    """Many rows of softmax of 16 bits that are not whole vectors; others have a warp for a span."""
+    """Many rows of softmax that are not whole vectors; others have a warp for a span."""
     for length, warps in ((1101, 3), (2202, 5), (3001, 6), (4097, 9), (1603, 1), (2208, 2), (6145, 4), (8190, 4)):
         for op, dtype in itertools.product(("softmax", "log_softmax"), ("float16", "bfloat16")):
             assert softmax_planner(op, dtype, False)(30_000, length, 1, 90)["threads"] == 32 * warps, (op, length)
+    for rows, length, warps in (
+        (30_000, 515, 3),
+        (3000, 515, 1),
+        (3000, 1101, 5),
+        (30_000, 1501, 6),
+        (30_000, 2050, 9),
+    ):
+        assert softmax_planner("softmax", "float32", False)(rows, length, 1, 90)["threads"] == 32 * warps, length
+    assert softmax_planner("softmax", "float32", False)(30_000, 3001, 1, 90)["threads"] == 96
 
 
 def test_lanes_that_share_short_rows():

@@ -30,13 +30,13 @@ bool holds_spans(const RowPlan& plan, const Problem& problem, const Gpu& gpu) {
          problem.rows.outer * plan.spans <= kHeldResident * gpu.multiprocessors;
 }
 
-// Sums of rows that are not whole vectors, if they are longer than what tiles take (cuda/loose_rows.cu). A warp has at
-// most kLooseWords words of a row.
-constexpr int64_t kShortestLoose = 32 * 16, kLooseWords = 36 * 32, kMostLooseWarps = 16;
+// Sums of rows that are not whole vectors (cuda/loose_rows.cu), if they are so long that this is faster for few rows,
+// too. A warp has at most kLooseWords words of a row.
+constexpr int64_t kShortestLoose = 64 * 16, kLooseWords = 36 * 32, kMostLooseWarps = 16;
 constexpr int kLooseBlockWarps = 4;  // rows of a block whose warps have a row each
 // Few rows: kMostLooseGroups groups of that many warps have a row, or as many as a block has warps for, if that makes
-// at most so many warps per multiprocessor and a row has at least so many words.
-constexpr int64_t kMostLooseGroups = 8, kLooseResident = 16, kLeastGroupedWords = 256;
+// at most so many warps per multiprocessor.
+constexpr int64_t kMostLooseGroups = 8, kLooseResident = 16;
 
 bool is_loose(const Problem& problem, int64_t item_bytes) {
   const int64_t row_bytes = problem.rows.length * item_bytes;
@@ -53,7 +53,7 @@ void plan_loose(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   plan.spans = 1;
   while (words > kLooseWords * plan.spans) plan.spans *= 2;
   const int64_t groups = std::min<int64_t>(kMostLooseGroups, kMaxBlockWarps / plan.spans);
-  const bool few = words >= kLeastGroupedWords && outer * groups * plan.spans <= kLooseResident * gpu.multiprocessors;
+  const bool few = outer * groups * plan.spans <= kLooseResident * gpu.multiprocessors;
   plan.wide = few ? static_cast<int>(groups) : plan.spans > 1 ? 1 : 0;
   plan.block_warps = static_cast<int>(std::max(plan.wide, 1) * plan.spans);
   if (plan.wide) return;
