@@ -277,8 +277,6 @@ def test_few_rows_of_float32_not_aligned():
     for length, warps, most in (
         (301, 2, 16),
         (915, 4, 24),
-        (1201, 5, 64),
-        (1401, 6, 32),
         (1775, 7, 24),
         (2501, 10, 24),
     ):
