@@ -125,7 +125,7 @@ constexpr int kSweepThreads = 384;
 // Tiles of a sweep. If there are few elements in all, smaller ones spread them over more multiprocessors. GPUs whose
 // shared memory is too small for the large ones have small ones, too. If huge ones are no more than there are
 // multiprocessors, each of these has one, and tiles exchange counts.
-enum SweepTiles { kHugeTiles, kLargeTiles, kSmallTiles, kTinyTiles };
+enum SweepTiles { kHugeTiles, kLargeTiles, kSmallTiles };
 constexpr int sweep_threads(SweepTiles tiles) { return tiles == kHugeTiles ? 2 * kSweepThreads : kSweepThreads; }
 constexpr int sweep_blocks(int key_bytes, SweepTiles tiles, bool indices) {  // that a multiprocessor holds at least
   if (tiles == kHugeTiles) return 1;
@@ -133,7 +133,7 @@ constexpr int sweep_blocks(int key_bytes, SweepTiles tiles, bool indices) {  // 
 }
 constexpr int sweep_items(int key_bytes, SweepTiles tiles, bool indices) {  // elements of a thread
   if (key_bytes == 1) return 16;                                            // there is one pass
-  if (tiles > kLargeTiles) return tiles == kTinyTiles ? 4 : 8;
+  if (tiles > kLargeTiles) return 8;
   return key_bytes < 8 ? 23 : indices ? 16 : 20;
 }
 constexpr int64_t sweep_tile(int key_bytes, SweepTiles tiles, bool indices) {
@@ -194,6 +194,28 @@ struct SweepShape {
   // Offsets of the parts; RowHeads are at 0.
   int64_t counts, status, sums, pieces, keys, indices, more_keys, more_indices;
   int64_t bytes;
+};
+
+// ---- Few elements: a tile for each multiprocessor -------------------------------------------------------------------
+
+constexpr int kRelayThreads = 512;
+constexpr int kRelayItems[] = {2, 4, 8};  // elements of a thread
+constexpr int64_t relay_shared_bytes(int key_bytes, int threads, int items, bool indices) {
+  return threads / 32 * 1024 + threads * items * (std::max(key_bytes, 4) + (indices ? 4 : 0));
+}
+
+// The words of each pass, by which tiles communicate, and behind those of all passes a parcel for each element.
+struct RelayShape {
+  RelayShape(int64_t rows, int64_t length, int key_bytes, int64_t tile)
+      : tiles(ceil_div(length, tile)), group(sweep_group(tiles)), groups(ceil_div(tiles, group)) {
+    pass_bytes = rows * (groups + tiles) * 1024;
+    parcels = key_bytes * pass_bytes;
+    bytes = parcels + rows * length * (key_bytes == 8 ? 16 : 8);
+  }
+
+  int64_t tiles;          // of a row
+  int64_t group, groups;  // tiles of a group, and groups of a row
+  int64_t pass_bytes, parcels, bytes;
 };
 
 // ---- Few elements, and segments -------------------------------------------------------------------------------------
