@@ -189,18 +189,16 @@ void plan_relay(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
     return (in_place ? 0 : turned) +
            RelayShape(rows.inner, rows.length, problem.key_bits / 8, int64_t{kRelayThreads} * items).bytes;
   };
-  if (workspace_bytes >= 0 && bytes_of(items) > workspace_bytes) return;
+  // A sweep takes the place of this launch if a device cannot run all blocks at once. A part of the batch, which may
+  // have smaller tiles, takes this launch if the workspace of the whole is enough.
+  const int least = workspace_bytes < 0 ? relay_items(problem, rows.inner, shared_limit, gpu) : items;
+  const int64_t bytes = std::max(sweep.workspace_bytes - (in_place ? turned : 0), bytes_of(least));
+  if (workspace_bytes >= 0 && bytes > workspace_bytes) return;
   sweep.items = items;
-  if (in_place) {
-    sweep.turns = false;
-    sweep.workspace_bytes -= turned;
-  }
-  // A sweep in small tiles takes the place of this launch if a device cannot run all blocks at once.
   sweep.small = sweep.tickets = true;
   sweep.exchanges = false;
-  // A part of the batch may have smaller tiles.
-  const int least = relay_items(problem, rows.inner, shared_limit, gpu);
-  sweep.workspace_bytes = std::max(sweep.workspace_bytes, bytes_of(least));
+  sweep.turns &= !in_place;
+  sweep.workspace_bytes = bytes;
   sweep.threads = kRelayThreads;
   sweep.blocks = rows.count() * ceil_div(rows.length, int64_t{kRelayThreads} * items);
   sweep.shared_bytes = relay_shared_bytes(problem.key_bits / 8, kRelayThreads, items, problem.indices);

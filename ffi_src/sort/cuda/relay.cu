@@ -14,6 +14,7 @@
 #include "common/cuda/launch.cuh"
 #include "common/cuda/residents.cuh"
 #include "common/cuda/set_words.h"
+#include "sort/cuda/counts.cuh"
 #include "sort/cuda/digits.cuh"
 #include "sort/cuda/kernels.h"
 
@@ -86,7 +87,6 @@ struct RelayArgs {
   uint32_t inner;  // from one element of a row of x, or of the results, to the next
   SortOrder order;
 };
-constexpr int kArrivedBits = 24;
 
 template <class Key, int kThreads, int kItems>
 struct RelayShared {
@@ -96,26 +96,8 @@ struct RelayShared {
   uint32_t indices[kTile];  // must be the last member: calls without indices allocate shared memory only up to here
 };
 
-// Calls f(i, word) for words first to last - 1 of a digit as soon as is_there(i, word).
-template <class There, class F>
-__device__ __forceinline__ void await_words(const uint32_t* words, uint32_t first, uint32_t last, There is_there, F f) {
-  constexpr int kLook = 8;  // words that a thread loads at once
-#pragma unroll 1
-  for (uint32_t t = first; t < last; t += kLook) {
-    uint32_t word[kLook];
-    const auto ask = [&](int j) { word[j] = load_relaxed(words + min(t + j, last - 1) * kDigits); };
-#pragma unroll
-    for (int j = 0; j < kLook; ++j) ask(j);
-#pragma unroll
-    for (int j = 0; j < kLook; ++j) {
-      while (!is_there(min(t + j, last - 1), word[j])) ask(j);
-      if (t + j < last) f(t + j, word[j]);
-    }
-  }
-}
-
 template <class Key, bool kIndices, int kThreads, int kItems>
-__global__ void __launch_bounds__(kThreads) relay_kernel(const __grid_constant__ RelayArgs a) {
+__global__ void __launch_bounds__(kThreads, 1) relay_kernel(const __grid_constant__ RelayArgs a) {
   constexpr int kPasses = sizeof(Key), kTile = kThreads * kItems;
   using P = Parcel<Key, kIndices>;
   auto& shared = *reinterpret_cast<RelayShared<Key, kThreads, kItems>*>(dynamic_shared_memory());
@@ -169,16 +151,14 @@ __global__ void __launch_bounds__(kThreads) relay_kernel(const __grid_constant__
       for (int i = 0; i < kItems; ++i)
         if (!is_there(i)) words[i] = last;
     }
-    const uint32_t turn = turn_of<Key>(pass, a.order), own_group = tile / a.group;
-    const uint32_t own_digit = threadIdx.x % kDigits ^ turn;
+    const uint32_t turn = turn_of<Key>(pass, a.order), own_digit = threadIdx.x % kDigits ^ turn;
     uint32_t *const sums = sums_of(pass) + own_digit, *const counts = counts_of(pass) + own_digit;
     const auto publish = [&](uint32_t count) {
       // only warps that have elements count, and only they have slots past the end
       constexpr uint32_t kOfWarp = 32 * kItems;
       const uint32_t own =
           count - (threadIdx.x == kDigits - 1 ? (there + kOfWarp - 1) / kOfWarp * kOfWarp - there : 0);
-      store_relaxed(counts + tile * kDigits, own + 1);
-      atomicAdd(sums + own_group * kDigits, (1u << kArrivedBits) + own);
+      tell(counts, sums, tile, a.group, own);
     };
     const uint32_t begin_of_digit = place_by_digit<kThreads, kItems>(
         shared.counts, warps, digits[pass], turn, first - threadIdx.x % 32 < there,
@@ -189,19 +169,9 @@ __global__ void __launch_bounds__(kThreads) relay_kernel(const __grid_constant__
         });
     uint32_t all = 0, before = 0;
     if (threadIdx.x < kDigits) {
-      await_words(
-          sums, 0, a.groups,
-          [&](uint32_t g, uint32_t word) { return word >> kArrivedBits == min(a.group, a.tiles - g * a.group); },
-          [&](uint32_t g, uint32_t word) {
-            const uint32_t sum = word & ((1u << kArrivedBits) - 1);
-            all += sum;
-            if (g < own_group) before += sum;
-          });
+      add_groups(sums, a.tiles, a.group, tile / a.group, all, before);
     } else if (threadIdx.x < 2 * kDigits) {
-      await_words(
-          counts, own_group * a.group, tile, [](uint32_t, uint32_t word) { return word != 0; },
-          [&](uint32_t, uint32_t word) { before += word - 1; });
-      in_group[threadIdx.x - kDigits] = before;
+      in_group[threadIdx.x - kDigits] = sum_in_group(counts, tile, a.group);
     }
     const uint32_t lower = sum_before(all, warps);  // the elements of lower digits in all tiles
     if (threadIdx.x < kDigits)
