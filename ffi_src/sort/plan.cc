@@ -13,6 +13,7 @@ constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only 
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
 constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 bits
+constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
@@ -166,10 +167,10 @@ bool sweeps_segments(const Problem& problem) {
 // Returns how many elements a thread has if one launch can sort so many rows (`count`); 0 if none can.
 int relay_items(const Problem& problem, int64_t count, int64_t shared_limit, const Gpu& gpu) {
   const int key_bytes = problem.key_bits / 8;
-  if (key_bytes == 1 || problem.offsets > 0) return 0;
+  if (key_bytes < 4 || problem.offsets > 0) return 0;
   for (const int items : kRelayItems)
     if (count * ceil_div(problem.rows.length, int64_t{kRelayThreads} * items) <= gpu.multiprocessors &&
-        relay_shared_bytes(key_bytes, kRelayThreads, items, problem.indices) <= shared_limit)
+        relay_shared_bytes(key_bytes, kRelayThreads, items) + kRelayStatic <= shared_limit)
       return items;
   return 0;
 }
@@ -201,7 +202,7 @@ void plan_relay(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
   sweep.workspace_bytes = bytes;
   sweep.threads = kRelayThreads;
   sweep.blocks = rows.count() * ceil_div(rows.length, int64_t{kRelayThreads} * items);
-  sweep.shared_bytes = relay_shared_bytes(problem.key_bits / 8, kRelayThreads, items, problem.indices);
+  sweep.shared_bytes = relay_shared_bytes(problem.key_bits / 8, kRelayThreads, items);
 }
 
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, int64_t workspace_bytes, Plan& plan) {
@@ -213,7 +214,8 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
     return sweep_shared_bytes(key_bytes, size, problem.indices) <= shared_limit;
   };
   const bool always_small = !fits(kLargeTiles) || sweeps_short(problem);
-  const auto tiles_of = [&](int64_t count) {  // of so many rows
+  // Of so many rows. Tiny tiles are for few enough to exchange counts.
+  const auto tiles_of = [&](int64_t count) {
     // The smallest tiles of which each multiprocessor has one at most. They exchange counts in every pass, but others
     // skip the passes of bytes that are the same in all keys.
     if ((key_bytes == 2 || key_bytes == 4) && problem.offsets == 0 && !problem.low_keys) {
@@ -224,7 +226,10 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
         for (const SweepTiles size : {kLargeTiles, kHugeTiles})
           if (is_one(size) && fits(size)) return size;
     }
-    return count * rows.length > kFew && !always_small ? kLargeTiles : kSmallTiles;
+    if (count * rows.length > kFew && !always_small) return kLargeTiles;
+    const int64_t tiny = ceil_div(rows.length, sweep_tile(key_bytes, kTinyTiles, problem.indices));
+    const bool exchanges = key_bytes == 2 && problem.offsets == 0 && count * tiny <= gpu.multiprocessors;
+    return exchanges && tiny <= kMostTiny ? kTinyTiles : kSmallTiles;
   };
   const SweepTiles size = tiles_of(rows.count());
   plan.threads = sweep_threads(size);
@@ -247,7 +252,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
   else if (key_bytes == 1)
     plan.exchanges = plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
   else if (key_bytes == 2)
-    plan.exchanges = !plan.small && !plan.tickets;
+    plan.exchanges = !plan.tickets;
   else
     plan.exchanges = !plan.small && plan.blocks <= gpu.multiprocessors;
   plan.overlap = gpu.dependent_launch;
@@ -405,9 +410,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, gpu, block);
   plan_sweep(problem, shared_limit, gpu, workspace_bytes, sweep);
+  // A few columns of 16 bits that lie side by side are read and written in place.
+  if (rows.inner > 1 && rows.inner <= kMostColumns && key_bytes == 2 && sweep.exchanges && sweep.small) {
+    sweep.turns = false;
+    sweep.workspace_bytes -= plan.workspace_bytes;
+  }
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
-  const bool spreads = rows.length > longest_of_one_block(key_bytes) &&
-                       (sweep.items > 0 || (key_bytes == 1 && sweep.exchanges)) &&
+  const bool together = sweep.items > 0 || (sweep.exchanges && (key_bytes == 1 || (key_bytes == 2 && sweep.small)));
+  const bool spreads = rows.length > longest_of_one_block(key_bytes) && together &&
                        (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;
   const auto has_workspace = [&](const Plan& of) {
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;

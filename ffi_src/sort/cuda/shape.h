@@ -125,7 +125,7 @@ constexpr int kSweepThreads = 384;
 // Tiles of a sweep. If there are few elements in all, smaller ones spread them over more multiprocessors. GPUs whose
 // shared memory is too small for the large ones have small ones, too. If huge ones are no more than there are
 // multiprocessors, each of these has one, and tiles exchange counts.
-enum SweepTiles { kHugeTiles, kLargeTiles, kSmallTiles };
+enum SweepTiles { kHugeTiles, kLargeTiles, kSmallTiles, kTinyTiles };
 constexpr int sweep_threads(SweepTiles tiles) { return tiles == kHugeTiles ? 2 * kSweepThreads : kSweepThreads; }
 constexpr int sweep_blocks(int key_bytes, SweepTiles tiles, bool indices) {  // that a multiprocessor holds at least
   if (tiles == kHugeTiles) return 1;
@@ -133,7 +133,7 @@ constexpr int sweep_blocks(int key_bytes, SweepTiles tiles, bool indices) {  // 
 }
 constexpr int sweep_items(int key_bytes, SweepTiles tiles, bool indices) {  // elements of a thread
   if (key_bytes == 1) return 16;                                            // there is one pass
-  if (tiles > kLargeTiles) return 8;
+  if (tiles > kLargeTiles) return tiles == kTinyTiles ? 4 : 8;
   return key_bytes < 8 ? 23 : indices ? 16 : 20;
 }
 constexpr int64_t sweep_tile(int key_bytes, SweepTiles tiles, bool indices) {
@@ -200,8 +200,10 @@ struct SweepShape {
 
 constexpr int kRelayThreads = 512;
 constexpr int kRelayItems[] = {2, 4, 8};  // elements of a thread
-constexpr int64_t relay_shared_bytes(int key_bytes, int threads, int items, bool indices) {
-  return threads / 32 * 1024 + threads * items * (std::max(key_bytes, 4) + (indices ? 4 : 0));
+constexpr int64_t kRelayStatic = 9 << 10;  // static shared memory
+constexpr int kRelayMost = 4;  // times as many elements as a tile: those of a bucket that a block sorts
+constexpr int64_t relay_shared_bytes(int key_bytes, int threads, int items) {
+  return threads / 32 * 1024 + threads * items * kRelayMost * (std::max(key_bytes, 4) + 4);
 }
 
 // The words of each pass, by which tiles communicate, and behind those of all passes a parcel for each element.
@@ -209,7 +211,7 @@ struct RelayShape {
   RelayShape(int64_t rows, int64_t length, int key_bytes, int64_t tile)
       : tiles(ceil_div(length, tile)), group(sweep_group(tiles)), groups(ceil_div(tiles, group)) {
     pass_bytes = rows * (groups + tiles) * 1024;
-    parcels = key_bytes * pass_bytes;
+    parcels = (key_bytes + 1) * pass_bytes;
     bytes = parcels + rows * length * (key_bytes == 8 ? 16 : 8);
   }
 

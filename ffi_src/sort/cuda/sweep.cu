@@ -45,7 +45,9 @@ cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& prob
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  const SweepTiles size = plan.small                     ? kSmallTiles
+  constexpr bool kHasTiny = sizeof(Key) == 2;
+  const bool tiny = kHasTiny && plan.blocks == rows * ceil_div(length, sweep_tile(sizeof(Key), kTinyTiles, kIndices));
+  const SweepTiles size = plan.small                     ? tiny ? kTinyTiles : kSmallTiles
                           : plan.threads > kSweepThreads ? kHugeTiles
                                                          : kLargeTiles;
   const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, size);
@@ -58,9 +60,10 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   // Large tiles have a kernel that cannot exchange counts, since what it takes to do so costs registers.
   constexpr bool kCan = sizeof(Key) <= 4, kAlways = sizeof(Key) == 1;
   constexpr SweepTiles kHuge = sizeof(Key) == 2 || sizeof(Key) == 4 ? kHugeTiles : kLargeTiles;
-  constexpr SweepTiles kSmall = kAlways ? kLargeTiles : kSmallTiles;
+  constexpr SweepTiles kSmall = kAlways ? kLargeTiles : kSmallTiles, kTiny = kHasTiny ? kTinyTiles : kSmall;
   const auto kernel = size == kHugeTiles    ? pass_kernel<Key, kIndices, kHuge, kCan>
-                      : size == kSmallTiles ? pass_kernel<Key, kIndices, kSmall, kAlways>
+                      : size == kTinyTiles  ? pass_kernel<Key, kIndices, kTiny, sizeof(Key) <= 2>
+                      : size == kSmallTiles ? pass_kernel<Key, kIndices, kSmall, sizeof(Key) <= 2>
                       : plan.exchanges      ? pass_kernel<Key, kIndices, kLargeTiles, kCan>
                                             : pass_kernel<Key, kIndices, kLargeTiles, kAlways>;
   cudaError_t error = cudaSuccess;
