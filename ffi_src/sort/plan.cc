@@ -12,10 +12,11 @@ constexpr int64_t kMaxTeamLength = 1024;
 constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only values are wanted
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
-constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 bits
-constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
-constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
-constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
+constexpr int64_t kMostExchanging = 32;   // tiles of a row of 8 or 64 bits
+constexpr int64_t kMostMerged = 1 << 13;  // elements of 64 bits, if one launch can split them
+constexpr int64_t kMostTiny = 64;         // tiny tiles of a row
+constexpr int64_t kMostColumns = 16;      // side by side, which are read and written in parts of sectors
+constexpr int64_t kReserved = 1 << 10;    // shared memory for the system and for the static variables of kernels
 
 // Whether all rows have the same offsets.
 bool has_shared_offsets(const Problem& problem) {
@@ -164,48 +165,7 @@ bool sweeps_segments(const Problem& problem) {
          rows.length >= least_swept(problem.key_bits) * problem.offsets;
 }
 
-// Returns how many elements a thread has if one launch can sort so many rows (`count`); 0 if none can.
-int relay_items(const Problem& problem, int64_t count, int64_t shared_limit, const Gpu& gpu) {
-  const int key_bytes = problem.key_bits / 8;
-  if (key_bytes < 4 || problem.offsets > 0) return 0;
-  for (const int items : kRelayItems)
-    if (count * ceil_div(problem.rows.length, int64_t{kRelayThreads} * items) <= gpu.multiprocessors &&
-        relay_shared_bytes(key_bytes, kRelayThreads, items) + kRelayStatic <= shared_limit)
-      return items;
-  return 0;
-}
-
-// Lets one launch do all passes of a sweep that has been planned, if that is possible.
-void plan_relay(const Problem& problem, int64_t shared_limit, const Gpu& gpu, int64_t workspace_bytes, Plan& sweep) {
-  const Rows& rows = problem.rows;
-  const int items = relay_items(problem, rows.count(), shared_limit, gpu);
-  if (items == 0) return;
-  const bool in_place = rows.inner <= kMostColumns;  // columns are read and written there
-  const int64_t turned =
-      rows.inner > 1
-          ? TurnShape({1, rows.length, rows.inner}, problem.k, problem.key_bits / 8, problem.values, problem.indices)
-                .bytes
-          : 0;
-  const auto bytes_of = [&](int items) {
-    return (in_place ? 0 : turned) +
-           RelayShape(rows.inner, rows.length, problem.key_bits / 8, int64_t{kRelayThreads} * items).bytes;
-  };
-  // A sweep takes the place of this launch if a device cannot run all blocks at once. A part of the batch, which may
-  // have smaller tiles, takes this launch if the workspace of the whole is enough.
-  const int least = workspace_bytes < 0 ? relay_items(problem, rows.inner, shared_limit, gpu) : items;
-  const int64_t bytes = std::max(sweep.workspace_bytes - (in_place ? turned : 0), bytes_of(least));
-  if (workspace_bytes >= 0 && bytes > workspace_bytes) return;
-  sweep.items = items;
-  sweep.small = sweep.tickets = true;
-  sweep.exchanges = false;
-  sweep.turns &= !in_place;
-  sweep.workspace_bytes = bytes;
-  sweep.threads = kRelayThreads;
-  sweep.blocks = rows.count() * ceil_div(rows.length, int64_t{kRelayThreads} * items);
-  sweep.shared_bytes = relay_shared_bytes(problem.key_bits / 8, kRelayThreads, items);
-}
-
-void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, int64_t workspace_bytes, Plan& plan) {
+void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
   plan.algorithm = Algorithm::kSweep;
@@ -216,6 +176,7 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
   const bool always_small = !fits(kLargeTiles) || sweeps_short(problem);
   // Of so many rows. Tiny tiles are for few enough to exchange counts.
   const auto tiles_of = [&](int64_t count) {
+    const int64_t elements = count * rows.length;
     // The smallest tiles of which each multiprocessor has one at most. They exchange counts in every pass, but others
     // skip the passes of bytes that are the same in all keys.
     if ((key_bytes == 2 || key_bytes == 4) && problem.offsets == 0 && !problem.low_keys) {
@@ -226,9 +187,10 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
         for (const SweepTiles size : {kLargeTiles, kHugeTiles})
           if (is_one(size) && fits(size)) return size;
     }
-    if (count * rows.length > kFew && !always_small) return kLargeTiles;
+    if (elements > kFew && !always_small) return kLargeTiles;
     const int64_t tiny = ceil_div(rows.length, sweep_tile(key_bytes, kTinyTiles, problem.indices));
-    const bool exchanges = key_bytes == 2 && problem.offsets == 0 && count * tiny <= gpu.multiprocessors;
+    const int64_t most = key_bytes == 8 ? std::min(gpu.multiprocessors, count * kMostExchanging) : gpu.multiprocessors;
+    const bool exchanges = key_bytes > 1 && problem.offsets == 0 && count * tiny <= most;
     return exchanges && tiny <= kMostTiny ? kTinyTiles : kSmallTiles;
   };
   const SweepTiles size = tiles_of(rows.count());
@@ -247,16 +209,48 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
                                         gpu.multiprocessor_shared / (plan.shared_bytes + 2 * kReserved));
   plan.tickets = plan.blocks > fit * gpu.multiprocessors;
   // Passes that exchange counts are never skipped, so wider keys do it only where waiting takes most of the time.
-  if (problem.offsets > 0 || key_bytes == 8)
+  if (problem.offsets > 0)
     plan.exchanges = false;
-  else if (key_bytes == 1)
-    plan.exchanges = plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
   else if (key_bytes == 2)
     plan.exchanges = !plan.tickets;
+  else if (key_bytes == 4)
+    plan.exchanges = plan.blocks <= gpu.multiprocessors;
   else
-    plan.exchanges = !plan.small && plan.blocks <= gpu.multiprocessors;
+    plan.exchanges =
+        (plan.small || key_bytes == 1) && plan.blocks <= std::min(gpu.multiprocessors, rows.count() * kMostExchanging);
   plan.overlap = gpu.dependent_launch;
-  plan_relay(problem, shared_limit, gpu, workspace_bytes, plan);
+}
+
+// Returns how many elements a thread has if one launch can sort so many rows (`count`); 0 if none can.
+int items_to_split(const Problem& problem, int64_t count, int64_t shared_limit, const Gpu& gpu) {
+  const int key_bytes = problem.key_bits / 8;
+  if (key_bytes < 4 || problem.offsets > 0) return 0;
+  for (const bool few : {true, false}) {
+    const int items = split_items(key_bytes, few);
+    const int64_t tiles = ceil_div(problem.rows.length, int64_t{kSplitThreads} * items);
+    if (count * tiles <= gpu.multiprocessors && split_shared_bytes(key_bytes, items) <= shared_limit) return items;
+  }
+  return 0;
+}
+
+// Plans one launch in place of a sweep that has been planned, if that is possible. The sweep remains as it is, for
+// devices that cannot run all blocks at once.
+void plan_split(const Problem& problem, int64_t shared_limit, const Gpu& gpu, int64_t workspace_bytes, Plan& sweep) {
+  const Rows& rows = problem.rows;
+  const int key_bytes = problem.key_bits / 8, items = items_to_split(problem, rows.count(), shared_limit, gpu);
+  if (items == 0) return;
+  const bool in_place = sweep.turns && rows.inner <= kMostColumns;  // columns are read and written there
+  int64_t turned = 0;
+  if (sweep.turns)
+    turned = TurnShape({1, rows.length, rows.inner}, problem.k, key_bytes, problem.values, problem.indices).bytes;
+  // A part of the batch, which may have smaller tiles, takes this launch if the workspace of the whole is enough.
+  const int least = workspace_bytes < 0 ? items_to_split(problem, rows.inner, shared_limit, gpu) : items;
+  const int64_t own = (in_place ? 0 : turned) + SplitShape(rows.inner, rows.length, key_bytes, least).bytes;
+  const int64_t bytes = std::max(sweep.workspace_bytes - (in_place ? turned : 0), own);
+  if (workspace_bytes >= 0 && bytes > workspace_bytes) return;
+  sweep.items = items;
+  sweep.turns &= !in_place;
+  sweep.workspace_bytes = bytes;
 }
 
 // The longest rows that always have one block. Longer ones are swept if they are few.
@@ -333,7 +327,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     }
     if (sweeps_segments(problem)) {
       Plan sweep;
-      plan_sweep(problem, shared_limit, gpu, workspace_bytes, sweep);
+      plan_sweep(problem, shared_limit, gpu, sweep);
       if (!spreads || has_workspace(sweep)) return sweep;
     }
     return plan;
@@ -344,7 +338,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     alone.carries = false;
     const bool sweeps = workspace_bytes >= 0 || plan_sort(alone, gpu, -1).algorithm == Algorithm::kSweep;
     plan.algorithm = Algorithm::kNone;
-    if (rows.inner == 1 && sweeps) plan_sweep(problem, shared_limit, gpu, workspace_bytes, plan);
+    if (rows.inner == 1 && sweeps) {
+      plan_sweep(problem, shared_limit, gpu, plan);
+      plan_split(problem, shared_limit, gpu, workspace_bytes, plan);
+    }
     return plan;
   }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
@@ -409,21 +406,24 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   }
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, gpu, block);
-  plan_sweep(problem, shared_limit, gpu, workspace_bytes, sweep);
-  // A few columns of 16 bits that lie side by side are read and written in place.
-  if (rows.inner > 1 && rows.inner <= kMostColumns && key_bytes == 2 && sweep.exchanges && sweep.small) {
+  plan_sweep(problem, shared_limit, gpu, sweep);
+  // A few columns that lie side by side are read and written in place.
+  if (rows.inner > 1 && rows.inner <= kMostColumns && sweep.exchanges && key_bytes > 1 && sweep.small) {
     sweep.turns = false;
     sweep.workspace_bytes -= plan.workspace_bytes;
   }
+  plan_split(problem, shared_limit, gpu, workspace_bytes, sweep);
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
-  const bool together = sweep.items > 0 || (sweep.exchanges && (key_bytes == 1 || (key_bytes == 2 && sweep.small)));
-  const bool spreads = rows.length > longest_of_one_block(key_bytes) && together &&
+  const bool spreads = rows.length > longest_of_one_block(key_bytes) &&
+                       (sweep.items > 0 || (sweep.exchanges && (sweep.small || key_bytes == 1))) &&
                        (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;
   const auto has_workspace = [&](const Plan& of) {
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };
   // A part of a batch may have only the workspace of large tiles, which need less.
-  for (int bits = merge_tile_bits(rows, key_bytes); bits; bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
+  const bool splits = sweep.items > 0 && rows.elements() > kMostMerged && has_workspace(sweep);
+  for (int bits = splits ? 0 : merge_tile_bits(rows, key_bytes); bits;
+       bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
     Plan merge = plan;
     plan_merge(problem, gpu, bits, merge);
     if (has_workspace(merge)) return merge;

@@ -1,4 +1,4 @@
-// How the blocks that count the digits of a row put their counts together (sweep.cuh, keys.cu, relay.cu).
+// How the blocks that count the digits of a row put their counts together (sweep.cuh, keys.cu, splitters.cu).
 #pragma once
 
 #include <cstdint>

@@ -45,11 +45,11 @@ cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& prob
 template <class Key, bool kIndices>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const int64_t rows = problem.rows.count(), length = problem.rows.length;
-  constexpr bool kHasTiny = sizeof(Key) == 2;
-  const bool tiny = kHasTiny && plan.blocks == rows * ceil_div(length, sweep_tile(sizeof(Key), kTinyTiles, kIndices));
-  const SweepTiles size = plan.small                     ? tiny ? kTinyTiles : kSmallTiles
-                          : plan.threads > kSweepThreads ? kHugeTiles
-                                                         : kLargeTiles;
+  const int64_t tiny = ceil_div(length, sweep_tile(sizeof(Key), kTinyTiles, kIndices));
+  const SweepTiles size = plan.threads > kSweepThreads ? kHugeTiles
+                          : !plan.small                ? kLargeTiles
+                          : plan.blocks == rows * tiny ? kTinyTiles
+                                                       : kSmallTiles;
   const SweepShape shape(rows, length, problem.k, sizeof(Key), buffers.values != nullptr, kIndices, size);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   PassArgs a = pass_args(shape, plan, problem, buffers);
@@ -60,10 +60,10 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   // Large tiles have a kernel that cannot exchange counts, since what it takes to do so costs registers.
   constexpr bool kCan = sizeof(Key) <= 4, kAlways = sizeof(Key) == 1;
   constexpr SweepTiles kHuge = sizeof(Key) == 2 || sizeof(Key) == 4 ? kHugeTiles : kLargeTiles;
-  constexpr SweepTiles kSmall = kAlways ? kLargeTiles : kSmallTiles, kTiny = kHasTiny ? kTinyTiles : kSmall;
+  constexpr SweepTiles kSmall = kAlways ? kLargeTiles : kSmallTiles, kTiny = kAlways ? kLargeTiles : kTinyTiles;
   const auto kernel = size == kHugeTiles    ? pass_kernel<Key, kIndices, kHuge, kCan>
-                      : size == kTinyTiles  ? pass_kernel<Key, kIndices, kTiny, sizeof(Key) <= 2>
-                      : size == kSmallTiles ? pass_kernel<Key, kIndices, kSmall, sizeof(Key) <= 2>
+                      : size == kTinyTiles  ? pass_kernel<Key, kIndices, kTiny, true>
+                      : size == kSmallTiles ? pass_kernel<Key, kIndices, kSmall, true>
                       : plan.exchanges      ? pass_kernel<Key, kIndices, kLargeTiles, kCan>
                                             : pass_kernel<Key, kIndices, kLargeTiles, kAlways>;
   cudaError_t error = cudaSuccess;

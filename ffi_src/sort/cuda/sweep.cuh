@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(sweep_threads(kTiles), sweep_blocks(sizeof(Key
   const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
   const int64_t at = base + begin + first;
   // Columns are read and written in place if tiles are small. Between the first and the last pass they are rows.
-  constexpr bool kColumns = !kSegments && kTiles > kLargeTiles;
+  constexpr bool kColumns = kExchanges && kTiles > kLargeTiles;
   int64_t x_at = at;
   uint32_t from_step = 1;
   if (kColumns && is_first && a.inner > 1) {
