@@ -12,11 +12,10 @@ constexpr int64_t kMaxTeamLength = 1024;
 constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only values are wanted
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
-constexpr int64_t kMostExchanging = 32;   // tiles of a row of 8 or 64 bits
-constexpr int64_t kMostMerged = 1 << 13;  // elements of 64 bits, if one launch can split them
-constexpr int64_t kMostTiny = 64;         // tiny tiles of a row
-constexpr int64_t kMostColumns = 16;      // side by side, which are read and written in parts of sectors
-constexpr int64_t kReserved = 1 << 10;    // shared memory for the system and for the static variables of kernels
+constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
+constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
+constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
+constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
 
 // Whether all rows have the same offsets.
 bool has_shared_offsets(const Problem& problem) {
@@ -421,7 +420,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };
   // A part of a batch may have only the workspace of large tiles, which need less.
-  const bool splits = sweep.items > 0 && rows.elements() > kMostMerged && has_workspace(sweep);
+  const bool splits = sweep.items > 0 && rows.length > longest_of_one_block(key_bytes) && has_workspace(sweep);
   for (int bits = splits ? 0 : merge_tile_bits(rows, key_bytes); bits;
        bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
     Plan merge = plan;

@@ -1,19 +1,20 @@
-// Sort of rows in one launch, of so few elements that each multiprocessor has one tile at most. Samples of the row
-// split its keys into buckets, one for each block. A block sends the elements of its tile to their buckets, and then
-// sorts its own bucket. Elements that equal a splitter are in their final places as soon as they are sent.
+// Sort of rows in one launch, of so few elements that each multiprocessor has one tile at most. Elements of 64 bits are
+// split: samples of the row divide its keys into buckets, one for each block. A block sends the elements of its tile to
+// their buckets, and then sorts its own bucket. Elements that equal a splitter are in their final places when they are
+// sent.
 //
 // Blocks wait for each other twice: for the counts of all tiles of the row, most of which neighbouring tiles have added
-// up to sums, and for the elements of their buckets. An element is sent as a parcel that says by a tag that it has
-// arrived, so that no barrier, fence or launch is needed. A bucket is sorted in shared memory, by splitters again,
-// which are elements of it: then each element is compared with those between the same two splitters.
+// up to sums, and for the elements of their buckets. An element is sent as a parcel with a tag, which says that it has
+// arrived, so no barrier, fence or launch is needed. A bucket is sorted in shared memory, by splitters again, which are
+// elements of it: then each element is compared with those between the same two splitters.
 //
-// If a bucket is too long, since the samples say little about the other elements, the tiles are sorted in passes by
-// digits of eight bits instead, as in sweep.cuh, but without launches. One buffer of parcels is enough: a tile whose
-// counts are known has read its parcels of the pass before. A pass in which all elements of a row have the same digit
-// moves none.
+// Elements of 32 bits are sorted in passes by digits of eight bits, as in sweep.cuh, but blocks stay: each sends its
+// elements to their tiles as parcels, and waits for its own. So are those of 64 bits if a bucket is too long, since the
+// samples say little about the other elements. One buffer of parcels is enough: a tile whose counts are known has read
+// its parcels of the pass before. A pass in which all elements of a row have the same digit moves none.
 //
-// Bytes moved: the elements are read and written once. In the L2 cache, 8 bytes for an element are written, and read
-// three times; 16 if it has 64 bits.
+// Bytes moved: the elements are read and written once. In the L2 cache, 16 bytes for an element of 64 bits are written,
+// and read three times; in each pass, 8 bytes for one of 32 bits are written and read.
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
