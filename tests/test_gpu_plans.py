@@ -167,7 +167,7 @@ KERNELS = {
         "digits": "digits_kernel",
         "short": "short_columns_kernel",
         "block": "block_kernel",
-        "sweep": "pass_kernel",
+        "sweep": "(pass|splitters)_kernel",
     },
     "sort": {
         "short": "short_(tiles|columns)_kernel",
@@ -176,7 +176,7 @@ KERNELS = {
         "part": "select_(cluster_|registers_|teams_|long_|partition_)?kernel",
         "block": "block_kernel",
         "merge": "merge_(tiles|runs)_kernel",
-        "sweep": "(pass|fill)_kernel",
+        "sweep": "(pass|fill|splitters)_kernel",
         "segments": "segments_kernel",
         "compare": "compare_kernel",
     },
