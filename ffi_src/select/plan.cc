@@ -35,7 +35,9 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
                                            : rows.count() <= 128 * rows.length;
     return by_warp && reads ? Selecting::kWarp : Selecting::kThread;
   }
-  if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
+  const bool many_short = rows.length <= 128 && few && problem.bits <= 32;  // a warp sorts these
+  if (problem.count > 3)
+    return many_short || (rows.length > 512 && problem.bits == 32) ? Selecting::kWarp : Selecting::kNone;
   return rows.length > kMostThreadSelect || few ? Selecting::kWarp : Selecting::kNone;
 }
 
@@ -48,10 +50,8 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
     plan.bisects = few_ranks && problem.bits <= 32 && (length > 50 || (length > 16 && rows > 1024));
     return;
   }
-  if (few_ranks && problem.bits <= 32) {
-    if (length <= 128 && rows <= 2048) return;
-    if (length <= 256 && rows <= 1000 && problem.bits <= 16) return;
-  }
+  if (problem.bits <= 32 && length <= 128 && rows <= 2048) return;
+  if (few_ranks && length <= 256 && rows <= 1000 && problem.bits <= 16) return;
   plan.bisects = few_ranks && (length <= 256 || rows <= 1000);
   if (plan.bisects) return;
   constexpr int64_t kStep = 128;  // elements that a warp takes at a time
