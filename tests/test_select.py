@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import jaxgpuops
 from jaxgpuops import _arguments
+from jaxgpuops.lax._search import choose_p
 from jaxgpuops.lax._select import quantile_p, select_p
 from jaxgpuops.lax.order import sort_keys
 from jaxgpuops.ops import select as ops
@@ -285,6 +286,19 @@ def test_nonzero_is_jaxs(seed, shape, size):
         for ours, theirs in zip(found, jnp.nonzero(x, size=size, fill_value=fill), strict=True):
             np.testing.assert_array_equal(ours, theirs)
             assert ours.dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [0, 1, 6, 31, 32])
+def test_bits_of_short_masks_are_one_word(n):
+    """What a GPU computes for rows of up to 32 elements."""
+    kernel = choose_p
+    assert kernel.leaves((1, 32, 1), ()) and not kernel.leaves((1, 33, 1), ())
+    rng = np.random.default_rng(n)
+    mask = np.stack([rng.random(n) < share for share in (0, 0.3, 0.5, 0.9, 1) for _ in range(20)])
+    fill = np.full((1, 1), -7, np.int32)
+    for size in (0, 1, 5, 32, 50):
+        both = [jax.jit(functools.partial(f, axis=1, size=size))(mask, fill) for f in (kernel.left, kernel.fallback)]
+        np.testing.assert_array_equal(*both[0], *both[1])
 
 
 @given(st.integers(0, 1 << 30), st.sampled_from([0, 1, 9, 100]), st.sampled_from([0, 1, 5, 120]))

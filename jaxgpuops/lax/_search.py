@@ -122,7 +122,7 @@ choose_p = Kernel(
     accepts=lambda dtype: dtype == np.dtype(bool),
     broadcasts=lambda count, **_: (1,),
     plan=_plan_choose,
-    leaves=lambda rows, avals, **_: rows[1] <= MOST_IN_WORD,
+    leaves=lambda rows, avals, **_: 0 < rows[1] <= MOST_IN_WORD,
     left=_choose_in_word,
     reindexes=True,
 )

@@ -150,11 +150,6 @@ def _quantile_fallback(x, ranks, shares, *, axis, midpoint, before):
     return [_quantiles_of(*ranked(x, own, axis), own, shares, axis, midpoint).astype(x.dtype)]
 
 
-def _plan_quantile(rows, avals, compute_capability, axis, midpoint, before):
-    plan = _plan_select(rows, avals[:2], compute_capability, axis)
-    return {"algorithm": "none"} if plan["algorithm"] == "long" else plan
-
-
 quantile_p = Kernel(
     "quantile",
     results=lambda x, ranks, shares, *, axis, midpoint, before: [(shares.shape[axis], x.dtype)],
@@ -164,7 +159,7 @@ quantile_p = Kernel(
     lies="before",
     broadcasts=lambda count, **_: (1, 2),
     shortest=512,
-    plan=_plan_quantile,
+    plan=lambda rows, avals, compute_capability, axis, **_: _plan_select(rows, avals[:2], compute_capability, axis),
     reindexes=True,
     splits_as_one=True,
 )

@@ -117,8 +117,8 @@ void select(const Select& problem, const void* x_, const int32_t* ranks, void* v
   });
 }
 
-void quantile(const Select& problem, int64_t beside, const void* x_, const int32_t* ranks, const void* shares_, void* out_,
-              const Workers& workers) {
+void quantile(const Select& problem, int64_t beside, const void* x_, const int32_t* ranks, const void* shares_,
+              void* out_, const Workers& workers) {
   const auto [outer, length, inner] = problem.rows;
   with_format(problem.dtype, [&](auto format) {
     using Format = decltype(format);

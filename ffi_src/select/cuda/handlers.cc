@@ -27,8 +27,8 @@ ffi::Error select(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, f
 }
 
 ffi::Error quantile(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer shares,
-                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
-                    bool midpoint, int64_t before) {
+                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool midpoint,
+                    int64_t before) {
   return handle("jaxgpuops.quantile", [&] {
     const Select problem = quantile_of(x, ranks, shares, *out, axis, midpoint, before);
     const SelectResults results = {out->untyped_data(), nullptr, shares.untyped_data(), beside_of(x, axis, before)};

@@ -147,7 +147,8 @@ template <class Word>
 __device__ __forceinline__ void end_row(const Args& a, const Place& place, const Quantiles<Word>& quantiles) {
   const uint32_t j = threadIdx.x & 31;
   if (a.problem.quantiles) __syncwarp();
-  if (j < a.problem.quantiles) write_element(a, quantile_at(place.row, j, a.problem.quantiles, a.results.beside), quantiles(a.problem, j));
+  if (j < a.problem.quantiles)
+    write_element(a, quantile_at(place.row, j, a.problem.quantiles, a.results.beside), quantiles(a.problem, j));
 }
 
 }  // namespace
