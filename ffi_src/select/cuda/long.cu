@@ -11,7 +11,8 @@
 // - The blocks list the elements that are left. If they are equal and many, a block says only how many its slice has.
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (list.cuh).
 // Of quantiles, one block of the row finds the elements of all ranks and writes the quantiles. Where all these ranks
-// have intervals of a single key, as of numbers of few bits, that tells the elements, and there are no lists.
+// have intervals of a single key, as of numbers of few bits, that tells the elements, and there are no lists. Otherwise
+// lists have keys only, unless some of these may be zeros: both zeros have one key.
 // - For a partition, another kernel moves the elements (partition.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
@@ -325,6 +326,10 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
           static_cast<T>(quantiles(a.problem, j));
   };
   if (told == (1u << wanted) - 1) return write_quantiles();
+  // Whether keys tell all elements, so that quantiles need no indices: if no interval that is left has zeros.
+  const bool needs_index = lane < wanted && !is_told &&
+                           ((ends >> lane & 1) || sort_key(T{0}, order) - found.first[lane] <= found.last[lane]);
+  const bool by_key = has_quantiles && !__any_sync(kEveryLane, needs_index);
   const bool has_list = lane < wanted && !((ends | told) >> lane & 1) && found.table[lane] == lane;
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
   // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
@@ -364,7 +369,26 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     return keys_between(key, has, first, last);
   };
   const auto index_of = [&](int step, int place) { return own.at(step, place / Own::kPack, place % Own::kPack); };
-  if (has_all) {
+  if (by_key && has_all && own.before + own.after == 0) {
+    uint32_t of_list = 0;  // how many of the warp's keys are in the list of the lane's rank
+    for_bits(open, [&](int r) {
+      const uint32_t left = kept.count_between(found.first[r], found.last[r]);
+      if (lane == r) of_list = left;
+    });
+    const uint32_t place = of_list ? atomicAdd(head.listed + lane, of_list) : 0;
+    for_bits(__ballot_sync(kEveryLane, of_list > 0), [&](int r) {
+      const Word first = found.first[r], last = found.last[r];
+      T* to = a.list_keys(row, r) + shuffle_from(place, r);
+#pragma unroll 1
+      for (uint32_t i = lane; i - lane < kept.size; i += 32) {
+        const T key = kept.keys[min(i, kept.size - 1)];
+        const bool is_in = i < kept.size && key - first <= last;
+        const unsigned lanes = __ballot_sync(kEveryLane, is_in);
+        if (is_in) to[__popc(lanes & ((1u << lane) - 1))] = key;
+        to += __popc(lanes);
+      }
+    });
+  } else if (has_all) {
     for_bits(open, [&](int r) {
       const Word first = found.first[r], last = found.last[r];
       const uint32_t left = kept.count_between(first, last);
@@ -409,6 +433,15 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const bool chooses = slice < (has_quantiles ? 1 : wanted);
   wait_for_all(a, head, step, chooses);
   if (!chooses) return;
+  if (by_key) {
+    const int r = warp;
+    if (r < wanted && !(told >> r & 1)) {
+      const Word key = choose_key_in_warp(a.list_keys(row, static_cast<int>(found.table[r])), found.size[r],
+                                          found.first[r], found.last[r], found.left[r], counts + (r << kLongBinBits));
+      if (lane == 0) quantiles.taken[r] = element_of_key(a.problem, static_cast<T>(key));
+    }
+    return write_quantiles();
+  }
   const auto is_own = [&](int r) { return !(told >> r & 1) && (has_quantiles || r % slices == slice); };
 
   const auto write = [&](int r, uint32_t at, Word key) {
