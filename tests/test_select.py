@@ -221,9 +221,7 @@ def test_weighted_quantiles_along_an_axis_of_symbolic_length():
     shape = (n, 4, m)
     for axis in range(3):
         for own in (weights, np.moveaxis(weights, axis, 0)[:, 0, 0]):
-            fn = lambda x, w, axis=axis: jaxgpuops.quantile(
-                x, [0.2, 0.5], axis=axis, method="inverted_cdf", weights=w
-            )
+            fn = lambda x, w, axis=axis: jaxgpuops.quantile(x, [0.2, 0.5], axis=axis, method="inverted_cdf", weights=w)
             of = [jax.ShapeDtypeStruct(shape, np.float32)]
             of.append(of[0] if own is weights else jax.ShapeDtypeStruct((shape[axis],), np.float32))
             exported = jax.export.export(jax.jit(fn), disabled_checks=jaxgpuops.export_checks())(*of)
