@@ -72,7 +72,6 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
 bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, SelectPlan& plan) {
   constexpr int64_t kStatic = 8 << 10;         // bytes of shared memory that the kernel declares itself
   constexpr int64_t kLargePart = 104 << 10;    // bytes of a row in a block
-  constexpr int64_t kMostElements = 50000;     // of a part, if all clusters run at the same time
   constexpr int64_t kMostQuantiles = 5 << 16;  // elements of a row with more ranks, if clusters take turns
   const Rows& rows = problem.rows;
   const bool parts = problem.kth >= 0, many = parts || problem.count > 3;
@@ -84,19 +83,24 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
   // Elements that a block should have at least.
   const int64_t least_part = parts ? 2000 : problem.bits == 64 ? 3000 : 6000;
   const auto part = [&](int64_t blocks) { return 16 * ceil_div(packs, blocks); };
-  // Whether all clusters run at the same time. (Of blocks of large clusters, not every multiprocessor gets one.)
+  // Elements of a part, if all clusters run at the same time. (Long rows of few bits have intervals of single keys.)
+  const int64_t most_elements = problem.bits > 16 ? 50000 : problem.bits == 16 && many ? 44000 : 25000;
+  // Whether all clusters run at the same time. Not every multiprocessor gets a block of a large one: an H200 runs 66
+  // clusters of 2 blocks, 30 of 4, 15 of 8 and 7 of 16.
   const auto alone = [&](int64_t blocks) {
-    return blocks * rows.count() <= gpu.multiprocessors * (blocks < 16 ? 8 : 7) / 8;
+    return blocks * rows.count() <= (blocks == 2 ? gpu.multiprocessors : gpu.multiprocessors * 10 / 11);
   };
   int64_t blocks = 2;
   while (blocks <= gpu.max_cluster && part(blocks) > most) blocks *= 2;
   if (blocks > gpu.max_cluster || rows.count() * gpu.max_cluster >= int64_t{1} << 31) return false;
-  while (2 * blocks <= gpu.max_cluster &&
-         (alone(2 * blocks) ? rows.length >= 2 * blocks * least_part : many && part(blocks) > kLargePart))
+  while (2 * blocks <= gpu.max_cluster && (alone(2 * blocks) ? rows.length >= 2 * blocks * least_part
+                                                             : many && !alone(blocks) && part(blocks) > kLargePart))
     blocks *= 2;
   const int64_t elements = ceil_div(rows.length, blocks);
-  const bool fast = alone(blocks) && elements <= kMostElements;
-  if (!fast && !parts && (!many || rows.length > kMostQuantiles)) return false;
+  if (!parts && !(alone(blocks) && elements <= most_elements)) {
+    // Blocks that share long rows do not take turns.
+    if (!many || rows.length > kMostQuantiles || rows.count() < gpu.multiprocessors) return false;
+  }
   // All multiprocessors share a partition of longer rows.
   if (parts && problem.bits > 8 && rows.length * problem.bits >= 1 << 24) return false;
   plan.algorithm = Selecting::kCluster;
