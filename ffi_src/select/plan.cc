@@ -97,10 +97,8 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
                                                              : many && !alone(blocks) && part(blocks) > kLargePart))
     blocks *= 2;
   const int64_t elements = ceil_div(rows.length, blocks);
-  if (!parts && !(alone(blocks) && elements <= most_elements)) {
-    // Blocks that share long rows do not take turns.
-    if (!many || rows.length > kMostQuantiles || rows.count() < gpu.multiprocessors) return false;
-  }
+  const bool fast = alone(blocks) && elements <= most_elements;
+  if (!fast && !parts && (!many || rows.length > kMostQuantiles)) return false;
   // All multiprocessors share a partition of longer rows.
   if (parts && problem.bits > 8 && rows.length * problem.bits >= 1 << 24) return false;
   plan.algorithm = Selecting::kCluster;
