@@ -70,21 +70,24 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
 // where blocks would have much of it each. `must`: whether a block has no room for a row. If a cluster takes the whole
 // batch, one takes every part of it, too, or kernels that need no more workspace.
 bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, SelectPlan& plan) {
-  constexpr int64_t kStatic = 8 << 10;         // bytes of shared memory that the kernel declares itself
-  constexpr int64_t kLargePart = 104 << 10;    // bytes of a row in a block
-  constexpr int64_t kMostQuantiles = 5 << 16;  // elements of a row with more ranks, if clusters take turns
+  constexpr int64_t kStatic = 8 << 10;       // bytes of shared memory that the kernel declares itself
+  constexpr int64_t kLargePart = 104 << 10;  // bytes of a row in a block
   const Rows& rows = problem.rows;
   const bool parts = problem.kth >= 0, many = parts || problem.count > 3;
   // Shorter rows than these are faster in one block.
   const int64_t least = parts ? 16384 : problem.bits == 64 ? 12000 : 24000;
-  if (!must && (rows.length < least || rows.count() * (parts ? 2 : 4) > gpu.multiprocessors)) return false;
+  if (!must && (rows.length < least || rows.count() * 2 > gpu.multiprocessors)) return false;
   const int64_t packs = rows.length * problem.bits / 128 + 2, tables = problem.count * int64_t{4} << kSelectBinBits;
   const int64_t most = gpu.shared_bytes - kStatic - tables;
   // Elements that a block should have at least.
   const int64_t least_part = parts ? 2000 : problem.bits == 64 ? 3000 : 6000;
   const auto part = [&](int64_t blocks) { return 16 * ceil_div(packs, blocks); };
   // Elements of a part, if all clusters run at the same time. (Long rows of few bits have intervals of single keys.)
-  const int64_t most_elements = problem.bits > 16 ? 50000 : problem.bits == 16 && many ? 44000 : 25000;
+  const int64_t most_elements = problem.bits > 16 || (problem.bits == 16 && !must) ? 50000
+                                : problem.bits == 16 && many                       ? 44000
+                                                                                   : 25000;
+  // Elements of a row with more ranks, if clusters take turns.
+  const int64_t most_in_turns = problem.bits == 32 ? 90000 : problem.bits == 16 ? 240000 : 5 << 16;
   // Whether all clusters run at the same time. Not every multiprocessor gets a block of a large one: an H200 runs 66
   // clusters of 2 blocks, 30 of 4, 15 of 8 and 7 of 16.
   const auto alone = [&](int64_t blocks) {
@@ -98,7 +101,7 @@ bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, Selec
     blocks *= 2;
   const int64_t elements = ceil_div(rows.length, blocks);
   const bool fast = alone(blocks) && elements <= most_elements;
-  if (!fast && !parts && (!many || rows.length > kMostQuantiles)) return false;
+  if (!fast && !parts && (!many || rows.length > most_in_turns)) return false;
   // All multiprocessors share a partition of longer rows.
   if (parts && problem.bits > 8 && rows.length * problem.bits >= 1 << 24) return false;
   plan.algorithm = Selecting::kCluster;
