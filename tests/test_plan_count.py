@@ -270,7 +270,7 @@ def test_plans_of_clusters(capability):
     cpu = jaxgpuops._native.modules["cpu"]
     plan = lambda *args: cpu.plan_select(*args, capability)
     most = {90: 16, 100: 16, 120: 8}.get(capability, 1)  # blocks of a cluster
-    found = [plan(*rows, 32)["algorithm"] for rows in ((1, 30_000, 1, 3), (5, 30_000, 9, 3), (1, 100_000, 1, 3))]
+    found = [plan(*rows, 32)["algorithm"] for rows in ((1, 30_000, 1, 3), (8, 30_000, 9, 3), (1, 100_000, 1, 3))]
     few = "block" if SHARED_LIMIT[capability] > 128 else "long"  # without clusters
     assert found == (
         ["cluster", "block", "cluster"] if most == 16 else ["cluster"] * 3 if most > 1 else [few, few, "long"]
