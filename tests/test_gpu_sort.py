@@ -11,9 +11,10 @@ import reference
 from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 
 import jaxgpuops
-from jaxgpuops.lax._select import select_p
+from jaxgpuops.lax._select import quantile_p, select_p
 from jaxgpuops.lax._sort import lexsort_p, sort_p, sort_segments_p
 from jaxgpuops.lax.order import sort_keys
+from jaxgpuops.ops import select as ops
 
 # Every kernel and form of it: (shape, axis), its name in the plan, and whether columns are transposed to rows.
 REGIMES = {
@@ -406,3 +407,30 @@ def test_quantiles_of_many_rows(shape, dtype):
         expected = jnp.where(jnp.isnan(ordered[:, -1]), jnp.nan, expected)
         rtol = 1e-2 if dtype != "float32" else 1e-5
         np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(6, 900_001), (300, 60_001), (1, 1 << 22), (5, 300_001), (900, 100), (1500, 40, 3)])
+def test_quantiles_are_those_of_the_elements(shape, dtype):
+    """Several quantiles, bit for bit, of rows that are random, of few values, zeros of both signs, in order, of one
+    value, or with a NaN. Where blocks share a row, keys tell the elements, but for zeros."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jax.random.normal(jax.random.key(2), shape)
+        kinds = [x, jnp.round(3 * x), jnp.where(x > 0.3, x, jnp.where(x > -0.3, 0.0, -0.0)), jnp.sort(x, 1)]
+        kinds += [jnp.full_like(x, 1.5), x.at[:, 5].set(jnp.nan)]
+        row = jnp.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % len(kinds)
+        for first in range(len(kinds) if shape[0] == 1 else 1):
+            y = jnp.select([row == (i - first) % len(kinds) for i in range(len(kinds))], kinds).astype(dtype)
+            for q, method in (([0.31, 0.5, 0.77], "linear"), ([0.5], "midpoint"), ([0.0, 1.0], "lower")):
+                found, expected = jax.jit(functools.partial(_both_quantiles, q=q, method=method))(y)
+                assert same_bits(jnp.nan_to_num(found, nan=-7), jnp.nan_to_num(expected, nan=-7))
+
+
+def _both_quantiles(x, q, method):
+    low, high, share = ops._places(np, np.asarray(q), x.shape[1], method)
+    ranks = [*low, *high] if method in ops.BETWEEN else low
+    ranks = np.array([*ranks, x.shape[1] - 1], np.int32).reshape(1, -1, *(1,) * (x.ndim - 2))
+    shares = share.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+    shares = shares.reshape(1, -1, *(1,) * (x.ndim - 2))
+    [y] = quantile_p.fallback(x, ranks, shares, axis=1, midpoint=method == "midpoint", before=1)
+    return jaxgpuops.quantile(x, q, axis=1, method=method), jnp.moveaxis(y, 1, 0)
