@@ -94,11 +94,13 @@ constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; 
 // recurrences: the longest axis, and the most bytes that lie side by side.
 constexpr int64_t kFewBytes = 8192, kFewLine = 512, kFewLines = 3 << 16, kFewElements = 1 << 15, kFewOdd = 1 << 19;
 constexpr int64_t kFewLength = 64, kFewInner = 80;
-// Rows of more than kFewLong bytes: of 2-byte elements, at most so many rows; whole packs up to kFewLongPacks bytes.
-constexpr int64_t kFewLong = 2048, kFewLongPacks = 4096, kFewLongRows = 200;
+// Rows of more than kFewLong bytes: of 2-byte elements, at most so many rows and elements; whole packs up to
+// kFewLongPacks bytes.
+constexpr int64_t kFewLong = 2048, kFewLongPacks = 4096, kFewLongRows = 200, kFewLongElements = 9 << 16;
 
-// kLaneRows: the most bytes of a row, the fewest rows for each position, and shared memory of a block.
-constexpr int64_t kLaneRowBytes = 256, kLaneRowsTimes = 256, kLaneRowsBytes = 40 << 10;
+// kLaneRows: the most bytes of a row (kLaneRowPairs: of recurrences), the fewest rows for each position, and shared
+// memory of a block.
+constexpr int64_t kLaneRowBytes = 256, kLaneRowPairs = 224, kLaneRowsTimes = 256, kLaneRowsBytes = 40 << 10;
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
@@ -286,7 +288,8 @@ bool is_few(const Problem& problem, Layout layout, int forced) {
   if (layout != Layout::kAlong || row_bytes > kFewBytes) return false;
   if (forced >= 0) return forced == static_cast<int>(Algorithm::kFew);
   if (row_bytes > kFewLong)
-    return bytes == 2 && outer <= kFewLongRows && (row_bytes % 16 != 0 || row_bytes <= kFewLongPacks);
+    return bytes == 2 && outer <= kFewLongRows && elements <= kFewLongElements &&
+           (row_bytes % 16 != 0 || row_bytes <= kFewLongPacks);
   if (row_bytes % 16 != 0) return elements <= (bytes == 2 ? kFewOdd : bytes == 4 ? kFewOdd / 2 : kFewOdd / 8);
   return elements <= (row_bytes <= kFewLine ? kFewLines : kFewElements);
 }
@@ -315,7 +318,9 @@ bool is_lane_rows(const Problem& problem, Layout layout, int forced) {
                       (outer == 1 || (problem.a.outer.groups == 1 && problem.a.outer.stride[0] == length));
   if (layout != Layout::kAlong || problem.segmented || !(cumulative || linear)) return false;
   const int64_t bytes = bytes_of(problem.dtype), slots = int64_t{1} << bits_for(length);
-  if (bytes > 2 || (bytes == 1 && !is_any_operator(problem)) || length * bytes > kLaneRowBytes) return false;
+  if (bytes > 2 || (bytes == 1 && !is_any_operator(problem)) ||
+      length * bytes > (linear ? kLaneRowPairs : kLaneRowBytes))
+    return false;
   if (forced >= 0) return true;
   // kRows takes whole packs faster, unless it would have room for as many again that do not exist.
   const bool packs = bytes == 2 && length * bytes % 16 == 0;

@@ -102,9 +102,7 @@ class BetweenWarps {
 
   __device__ State tile_total(int slot, int column) const {
     State fold = identity();
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w)
-      if (w < p.axis_warps) fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
+    for (int w = 0; w < p.axis_warps; ++w) fold = Policy::combine(fold, totals(slot)[w * columns + column], p.options);
     return fold;
   }
 

@@ -262,7 +262,8 @@ class Columns : public BetweenWarps<Policy> {
             to[o] += step;
           }
       };
-      if (r + kTogether <= rows && (kWidth == 1 || p.aligned)) {
+      // Of one column of 4 bytes or more, a store needs no branch, and two forms of it took longer.
+      if ((kNear || (kWidth > 1 && p.aligned)) && r + kTogether <= rows) {
         write([](int, Bits* to, Word word) { *reinterpret_cast<Word*>(to) = word; });
       } else {
         write([&](int q, Bits* to, Word word) {

@@ -27,9 +27,10 @@ constexpr int kWholeRowBlocks =
                                                  : 4;
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
-// scan_columns: the most threads besides those that work on tiles, the keepers. Each keeps the fold of a column.
-template <class Work>
-constexpr int kKeepers = Work::kFoldsAll ? 0 : 64;  // registers for them would cost spans a block
+// scan_columns: the most threads besides those that work on tiles, the keepers. Each keeps the fold of a column. (Their
+// registers would cost spans, and gradients of recurrences, a block of each multiprocessor.)
+template <class Policy, class Work>
+constexpr int kKeepers = Work::kFoldsAll || Policy::kOperands > 2 ? 0 : 64;
 
 template <class Policy, bool kByVectors>
 __device__ __forceinline__ void scan_whole_rows(const Parameters& p) {
@@ -49,11 +50,11 @@ __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(c
 // Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1. If there are
 // keepers, they fold the sums of a tile while the others write its results and fold the next tile.
 template <class Policy, class Work>
-__global__ void __launch_bounds__(Work::kThreadsAtMost + kKeepers<Work>, Work::kLoopBlocks)
+__global__ void __launch_bounds__(Work::kThreadsAtMost + kKeepers<Policy, Work>, Work::kLoopBlocks)
     scan_columns(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   const Work work(p);
-  if constexpr (kKeepers<Work> > 0) {
+  if constexpr (kKeepers<Policy, Work> > 0) {
     if (const int member = static_cast<int>(threadIdx.x) - p.threads; member >= 0) {
       Counter<Policy> counter(p);
       const State initial = work.initial(work.column_of(blockIdx.x, member));
@@ -68,20 +69,19 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost + kKeepers<Work>, Work::k
   }
   const auto place = work.place(blockIdx.x);
   const bool shared = Work::kFoldsAll || p.axis_warps > 1;
-  const bool keeps = shared && static_cast<int>(blockDim.x) == p.threads && threadIdx.x < work.block_columns();
+  bool keeps = shared && threadIdx.x < work.block_columns();
+  if constexpr (kKeepers<Policy, Work> > 0) keeps = keeps && static_cast<int>(blockDim.x) == p.threads;
   Counter<Policy> counter(p);
   const State initial = keeps ? work.initial(work.column_of(blockIdx.x, threadIdx.x)) : work.identity();
   if (keeps) work.carry(0)[threadIdx.x] = initial;
   typename Work::Extra extra[1];
-  const auto fetch = [&](int t, int stage) {
-    if (t < p.tiles) work.fetch(stage, place, work.span(t), extra);
+  const auto fetch = [&](int t) {
+    if (t < p.tiles) work.fetch(t % p.stages, place, work.span(t), extra);
     commit_async_copies();
   };
-  const int last = p.stages - 1;
-  for (int t = 0; t < last; ++t) fetch(t, t);
-  int stage = 0, coming = last;  // stages of tile t, and of the one to be loaded
+  for (int t = 0; t < p.stages - 1; ++t) fetch(t);
   for (int t = 0; t < p.tiles; ++t) {
-    fetch(t + last, coming);
+    fetch(t + p.stages - 1);
     if (p.stages == 3) {
       wait_for_async_copies<2>();
     } else if (p.stages == 2) {
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost + kKeepers<Work>, Work::k
     }
     const auto span = work.span(t);
     typename Work::Tile tile;
-    work.take(stage, place, span, tile);
+    work.take(t % p.stages, place, span, tile);
     const auto starts = work.starts(place, span);
     typename Work::Folds folds;
     State base[Work::kWidth];
@@ -109,8 +109,6 @@ __global__ void __launch_bounds__(Work::kThreadsAtMost + kKeepers<Work>, Work::k
       for (int v = 0; v < Work::kWidth; ++v) base[v] = work.initial(place.column + v);
     }
     work.finish(place, span, tile, starts, folds, base);
-    coming = stage;
-    stage = stage == last ? 0 : stage + 1;
   }
 }
 
