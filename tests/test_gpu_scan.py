@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 REGIMES = {
     "few, rows": ((40, 77), 1),
     "few, rows of several warps": ((9, 501), 1),
+    "few, rows of twelve warps": ((9, 1501), 1),
     "few, columns": ((70, 47, 5), 1),  # of recurrences
     "rows, a tile": ((3000, 250), 1),
     "rows, aligned": ((3000, 4096), 1),
@@ -40,6 +41,9 @@ REGIMES = {
     "spans, resident": ((3, 20_001, 5), 1),
     "spans, twice, few tiles": ((40, 20_001, 5), 1),
     "spans, twice, few columns": ((1, 1_000_003, 3), 1),
+    "sums of two columns, a tile": ((70, 1003, 2), 1),  # they are rows of complex numbers
+    "sums of two columns, resident": ((3, 70_001, 2), 1),
+    "sums of two columns, look-ahead": ((1, 2_000_003, 2), 1),
     "spans, twice": ((2, 50_001, 19), 1),
     "spans, twice, more rows": ((30, 30_001, 5), 1),
     "packs, rows of two": ((70_003, 2), 1),
@@ -185,7 +189,7 @@ def test_every_kernel_has_a_regime():
         "row_look_ahead",
     } | {
         *("columns", "column_look_ahead", "column_twice", "spans", "span_twice")
-    }  # missing: chunk_look_ahead and chunk_twice, which gradients and segments take
+    }  # missing: chunk_look_ahead and chunk_twice, which gradients and segments take, and lane_rows, of 8 and 16 bits
 
 
 @regimes
@@ -308,7 +312,10 @@ def command_buffers():
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))
 @pytest.mark.parametrize(
     "rows, length",
-    ((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391), (200, 3001), (700, 701), (999, 333), (9, 67)),
+    (
+        *((300, 20_001), (3, 20_001), (5, 2_000_001), (2, 16_391), (200, 3001), (700, 701), (999, 333), (9, 67)),
+        *((20_000, 33), (20_000, 70), (20_000, 72), (20_000, 127), (20_000, 128), (3, 4095), (3000, 4095), (5000, 901)),
+    ),
 )
 def test_odd_rows_are_those_of_the_row_alone(rows, length, dtype):
     """In a batch, rows begin at any place between two vectors; a row alone, scanned forward, is aligned."""
@@ -332,7 +339,11 @@ def test_odd_rows_are_those_of_the_row_alone(rows, length, dtype):
 
 @pytest.mark.parametrize("dtype", ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))
 @pytest.mark.parametrize(
-    "rows, length", ((40_001, 3), (9001, 31), (1003, 301), (300, 8192), (5, 9001), (700, 20_001), (2, 5_000_001))
+    "rows, length",
+    (
+        *((40_001, 3), (9001, 31), (1003, 301), (300, 8192), (5, 9001), (700, 20_001), (2, 5_000_001)),
+        *((40_001, 70), (40_001, 96), (40_001, 250)),
+    ),
 )
 def test_rows_of_integers(rows, length, dtype):
     """Rows that have a kernel for any operator, whatever their length; NumPy wraps around, too."""

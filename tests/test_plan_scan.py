@@ -36,7 +36,7 @@ SCAN_POINTS = [
     ((1 << 20, 2, 1), "bfloat16", "packs"),
     ((1 << 20, 3, 1), "float32", "packs"),
     ((1 << 20, 13, 1), "int8", "packs"),
-    ((80_000, 256, 1), "int8", "rows"),
+    ((80_000, 256, 1), "int8", "lane_rows"),
     ((1000, 20_000, 1), "int16", "walk"),
     ((1000, 20_000, 3), "int16", "spans"),
     ((9, 524_288, 1), "int8", "row_look_ahead"),
@@ -70,7 +70,10 @@ def scan_calls():
 # The kernels of scans by layout: those in which a block has all of an axis, and those whose blocks share it. Clusters
 # ("resident" of few tiles) are neither: they need no workspace.
 SCAN_KERNELS = {
-    "along": ({"small", "few", "rows", "walk"}, {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"}),
+    "along": (
+        {"small", "few", "lane_rows", "rows", "walk"},
+        {"resident", "row_look_ahead", "chunk_look_ahead", "chunk_twice"},
+    ),
     "across": ({"small", "pieces", "columns"}, {"column_look_ahead", "column_twice"}),
     "spans": ({"small", "short", "lanes", "packs", "pieces", "few", "spans"}, {"resident", "span_twice"}),
 }
@@ -147,7 +150,6 @@ def test_short_columns_in_lanes():
     for op, dtype, length, inner, most in (
         ("cumprod", "int16", 4, 51, 1 << 21),
         ("cumsum", "float32", 8, 1000, 1 << 21),
-        ("cumsum", "uint8", 16, 200, 1 << 21),
         ("linear_scan", "float32", 8, 171, 3 << 18),
     ):
         outer = most // (length * inner)
@@ -156,6 +158,11 @@ def test_short_columns_in_lanes():
         assert plans[0]["strips"] == -(-outer * inner // 256) and plans[0]["threads"] == 256
         assert plan_scan(op, outer, length, inner, dtype, True, 1, 90)["algorithm"] == "short"  # segments
         assert plan_scan(op, outer // 3, min(32, 2 * length + 1), inner, dtype, False, 1, 90)["algorithm"] == "short"
+    for outer, length, inner in ((1000, 32, 386), (100_000, 30, 130), (1, 9, 1 << 19), (10_000, 16, 16)):  # bytes
+        assert plan_scan("cumprod", outer, length, inner, "uint8", False, 1, 90)["algorithm"] == "lanes"
+        assert plan_scan("cumprod", outer, length, inner, "uint8", True, 1, 90)["algorithm"] == "short"
+    for outer, length, inner in ((10_000, 16, 15), (1, 4, 1 << 21), (1 << 24, 2, 128)):
+        assert plan_scan("cumprod", outer, length, inner, "uint8", False, 1, 90)["algorithm"] == "short"
     assert plan_scan("cumlogsumexp", 400, 8, 100, "float32", False, 1, 90)["algorithm"] == "short"
     assert plan_scan("linear_scan", 400, 8, 100, "bfloat16", False, 1, 90)["algorithm"] == "short"
     assert plan_scan("linear_scan_vjp", 400, 8, 100, "float32", False, 1, 90)["algorithm"] == "short"
@@ -217,11 +224,21 @@ def test_few_rows_and_short_columns():
         assert plan_scan(op, 1, length, 1, dtype, True, 1, 90)["algorithm"] != "few"  # segments
     for op, dtype, length in (
         ("cumsum", "float32", 513),  # two warps in `rows`
-        ("linear_scan", "bfloat16", 1025),
+        ("linear_scan", "bfloat16", 4097),
+        ("linear_scan", "bfloat16", 2056),  # whole vectors
         ("cumlogsumexp", "float32", 100),
         ("linear_scan_vjp", "float32", 100),
     ):
         assert plan_scan(op, 2, length, 1, dtype, False, 1, 90)["algorithm"] == "rows", (op, dtype, length)
+    for op, dtype, length, threads in (  # longer rows of 16 bits
+        ("linear_scan", "bfloat16", 1025, 160),
+        ("cumsum", "float16", 2048, 256),
+        ("cummax", "int16", 4095, 512),
+    ):
+        most = min(200, (9 << 16) // length)
+        plans = [plan_scan(op, outer, length, 1, dtype, False, 1, 90) for outer in (1, most, most + 1)]
+        assert [plan["algorithm"] for plan in plans] == ["few", "few", "rows"], (op, dtype, length)
+        assert plans[0]["threads"] == threads and plans[0]["tile"] == plans[2]["tile"]
     # Columns that other kernels fold in another order have this one whatever their number is.
     for dtype, length, inner, few in (
         ("float32", 64, 20, True),
@@ -298,8 +315,47 @@ def test_many_columns_of_few_elements():
         for columns in (64, 150, 191, 192, 700):
             plan = plan_scan("cummax", 1, 40, columns, dtype, False, 1, 90)
             assert plan["algorithm"] == ("pieces" if columns >= least else "small"), (dtype, columns)
-    plans = [plan_scan("cummax", 4, 40, inner, "int32", False, 1, 90) for inner in (63, 64)]
-    assert [plan["algorithm"] for plan in plans] == ["small", "pieces"]  # few side by side are left to `small`
+    for rows, algorithm in (((4, 63), "small"), ((4, 64), "pieces"), ((117, 3), "small"), ((118, 3), "pieces")):  # fmt: skip
+        plan = plan_scan("cummax", rows[0], 40, rows[1], "int32", False, 1, 90)
+        assert plan["algorithm"] == algorithm, rows
+
+
+def test_many_rows_of_few_bytes():
+    """A lane has a row, in the order in which few rows are folded; whole vectors have it only where `rows` wastes
+    lanes."""
+    for op, dtype, length, least in (
+        ("linear_scan", "bfloat16", 70, 256 * 70),
+        ("cumsum", "float16", 127, 256 * 127),
+        ("cummax", "int16", 99, 256 * 99),
+        ("cumprod", "bfloat16", 72, 1024 * 72),
+        ("cumsum", "int8", 250, 256 * 250),
+        ("cumsum", "uint8", 128, 256 * 128),
+        ("linear_scan", "float16", 113, None),
+        ("cumsum", "bfloat16", 128, None),
+        ("cumsum", "bfloat16", 129, None),
+        ("cumsum", "float32", 61, None),
+        ("cummax", "bool", 61, None),
+        ("cumlogsumexp", "bfloat16", 61, None),
+        ("linear_scan_vjp", "bfloat16", 61, None),
+    ):
+        many = plan_scan(op, least or 1 << 20, length, 1, dtype, False, 1, 90)
+        assert (many["algorithm"] == "lane_rows") == (least is not None), (op, dtype, length, many)
+        if least:
+            fewer = plan_scan(op, least - 1, length, 1, dtype, False, 1, 90)
+            assert fewer["algorithm"] == "rows" and fewer["tile"] == many["tile"]
+            assert plan_scan(op, least, length, 1, dtype, True, 1, 90)["algorithm"] != "lane_rows"  # segments
+    call = 1 << 20, 70, 1, "bfloat16", False, 1, 90
+    assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "rows"
+
+
+def test_sums_of_two_columns_are_sums_of_complex_rows():
+    for outer, length in ((1, 100), (9, 3000), (3, 20_000), (300, 9000), (2, 3_000_000)):
+        pairs = plan_scan("cumsum", outer, length, 2, "float32", False, 1, 90)
+        assert pairs == plan_scan("cumsum", outer, length, 1, "complex64", False, 1, 90)
+        assert pairs["layout"] == "along"
+    for op, length, inner, segmented in (("cumprod", 3000, 2, False), ("cumsum", 3000, 3, False),
+                                         ("cumsum", 32, 2, False), ("cumsum", 3000, 2, True)):  # fmt: skip
+        assert plan_scan(op, 9, length, inner, "float32", segmented, 1, 90)["layout"] == "spans"
 
 
 def test_long_lines_of_small_elements():

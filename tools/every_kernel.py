@@ -435,6 +435,8 @@ SCANS = [  # along axis 1
     ((3, 457), "int16"),  # rare elements, that are few
     *(((37, 61), dtype) for dtype in ("float32", "bfloat16", "int16", "float64")),  # few rows
     ((70, 61, 5), "float32"),  # short columns of recurrences
+    ((9, 1501), "float32"),  # the same, of many warps
+    *(((17_001, length), dtype) for length in (61, 64) for dtype in ("bfloat16", "int8")),  # many rows, for lanes
     ((9001, 61), "float32"),  # a tile holds the row
     ((9, 4093), "float32"),
     ((300, 9001), "float32"),

@@ -67,8 +67,9 @@ constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the
 constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
 constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
 constexpr int64_t kSmallWhole = 3 << 13;
-// So many columns of up to 4 bytes along a longer axis, of which so many are side by side, are left to kPieces.
-constexpr int64_t kSmallColumns = 192, kSmallBeside = 64;
+// So many columns of up to 4 bytes along a longer axis are left to kPieces: kSmallColumns if kSmallBeside are side by
+// side, otherwise kSmallMany.
+constexpr int64_t kSmallColumns = 192, kSmallBeside = 64, kSmallMany = 352;
 // The most elements of kLanes: cumulative operations, and recurrences.
 constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
@@ -91,8 +92,15 @@ constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; 
 // kFew. The most bytes of a row. The most elements of rows that are whole packs: kFewLines of rows of up to kFewLine
 // bytes, otherwise kFewElements; of others: kFewOdd of 2 bytes, half as many of 4, an eighth of 8. Columns of
 // recurrences: the longest axis, and the most bytes that lie side by side.
-constexpr int64_t kFewBytes = 2048, kFewLine = 512, kFewLines = 3 << 16, kFewElements = 1 << 15, kFewOdd = 1 << 19;
+constexpr int64_t kFewBytes = 8192, kFewLine = 512, kFewLines = 3 << 16, kFewElements = 1 << 15, kFewOdd = 1 << 19;
 constexpr int64_t kFewLength = 64, kFewInner = 80;
+// Rows of more than kFewLong bytes: of 2-byte elements, at most so many rows and elements; whole packs up to
+// kFewLongPacks bytes.
+constexpr int64_t kFewLong = 2048, kFewLongPacks = 4096, kFewLongRows = 200, kFewLongElements = 9 << 16;
+
+// kLaneRows: the most bytes of a row (kLaneRowPairs: of recurrences), the fewest rows for each position, and shared
+// memory of a block.
+constexpr int64_t kLaneRowBytes = 256, kLaneRowPairs = 224, kLaneRowsTimes = 256, kLaneRowsBytes = 40 << 10;
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
@@ -166,9 +174,9 @@ bool is_small(const Problem& problem, int forced) {
   if (inner == 1 && is_any_operator(problem))
     return bytes_of(problem.dtype) < 4 && length * bytes_of(problem.dtype) % 16 != 0 && elements <= kSmallLong;
   if (!exact || (inner == 1 && !rare)) return false;
-  // With so many columns, kPieces is faster, if it reads some side by side.
-  const bool beside = inner >= kSmallBeside && outer * inner >= kSmallColumns;
-  if (forced < 0 && !rare && bytes_of(problem.dtype) <= 4 && beside) return false;
+  // kPieces is faster with many columns.
+  const bool many = outer * inner >= (inner >= kSmallBeside ? kSmallColumns : kSmallMany);
+  if (forced < 0 && !rare && bytes_of(problem.dtype) <= 4 && many) return false;
   return elements <= (!rare ? kSmallLong : inner > 1 && length <= kSmallInner ? kSmallDirect : kSmallRare);
 }
 
@@ -176,12 +184,15 @@ bool is_small(const Problem& problem, int forced) {
 bool is_lanes(const Problem& problem, int forced) {
   if (forced >= 0 && forced != static_cast<int>(Algorithm::kLanes)) return false;
   const auto [outer, length, inner] = problem.rows;
-  const int bytes = bytes_of(problem.dtype);
+  const int64_t bytes = bytes_of(problem.dtype);
   const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
   const bool linear = problem.kind == Kind::kLinear && bytes >= 4;  // pairs of 16 bits were slower
   if (inner == 1 || !is_simple(problem) || !(cumulative || linear)) return false;
+  // Bytes that lanes read directly, however many: kShort takes a few positions at a time, and tests the operator anew.
+  const bool far = problem.rows.elements() > INT32_MAX || outer >> 23 || outer > (int64_t{1} << 40) / (inner * inner);
+  if (bytes == 1 && !far && (inner * bytes >= kLineBytes || is_direct(problem))) return true;
   if (forced >= 0) return problem.rows.elements() <= kLanesElements;
-  return (inner * bytes >= kLineBytes || is_direct(problem)) && length <= (bytes == 1 ? 2 : 1) * kDirectLength &&
+  return (inner * bytes >= kLineBytes || is_direct(problem)) && length <= kDirectLength &&
          problem.rows.elements() <= (cumulative ? kLanesElements : kLanesPairs);
 }
 
@@ -276,6 +287,9 @@ bool is_few(const Problem& problem, Layout layout, int forced) {
   if (layout == Layout::kSpans) return linear && length <= kFewLength && inner * bytes <= kFewInner;
   if (layout != Layout::kAlong || row_bytes > kFewBytes) return false;
   if (forced >= 0) return forced == static_cast<int>(Algorithm::kFew);
+  if (row_bytes > kFewLong)
+    return bytes == 2 && outer <= kFewLongRows && elements <= kFewLongElements &&
+           (row_bytes % 16 != 0 || row_bytes <= kFewLongPacks);
   if (row_bytes % 16 != 0) return elements <= (bytes == 2 ? kFewOdd : bytes == 4 ? kFewOdd / 2 : kFewOdd / 8);
   return elements <= (row_bytes <= kFewLine ? kFewLines : kFewElements);
 }
@@ -292,6 +306,40 @@ Plan plan_few(const Problem& problem, Plan plan) {
   const int64_t of_warp = 32 >> plan.run_bits;  // columns of a warp
   plan.warps = static_cast<int>(std::min<int64_t>(kSmallWarps, ceil_div(columns, of_warp)));
   plan.strips = ceil_div(columns, of_warp * plan.warps);
+  return plan;
+}
+
+// Whether kLaneRows takes the problem, whose rows are folded in the order of kRows: so their number may decide.
+bool is_lane_rows(const Problem& problem, Layout layout, int forced) {
+  if (forced >= 0 && forced != static_cast<int>(Algorithm::kLaneRows)) return false;
+  const auto [outer, length, inner] = problem.rows;
+  const bool cumulative = problem.kind == Kind::kCumulative && problem.op != Op::kLogSumExp;
+  const bool linear = problem.kind == Kind::kLinear && problem.a.axis_stride == 1 &&
+                      (outer == 1 || (problem.a.outer.groups == 1 && problem.a.outer.stride[0] == length));
+  if (layout != Layout::kAlong || problem.segmented || !(cumulative || linear)) return false;
+  const int64_t bytes = bytes_of(problem.dtype), slots = int64_t{1} << bits_for(length);
+  if (bytes > 2 || (bytes == 1 && !is_any_operator(problem)) ||
+      length * bytes > (linear ? kLaneRowPairs : kLaneRowBytes))
+    return false;
+  if (forced >= 0) return true;
+  // kRows takes whole packs faster, unless it would have room for as many again that do not exist.
+  const bool packs = bytes == 2 && length * bytes % 16 == 0;
+  return outer >= kLaneRowsTimes * (packs ? 4 : 1) * length && !(packs && 8 * length > 5 * slots);
+}
+
+Plan plan_lane_rows(const Problem& problem, Plan plan) {
+  const int64_t row_bytes = problem.rows.length * bytes_of(problem.dtype), operands = operands_of(problem.kind);
+  plan.algorithm = Algorithm::kLaneRows;
+  const int64_t fitting = kLaneRowsBytes / (operands * row_bytes) / 32;
+  plan.axis_warps = 1;
+  plan.column_bits = 0;
+  plan.warps = static_cast<int>(std::clamp<int64_t>(fitting, 1, kLaneRowsThreads / 32));
+  plan.block_columns = 32 * plan.warps;
+  plan.strips = ceil_div(problem.rows.outer, plan.block_columns);
+  plan.padding = row_bytes % 16 == 0 ? 16 : 0;
+  plan.span_bytes =
+      static_cast<int>(span_bytes(plan.block_columns * problem.rows.length, bytes_of(problem.dtype), plan.padding));
+  plan.stage_bytes = static_cast<int>(operands) * plan.span_bytes;
   return plan;
 }
 
@@ -359,6 +407,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::kLanes: return "lanes";
     case Algorithm::kPieces: return "pieces";
     case Algorithm::kFew: return "few";
+    case Algorithm::kLaneRows: return "lane_rows";
     case Algorithm::kRows: return "rows";
     case Algorithm::kWalk: return "walk";
     case Algorithm::kResident: return "resident";
@@ -383,10 +432,24 @@ const char* name(Layout layout) {
   return "?";
 }
 
+bool is_paired(const Problem& problem) {
+  return problem.kind == Kind::kCumulative && problem.op == Op::kSum && problem.dtype == DType::kFloat32 &&
+         problem.rows.inner == 2 && problem.rows.length > kShortAxis && !problem.segmented;
+}
+
+Problem paired(Problem problem) {
+  problem.dtype = DType::kComplex64;
+  problem.rows.inner = 1;
+  return problem;
+}
+
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, int forced) {
   Plan plan;
   const auto [outer, length, inner] = problem.rows;
   if (problem.rows.elements() == 0) return plan;
+  const bool in_spans =
+      forced == static_cast<int>(Algorithm::kSpans) || forced == static_cast<int>(Algorithm::kSpanTwice);
+  if (is_paired(problem) && !in_spans) return plan_scan(paired(problem), gpu, workspace_bytes, forced);
   const int bytes = bytes_of(problem.dtype), operands = operands_of(problem.kind);
   const int state_bytes = 4 * state_words(problem, bytes);
 
@@ -456,6 +519,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   plan.tiles = ceil_div(length, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (is_few(problem, plan.layout, forced)) return plan_few(problem, plan);
+  if (is_lane_rows(problem, plan.layout, forced)) return plan_lane_rows(problem, plan);
   if (is_small(problem, forced)) return plan_small(problem, plan);
   if (forced < 0 || forced == static_cast<int>(Algorithm::kPieces)) {
     const Plan pieces = plan_pieces(problem, gpu, plan);

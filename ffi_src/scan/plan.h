@@ -20,7 +20,8 @@ enum class Algorithm {
   kSmall,            // kSpans: few elements in all, and a lane has one
   kLanes,            // kSpans: a lane has the whole (short) axis, which it reads directly; not many elements in all
   kPieces,           // kAcross, kSpans: few elements in all, and a block has whole columns
-  kFew,              // kAlong: rows of up to 2 KB, few of them; kSpans: short columns; a lane has 16 bytes
+  kFew,              // kAlong: rows of up to 8 KB, few of them; kSpans: short columns; a lane has 16 bytes
+  kLaneRows,         // kAlong: many rows of few elements; a lane has a row
   kRows,             // kAlong: the axis is one tile
   kWalk,             // kAlong: a block walks over the tiles of a row
   kResident,         // blocks share an axis, and all run at the same time; they are a cluster if they are few
@@ -57,7 +58,7 @@ struct Plan {
   int levels = 1;        // levels of the tree in which sums of tiles are folded
   int late = 0;          // look_ahead: steps between the sum of a tile and its results
   int stages = 1;        // tiles that a block has in shared memory at a time
-  int warps = 0;         // kPieces: warps of a block
+  int warps = 0;         // kPieces, kFew, kLaneRows: warps of a block
   int cluster = 1;       // kResident: blocks of a cluster, each with one of the tiles
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // workspace of one outer index
@@ -72,6 +73,11 @@ struct Plan {
 // way. `forced` is for experiments: the Algorithm to use if it can take the problem. (If it cannot, the plan names
 // another.)
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
+
+// Sums of two columns of float32 side by side are those of rows of complex64, which have faster kernels: whether the
+// problem is such a sum, and the same as rows.
+bool is_paired(const Problem& problem);
+Problem paired(Problem problem);
 
 // Whether the kernel of a tangent can make y of x, in the order of the forward call: in kSmall, where a lane sees all
 // positions of its column anyway; of gradients also along other short axes (cuda/short_from_x.cuh), rows of one tile

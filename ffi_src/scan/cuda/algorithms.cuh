@@ -149,18 +149,16 @@ cudaError_t launch_resident(cudaStream_t stream, const Plan& plan, Parameters p)
 }
 
 // Launches the kernel for rows of one tile.
-template <class Policy, bool kQuads = false>
+template <class Policy>
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
-  if constexpr (kByQuads<Policy> && !kQuads)
-    if (p.axis_warps == 1) return launch_rows<Policy, true>(stream, plan, p);
   p.states_at = static_cast<unsigned>(plan.threads() / 32 * Rows<Policy, false>::kBytesOfWarp);
   const size_t states = plan.axis_warps == 1 ? 0 : kWarps << p.column_bits;
   const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
   const Launch shape{dim3(p.strips), dim3(plan.threads()), bytes};
   constexpr int kBytes = sizeof(typename Policy::Element::Bits);
-  if constexpr (kBytes == 2 && (kQuads || !kByQuads<Policy>))
-    if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true, kQuads>, p);
-  return launch(stream, shape, scan_rows<Policy, (kBytes == 1), kQuads>, p);
+  if constexpr (kBytes == 2)
+    if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true>, p);
+  return launch(stream, shape, scan_rows<Policy, (kBytes == 1)>, p);
 }
 
 // Launches the kernel for the rows of a lane, or of a few.
@@ -183,7 +181,8 @@ template <class Policy, class Work>
 cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
   const int slots = Work::kFoldsAll || plan.axis_warps > 1 ? kLoopSlots : 0;
   const size_t bytes = layout_shared<Policy>(p, p.stages, 0, slots, columns);
-  return launch(stream, {dim3(p.strips), dim3(plan.threads()), bytes}, scan_columns<Policy, Work>, p);
+  const int keepers = slots > 0 && p.tiles > 1 && columns <= kKeepers<Policy, Work> ? static_cast<int>(columns) : 0;
+  return launch(stream, {dim3(p.strips), dim3(plan.threads() + keepers), bytes}, scan_columns<Policy, Work>, p);
 }
 
 // Each block of a cluster has one of the tiles of `columns` columns.

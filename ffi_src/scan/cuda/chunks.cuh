@@ -18,11 +18,14 @@ enum class OddRows {
   kTaken,    // by vectors, which lanes shift when they take their runs from shared memory (OddPart)
   kShifted,  // by vectors, which are shifted when they are in shared memory, for lanes that take their runs twice
 };
-// Three operands have too few registers for kShifted.
+// Three operands have too few registers for kShifted. Elements of 4 bytes are copied asynchronously one by one, which
+// takes less than to shift them.
 template <class Policy>
-constexpr OddRows kOddRows = Policy::kOperands <= 2                        ? OddRows::kShifted
-                             : sizeof(typename Policy::Element::Bits) <= 2 ? OddRows::kTaken
-                                                                           : OddRows::kEach;
+constexpr OddRows kOddRows =
+    sizeof(typename Policy::Element::Bits) == 4 || (Policy::kOperands > 2 && sizeof(typename Policy::Element::Bits) > 4)
+        ? OddRows::kEach
+    : Policy::kOperands <= 2 ? OddRows::kShifted
+                             : OddRows::kTaken;
 
 // kPackwise: whether lanes go over a run pack by pack (runs.h).
 template <class Policy, OddRows kOdd = kOddRows<Policy>, bool kPackwise = false>
@@ -337,6 +340,12 @@ class Chunks : public BetweenWarps<Policy> {
     return reinterpret_cast<Bits*>(of_warp(stage, operand) + permuted<kPacks>(e / kInPack)) + e % kInPack;
   }
 
+  // Element i * 32 + lane, of 4 bytes.
+  __device__ Bits* element_of(int stage, int operand, int i) const {
+    const int pack = lane / kInPack ^ (i & (kPacks - 1));
+    return reinterpret_cast<Bits*>(of_warp(stage, operand) + i * (32 / kInPack)) + pack * kInPack + lane % kInPack;
+  }
+
   __device__ int64_t position(const Span& span) const {  // position at which the run begins
     return span.begin + thread * kRun;
   }
@@ -399,6 +408,12 @@ class Chunks : public BetweenWarps<Policy> {
     } else if constexpr (kOdd != OddRows::kEach) {
       odd_part(stage, operand, span).copy(axis + first_of_part(span));
     } else {
+      if (sizeof(Bits) == 4 && span.whole) {
+        const Bits* const from = axis + span.memory + part * kOfWarp + lane;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) copy_async<4>(element_of(stage, operand, i), from + i * 32);
+        return;
+      }
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
@@ -436,6 +451,15 @@ class Chunks : public BetweenWarps<Policy> {
     } else if constexpr (kOdd != OddRows::kEach) {
       odd_part(stage, result, span).store(axis + first_of_part(span));
     } else {
+      if (sizeof(Bits) == 4 && span.whole) {
+        Bits* const to = axis + span.memory + part * kOfWarp + lane;
+        Bits values[kRun];
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = *element_of(stage, result, i);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) to[i * 32] = values[i];
+        return;
+      }
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;

@@ -253,19 +253,22 @@ class Columns : public BetweenWarps<Policy> {
         });
       }
       if (!place.active) continue;
-      const auto write = [&](auto there) {
+      const auto write = [&](auto one) {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j)
 #pragma unroll
           for (int o = 0; o < Policy::kResults; ++o) {
-            if (there(r + j)) store(to[o], results[o][j]);
+            one(r + j, to[o], results[o][j]);
             to[o] += step;
           }
       };
-      if (kNear && r + kTogether <= rows) {
-        write([](int) { return true; });
+      // Of one column of 4 bytes or more, a store needs no branch, and two forms of it took longer.
+      if ((kNear || (kWidth > 1 && p.aligned)) && r + kTogether <= rows) {
+        write([](int, Bits* to, Word word) { *reinterpret_cast<Word*>(to) = word; });
       } else {
-        write([&](int q) { return q < rows; });
+        write([&](int q, Bits* to, Word word) {
+          if (q < rows) store(to, word);
+        });
       }
     }
     __syncwarp();  // after this, the next tile may overwrite the stage

@@ -1,11 +1,11 @@
-// Few rows of up to 2 KB, and short columns of recurrences, for cumulative calls and recurrences without segments, but
+// Few rows of up to 8 KB, and short columns of recurrences, for cumulative calls and recurrences without segments, but
 // no logsumexps: a lane has 16 bytes of a column. So runs are short, and as many lanes as possible work; few lanes, or
-// up to four warps of a block, share a column. Lanes load and store their elements themselves, those of a row as a
+// up to 16 warps of a block, share a column. Lanes load and store their elements themselves, those of a row as a
 // pack: if rows are no whole packs, a pack comes from two vectors, and a vector gets what two lanes have. Operands are
 // read once, results written once.
 //
 // Rows are folded in the order of rows.cuh, where a lane has four packs: so four lanes here, a quad, are one lane
-// there, and the block is one warp. There is little code, as in the other kernels for few elements
+// there, and four warps, a team, are one warp. There is little code, as in the other kernels for few elements
 // (common/cuda/small.cuh).
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace jaxgpuops::scan {
 
-constexpr int kFewWarps = 4;  // the most warps of a block
+constexpr int kFewWarps = 16;  // the most warps of a block
 
 struct FewParameters {
   const void *x, *a;
@@ -139,7 +139,17 @@ __global__ void __launch_bounds__(32 * kFewWarps) scan_few(const __grid_constant
         any = true;
       };
       if (warp & 1) follow(totals[warp - 1]);
-      if (warp & 2) follow(combine(totals[0], totals[1]));
+      const uint32_t team = warp & ~3u;  // the first warp of the warp's team
+      if (warp & 2) follow(combine(totals[team], totals[team + 1]));
+      if (team > 0) {
+        State teams = totals[min(lane, team - 1)];
+#pragma unroll
+        for (uint32_t step = 1; step < kFewWarps; step *= 2) {
+          const State right = shuffle_from(teams, lane + step);
+          if (lane + step < team) teams = combine(teams, right);
+        }
+        state = combine(state, shuffle_from(teams, 0));
+      }
     }
     state = combine(state, any ? before : Policy::identity(p.options));
     if (lane & 3) state = combine(state, in_quad);

@@ -12,12 +12,11 @@ struct FromX {
   Parameters forward, gradient;
 };
 
-// kQuads: that of the forward scan.
-template <class Policy, class Forward, bool kByVectors, bool kQuads>
+template <class Policy, class Forward, bool kByVectors>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows_from_x(const __grid_constant__ FromX p) {
-  if (threadIdx.x < p.forward.threads) scan_whole_rows<Forward, kByVectors, kQuads>(p.forward);
+  if (threadIdx.x < p.forward.threads) scan_whole_rows<Forward, kByVectors>(p.forward);
   __syncthreads();
-  scan_whole_rows<Policy, kByVectors, false>(p.gradient);
+  scan_whole_rows<Policy, kByVectors>(p.gradient);
 }
 
 // Lays out the shared memory of rows, and returns its size.
@@ -28,15 +27,13 @@ size_t bytes_of_rows(Parameters& p) {
   return p.states_at + states * sizeof(typename Policy::State);
 }
 
-template <class Policy, class Forward, bool kQuads = false>
+template <class Policy, class Forward>
 cudaError_t launch_rows_from_x(cudaStream_t stream, Launch shape, FromX& p) {
-  if constexpr (kByQuads<Forward> && !kQuads)
-    if (p.forward.axis_warps == 1) return launch_rows_from_x<Policy, Forward, true>(stream, shape, p);
   shape.shared_bytes = std::max(bytes_of_rows<Forward>(p.forward), bytes_of_rows<Policy>(p.gradient));
-  if constexpr (sizeof(typename Policy::Element::Bits) == 2 && (kQuads || !kByQuads<Forward>))
+  if constexpr (sizeof(typename Policy::Element::Bits) == 2)
     if (!p.gradient.aligned && p.forward.run_bits < 5)
-      return launch(stream, shape, scan_rows_from_x<Policy, Forward, true, kQuads>, p);
-  return launch(stream, shape, scan_rows_from_x<Policy, Forward, false, kQuads>, p);
+      return launch(stream, shape, scan_rows_from_x<Policy, Forward, true>, p);
+  return launch(stream, shape, scan_rows_from_x<Policy, Forward, false>, p);
 }
 
 template <class Policy, class Forward>

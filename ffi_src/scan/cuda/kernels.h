@@ -17,6 +17,7 @@ cudaError_t launch_logsumexp(cudaStream_t, const Plan&, const Problem&, const Bu
 cudaError_t launch_linear(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_linear_vjp(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_small(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_lane_rows(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_tangent(cudaStream_t, const Plan&, const Problem&, const Buffers&, void* workspace);
 cudaError_t launch_tangent_pieces(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_gradient_from_x(cudaStream_t, const Plan&, const Problem&, const Buffers&);

@@ -139,11 +139,19 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
 cudaError_t launch_scan(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers,
                         void* workspace) {
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
+  if (is_paired(problem) && plan.layout == Layout::kAlong) {
+    if (is_aligned(buffers.x, 8) && is_aligned(buffers.h0, 8) && is_aligned(buffers.out, 8))
+      return launch_scan(stream, plan, paired(problem), buffers, workspace);
+    // XLA's buffers are aligned; others, as only tests have, get other bits.
+    const Plan spans = plan_scan(problem, gpu_of(75), -1, static_cast<int>(Algorithm::kSpans));
+    return launch_sum(stream, spans, problem, buffers, nullptr);
+  }
   if (problem.kind == Kind::kTangent && plan.algorithm == Algorithm::kPieces)
     return launch_tangent_pieces(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kSmall || plan.algorithm == Algorithm::kLanes ||
       plan.algorithm == Algorithm::kPieces || plan.algorithm == Algorithm::kFew)
     return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == Algorithm::kLaneRows) return launch_lane_rows(stream, plan, problem, buffers);
   if (problem.from_x) return launch_gradient_from_x(stream, plan, problem, buffers);
   switch (problem.kind) {
     case Kind::kTangent: return launch_tangent(stream, plan, problem, buffers, workspace);

@@ -27,10 +27,14 @@ constexpr int kWholeRowBlocks =
                                                  : 4;
 
 constexpr int kLoopSlots = 2;  // scan_columns: slots of folds in shared memory
+// scan_columns: the most threads besides those that work on tiles, the keepers. Each keeps the fold of a column. (Their
+// registers would cost spans, and gradients of recurrences, a block of each multiprocessor.)
+template <class Policy, class Work>
+constexpr int kKeepers = Work::kFoldsAll || Policy::kOperands > 2 ? 0 : 64;
 
-template <class Policy, bool kByVectors, bool kQuads>
+template <class Policy, bool kByVectors>
 __device__ __forceinline__ void scan_whole_rows(const Parameters& p) {
-  using Work = Rows<Policy, kByVectors, kQuads>;
+  using Work = Rows<Policy, kByVectors>;
   const Work work(p, blockIdx.x);
   typename Work::Tile tile;
   work.load(tile);
@@ -38,19 +42,35 @@ __device__ __forceinline__ void scan_whole_rows(const Parameters& p) {
   work.finish(tile, folds, work.earlier_warps(folds));
 }
 
-template <class Policy, bool kByVectors, bool kQuads>
+template <class Policy, bool kByVectors>
 __global__ void __launch_bounds__(kThreads, kWholeRowBlocks<Policy>) scan_rows(const __grid_constant__ Parameters p) {
-  scan_whole_rows<Policy, kByVectors, kQuads>(p);
+  scan_whole_rows<Policy, kByVectors>(p);
 }
 
-// Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1.
+// Columns or spans of one tile or more. While a block works on a tile, it loads the next p.stages - 1. If there are
+// keepers, they fold the sums of a tile while the others write its results and fold the next tile.
 template <class Policy, class Work>
-__global__ void __launch_bounds__(Work::kThreadsAtMost, Work::kLoopBlocks)
+__global__ void __launch_bounds__(Work::kThreadsAtMost + kKeepers<Policy, Work>, Work::kLoopBlocks)
     scan_columns(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   const Work work(p);
+  if constexpr (kKeepers<Policy, Work> > 0) {
+    if (const int member = static_cast<int>(threadIdx.x) - p.threads; member >= 0) {
+      Counter<Policy> counter(p);
+      const State initial = work.initial(work.column_of(blockIdx.x, member));
+      work.carry(0)[member] = initial;
+      for (int t = 0; t < p.tiles; ++t) {
+        __syncthreads();
+        if (t + 1 == p.tiles) return;
+        counter.add(t, work.tile_total(t % 2, member));
+        work.carry((t + 1) % 2)[member] = Policy::combine(initial, counter.fold(t + 1), p.options);
+      }
+    }
+  }
   const auto place = work.place(blockIdx.x);
-  const bool shared = Work::kFoldsAll || p.axis_warps > 1, keeps = shared && threadIdx.x < work.block_columns();
+  const bool shared = Work::kFoldsAll || p.axis_warps > 1;
+  bool keeps = shared && threadIdx.x < work.block_columns();
+  if constexpr (kKeepers<Policy, Work> > 0) keeps = keeps && static_cast<int>(blockDim.x) == p.threads;
   Counter<Policy> counter(p);
   const State initial = keeps ? work.initial(work.column_of(blockIdx.x, threadIdx.x)) : work.identity();
   if (keeps) work.carry(0)[threadIdx.x] = initial;

@@ -48,9 +48,10 @@ __device__ __forceinline__ void clear_outside(Pack& pack, int at, int begin, int
     if (at + i < begin || at + i >= end) set<Item>(pack, i, Item{});
 }
 
-// Loads the parts; other elements of their packs become 0. Each lane passes the row to which its run belongs. A pack
-// is taken from the two aligned vectors that contain it; a vector is read only if it has an element of the part.
-template <int kPacks, class Item>
+// Loads the parts; if kClear, other elements of their packs become 0. Each lane passes the row to which its run
+// belongs. A pack is taken from the two aligned vectors that contain it; a vector is read only if it has an element of
+// the part.
+template <int kPacks, bool kClear, class Item>
 __device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, const Parts parts) {
   constexpr int n = 16 / sizeof(Item), kBits = kPacks / 2;  // log2 of kPacks, which is 2 or 4
   const int lane = threadIdx.x % 32;
@@ -72,7 +73,7 @@ __device__ __noinline__ void fetch_parts(Pack* packs, const Item* row_of_run, co
 #pragma unroll
   for (int u = 0; u < kPacks; ++u) {
     Pack pack = between<sizeof(Item), 15>(low[u], high[u], past[u] * static_cast<int>(sizeof(Item)));
-    clear_outside<Item>(pack, at[u], parts.begin, parts.end);
+    if (kClear) clear_outside<Item>(pack, at[u], parts.begin, parts.end);
     packs[permuted<kPacks>(u * 32 + lane)] = pack;
   }
 }

@@ -15,8 +15,8 @@ namespace jaxgpuops::scan {
 // one byte are copied by vectors; those of two are if a warp has several rows, in a kernel of its own, since in one
 // kernel the calls would slow other rows by up to a sixth.
 //
-// kQuads: whether one warp has each row, and runs are folded as quads of packs (runs.h).
-template <class Policy, bool kByVectors, bool kQuads = false>
+// Runs are folded as quads of packs (runs.h) where the order of folding matters, since few.cuh has the same rows.
+template <class Policy, bool kByVectors>
 class Rows : public BetweenWarps<Policy> {
  public:
   using Element = typename Policy::Element;
@@ -30,6 +30,7 @@ class Rows : public BetweenWarps<Policy> {
   static constexpr int kPacks = run_shape(Layout::kAlong, Policy::kOperands, sizeof(Bits)).per_lane;
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun;
   static constexpr int kBytesOfWarp = Policy::kOperands * 32 * kPacks * 16;
+  static constexpr bool kQuads = kByQuads<Policy>;
 
   struct Tile {
     Pack operand[Policy::kOperands][kPacks];
@@ -139,7 +140,7 @@ class Rows : public BetweenWarps<Policy> {
   // The fold of what comes before the warp in its row. The warps of a row exchange their folds through shared memory.
   __device__ State earlier_warps(const Folds& folds) const {
     const State initial = this->initial(row());
-    if (kQuads || p.axis_warps == 1) return initial;
+    if (p.axis_warps == 1) return initial;
     State* const totals = this->totals(0) + column_warp * kWarps;
     if (lane == 31) totals[axis_warp] = folds.inclusive;
     wait_at_barrier(1 + column_warp, 32 * p.axis_warps);
@@ -302,7 +303,8 @@ class Rows : public BetweenWarps<Policy> {
   template <class RowAt>
   __device__ void fetch_each(int operand, const Bits* data, RowAt row_at) const {
     if constexpr (kByVectors) {
-      fetch_parts<kPacks>(place(operand, 0), data + row_at(lane >> p.run_bits), parts());
+      // Only the maximum of a part of a run may include what is past the end.
+      fetch_parts<kPacks, kByParts<Policy>>(place(operand, 0), data + row_at(lane >> p.run_bits), parts());
     } else if (sizeof(Bits) == 2 || p.run_bits == 5) {
       fetch_elements<true>(operand, data + row_at(0), row_at);
     } else {

@@ -249,8 +249,8 @@ JAXGPUOPS_FN void step_run(typename Policy::State& state, At at, const Options& 
   }
 }
 
-// Whether rows that one warp has are folded pack by pack, so that a lane may have a run of four packs (rows.cuh) or one
-// pack (few.cuh): four packs are folded as two pairs. (Other policies have the same bits in any order, or have no few.)
+// Whether rows of one tile are folded pack by pack, so that a lane may have a run of four packs (rows.cuh) or one pack
+// (few.cuh): four packs are folded as two pairs. (Other policies have the same bits in any order, or have no few.)
 template <class Policy>
 constexpr bool kByQuads = (Policy::kKind == Kind::kCumulative || Policy::kKind == Kind::kLinear) && !Policy::kCut &&
                           !kByParts<Policy> && !kExact<Policy>;

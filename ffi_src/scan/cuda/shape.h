@@ -44,6 +44,7 @@ constexpr int kMostSmallLength = 1024;
 constexpr int kSmallWarps = 4;  // kSmall: warps of a block
 constexpr int kSmallStep = 4;   // kSmall: positions that a lane steps over before it checks whether there are more
 constexpr int kLanesThreads = 256, kLanesStep = 8;  // kLanes: threads of a block; positions that a lane loads at once
+constexpr int kLaneRowsThreads = 128;               // kLaneRows: the most threads of a block
 constexpr int kMostColumns = 256;                   // the most columns of a span
 // kPieces: the most threads of a block.
 constexpr int kPieceThreads = 1024;
