@@ -313,8 +313,9 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const auto has_room = [&](const Plan& plan) {
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
-  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.length * key_bytes >= kMinWaveBytes &&
-      (forced < 0 ? prefers_wave(rows, k, key_bytes, gpu) : rows.count() <= kMaxWaveRows)) {
+  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK &&
+      (forced < 0 ? rows.length * key_bytes >= kMinWaveBytes && prefers_wave(rows, k, key_bytes, gpu)
+                  : rows.count() <= kMaxWaveRows)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }

@@ -47,6 +47,7 @@ template <class Key, int kThreads, int kItems>
 struct DigitsBlock {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   static constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
+  static constexpr uint32_t kDense = 4 * 32;            // marks of 32 words that are so many that lanes share each word
   static constexpr int kBits = 8 * sizeof(Key), kBinBits = digits_bin_bits(kThreads, kBits);
   using Control = DigitsControl<kThreads>;
   static_assert(sizeof(Control) <= kBins * 4 + kDigitsControl && kBins >= 1u << kBinBits);
@@ -74,6 +75,11 @@ struct DigitsBlock {
   // many; and how many elements the list has.
   uint32_t least = 0, need = a.k, reached = a.k;
   bool exact = false;
+  // Wide keys are told apart by their distance from `low`, which has `key_bits` bits: a sample has larger keys only, and
+  // smaller ones than `high`. So integers of a small range have one digit. Keys beyond the two count as equal to them.
+  static constexpr bool kWide = sizeof(Key) == 4;
+  uint32_t low = 0, high = ~0u;
+  int key_bits = kBits;
 
   __device__ __forceinline__ explicit DigitsBlock(const Digits& a) : a(a) {}
 
@@ -88,20 +94,47 @@ struct DigitsBlock {
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = uint4{0, 0, 0, 0};
     if (tid == 0) s.digit = ~0u, s.top = 0;
   }
-  static __device__ __forceinline__ uint32_t first_digit(Key key) { return key >> (kBits - kBinBits); }
+  __device__ __forceinline__ uint32_t distance(uint32_t key) const {
+    return kWide ? min(max(key, low), high) - low : key;
+  }
+  __device__ __forceinline__ int first_digit_at() const { return max(key_bits - kBinBits, 0); }
+  __device__ __forceinline__ uint32_t first_digit(uint32_t key) const { return distance(key) >> first_digit_at(); }
+  // The least key at this distance.
+  __device__ __forceinline__ uint32_t key_at(uint32_t distance) const { return distance ? distance + low : 0; }
+  // Whether different keys may have this distance.
+  __device__ __forceinline__ bool is_beyond(uint32_t distance) const {
+    return (distance == 0 && low > 0) || (distance == high - low && high < ~0u);
+  }
 
   // Loads the part. Returns a first digit that more than k elements reach, almost certainly: it follows from a sample.
   __device__ __forceinline__ uint32_t load() {
     clear();
     Key samples[kDigitsSamples];
-    if (a.reach) {
+    if (a.reach || kWide) {
 #pragma unroll
       for (uint32_t i = 0; i < kDigitsSamples; ++i)
         samples[i] = __ldg(whole + scatter(i * kThreads + tid, a.length) * inner);
     }
     inner > 1 ? load_column() : load_row();
-    if (!a.reach) return 0;
+    if (!a.reach && !kWide) return 0;
+    if constexpr (kWide) {
+      uint32_t most = 0, rest = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kDigitsSamples; ++i) {
+        const uint32_t key = encode(samples[i], a.order);
+        most = max(most, key), rest = max(rest, ~key);
+      }
+      most = largest_of_warp(most), rest = largest_of_warp(rest);
+      if (lane == 0) s.reaching[warp] = most, s.tying[warp] = rest;
+    }
     __syncthreads();
+    if constexpr (kWide) {
+      const uint32_t most = largest_of_warp(lane < kWarps ? s.reaching[lane] : 0);
+      const uint32_t least = ~largest_of_warp(lane < kWarps ? s.tying[lane] : 0);
+      low = least - min(least, 1u), high = most + min(~most, 1u);
+      key_bits = 32 - __clz(static_cast<int>(high - low));
+      if (!a.reach) return 0;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[first_digit(encode(samples[i], a.order))], 1u);
     find(a.reach, 1u << kBinBits, 1);
@@ -198,6 +231,7 @@ struct DigitsBlock {
   // Marks the elements whose first digit reaches the floor, and counts their digits. A thread marks eight at a time.
   __device__ __forceinline__ void mark(uint32_t floor) {
     constexpr uint32_t kEight = 8;
+    const uint32_t from = key_at(floor << first_digit_at());
 #pragma unroll 1
     for (uint32_t o = tid; o < words * 4; o += kThreads) {
       alignas(16) Key e[kEight];
@@ -210,7 +244,7 @@ struct DigitsBlock {
       }
       uint32_t hits = 0;
 #pragma unroll
-      for (uint32_t j = 0; j < kEight; ++j) hits |= static_cast<uint32_t>(first_digit(e[j]) >= floor) << j;
+      for (uint32_t j = 0; j < kEight; ++j) hits |= static_cast<uint32_t>(e[j] >= from) << j;
       if (o * kEight < skipped) hits &= ~0u << min(skipped - o * kEight, kEight);
       if (end < (o + 1) * kEight) hits &= o * kEight < end ? (1u << (end - o * kEight)) - 1 : 0;
       reinterpret_cast<uint8_t*>(marks)[o] = static_cast<uint8_t>(hits);
@@ -223,9 +257,9 @@ struct DigitsBlock {
     for (uint32_t w = tid; w < words; w += kThreads) {
       uint32_t kept = marks[w];
       for_marks_by_turns(kept, lane, [&](uint32_t j) {
-        const uint32_t key = slots[w * 32 + j], high = key >> prefix_at;
-        if (high < prefix) kept ^= 1u << j;
-        if (high == prefix) atomicAdd(&s.bins[key >> digit_at & (digits - 1)], 1u);
+        const uint32_t key = distance(slots[w * 32 + j]), top = key >> prefix_at;
+        if (top < prefix) kept ^= 1u << j;
+        if (top == prefix) atomicAdd(&s.bins[key >> digit_at & (digits - 1)], 1u);
       });
       marks[w] = kept;
     }
@@ -234,29 +268,33 @@ struct DigitsBlock {
   // Finds the k-th key digit by digit, or stops where the list has room for all elements that reach the digits so far.
   __device__ __forceinline__ void select(uint32_t floor) {
     uint32_t prefix = 0;
-    int bits = kBits;
+    int bits = key_bits;
 #pragma unroll 1
     while (true) {
       const int above = bits, digit_bits = min(bits, kBinBits);
       const uint32_t digits = 1u << digit_bits;
       bits -= digit_bits;
       __syncthreads();
-      above == kBits ? mark(floor) : count(prefix, above, bits, digits);
+      above == key_bits ? mark(floor) : count(prefix, above, bits, digits);
       find(need, digits, blocks);
       if (s.digit == ~0u) {  // the sample misled, which happens hardly ever
         floor = 0;
-        bits = kBits;
+        bits = key_bits;
       } else {
         need -= s.above;
         prefix = prefix << digit_bits | s.digit;
         reached = a.k - need + s.kept;
         exact = s.kept != need && (bits == 0 || reached > kRoom * blocks);
-        if (!exact || bits == 0) break;
+        if (!exact || (bits == 0 && !is_beyond(prefix))) break;
+        if (bits == 0) {  // many elements are beyond the sample, which is as rare
+          low = 0, high = ~0u, floor = 0, prefix = 0, need = a.k;
+          bits = key_bits = kBits;
+        }
       }
       meet_cluster();  // all threads have read what was found
       clear();
     }
-    least = prefix << bits;
+    least = key_at(prefix << bits);
     if (exact) reached = a.k;
   }
 
@@ -299,7 +337,32 @@ struct DigitsBlock {
 #pragma unroll 1
     for (uint32_t start = from; start < to; start += 32) {
       const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
-      if (!__any_sync(kEveryLane, hits)) continue;
+      const uint32_t marked = sum_of_warp(__popc(hits));
+      if (marked == 0) continue;
+      const auto list = [&](bool is_tie, uint32_t m, uint32_t t, uint32_t slot) {
+        if (is_tie && t >= need) return;
+        const Key key = slots[slot];
+        const uint32_t place = m + min(t, need), index = begin + slot - skipped;
+        if constexpr (kItems > 0) {
+          put(place, key, index);
+          top = max(top, uint32_t{key});
+        } else {
+          write(place, key, index);
+        }
+      };
+      if (marked >= kDense) {  // lanes take neighbouring elements, and write neighbouring places
+#pragma unroll 1
+        for (uint32_t v = start; v < min(start + 32, to); ++v) {
+          const uint32_t kept = marks[v];
+          if (kept == 0) continue;
+          const bool is_tie = exact && slots[v * 32 + lane] == least;
+          const uint32_t equal = __ballot_sync(kEveryLane, is_tie) & kept, others = kept & ~equal;
+          const uint32_t before = (1u << lane) - 1;
+          if (kept >> lane & 1) list(is_tie, more + __popc(others & before), ties + __popc(equal & before), v * 32 + lane);
+          more += __popc(others), ties += __popc(equal);
+        }
+        continue;
+      }
       uint32_t equal = 0;
       if (exact)
         for_marks_by_turns(hits, lane,
@@ -308,18 +371,9 @@ struct DigitsBlock {
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
       for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
-        const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
-        const uint32_t place = m + min(t, need);
+        const bool is_tie = equal >> j & 1;
+        list(is_tie, m, t, w * 32 + j);
         is_tie ? ++t : ++m;
-        if (!wanted) return;
-        const Key key = slots[w * 32 + j];
-        const uint32_t index = begin + w * 32 + j - skipped;
-        if constexpr (kItems > 0) {
-          put(place, key, index);
-          top = max(top, uint32_t{key});
-        } else {
-          write(place, key, index);
-        }
       });
       more += all & 0xffff;
       ties += all >> 16;

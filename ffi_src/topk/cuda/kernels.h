@@ -58,6 +58,7 @@ cudaError_t launch_buckets(cudaStream_t, const Plan&, const Problem&, const Buff
 cudaError_t launch_digits(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_reorder(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_radix(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+cudaError_t launch_turn_back(cudaStream_t, const Problem&, const void* values, const int32_t* indices, const Buffers&);
 cudaError_t launch_sieve(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sieve_whole(cudaStream_t, const Problem&, const Buffers&);
 cudaError_t launch_wave(cudaStream_t, const Plan&, const Problem&, const Buffers&);

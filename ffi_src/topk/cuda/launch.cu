@@ -25,6 +25,9 @@ bool turns(const Plan& plan) {
          plan.algorithm != Algorithm::kBuckets;
 }
 
+// So many results are transposed back by one launch, in which lanes read from different lines.
+constexpr int64_t kMostTogether = 1 << 19;
+
 // Columns become rows, and so do the results, which are transposed back.
 cudaError_t launch_turned(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const auto [outer, length, inner] = problem.rows;
@@ -38,6 +41,8 @@ cudaError_t launch_turned(cudaStream_t stream, const Plan& plan, const Problem& 
   cudaError_t error = sort::launch_turn(stream, buffers.x, bytes, outer, length, inner, problem.key_bits);
   if (error == cudaSuccess)
     error = launch_topk(stream, of_rows, turned, bytes, bytes + shape.values, indices, bytes + shape.bytes);
+  if (error == cudaSuccess && outer * inner * problem.k <= kMostTogether)
+    return launch_turn_back(stream, problem, bytes + shape.values, indices, buffers);
   if (error == cudaSuccess)
     error = sort::launch_turn(stream, bytes + shape.values, buffers.values, outer, inner, problem.k, problem.key_bits);
   if (error == cudaSuccess) error = sort::launch_turn(stream, indices, buffers.indices, outer, inner, problem.k, 32);
