@@ -70,7 +70,7 @@ struct DigitsBlock {
   const uint32_t skipped = inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
   Key* const slots = reinterpret_cast<Key*>(held);
   const uint32_t end = skipped + own, vectors = (end + kVector - 1) / kVector, words = (end + 31) / 32;  // of marks
-  const int64_t results = row / inner * a.k * inner + row % inner;
+  const int64_t results = a.place(row, 0);
   // What select() finds: the least key of the list; whether only some of the elements that equal it are needed, and how
   // many; and how many elements the list has.
   uint32_t least = 0, need = a.k, reached = a.k;
@@ -384,8 +384,9 @@ struct DigitsBlock {
     }
   }
   __device__ __forceinline__ void write(uint32_t place, Key key, uint32_t index) const {
-    static_cast<Key*>(a.values)[results + place * inner] = decode(key, a.order);
-    a.indices[results + place * inner] = static_cast<int32_t>(index);
+    const int64_t to = results + int64_t{place} * a.beside;
+    static_cast<Key*>(a.values)[to] = decode(key, a.order);
+    a.indices[to] = static_cast<int32_t>(index);
   }
   // The list is divided among the blocks.
   __device__ __forceinline__ void put(uint32_t place, uint32_t word, uint32_t index) const {

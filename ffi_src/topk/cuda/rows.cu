@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   int64_t start = r, offset = 0;  // the row begins behind so many whole rows and so many elements
   if (!kVectors && a.inner > 1) offset = static_cast<uint32_t>(r) % static_cast<uint32_t>(a.inner), start = r - offset;
   const Key* row = static_cast<const Key*>(a.x) + (live ? start * a.length + offset : 0);
-  const Output<Order, Key, T::kFloats> write{a, start * a.k + offset, team.stride()};
+  const Output<Order, Key, T::kFloats> write{a, live ? a.place(r, 0) : 0, a.beside};
   team.load(row, live);
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
