@@ -38,7 +38,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool selects_first(Rows rows, int64_t k, int key_bytes);
-bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads);
+bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm in_place, Algorithm of_rows);
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides);
 
 }  // namespace jaxgpuops::topk

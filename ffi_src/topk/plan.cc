@@ -423,11 +423,12 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
   const Plan plan = plan_in_place(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
-  if (forced >= 0 || rows.inner == 1) return plan;
-  if (has_room(plan) && !turns_columns(rows, k, key_bits / 8, plan.algorithm)) return plan;
+  if (forced >= 0 || rows.inner == 1 || plan.algorithm == Algorithm::kEmpty) return plan;
   // A part of a batch of columns that are transposed has the workspace for that.
   const Plan turned = plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
-  return turned.algorithm != Algorithm::kEmpty && has_room(turned) ? turned : plan;
+  if (turned.algorithm == Algorithm::kEmpty || !has_room(turned)) return plan;
+  return has_room(plan) && !turns_columns(rows, k, key_bits / 8, sorted, plan.algorithm, turned.algorithm) ? plan
+                                                                                                        : turned;
 }
 
 }  // namespace jaxgpuops::topk

@@ -394,12 +394,26 @@ bool selects_first(Rows rows, int64_t k, int key_bytes) {
   return chosen >= 1 << 18 && 8 * k <= length && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16);
 }
 
-// Whether columns are better transposed to rows. Kernels that read columns one by one read each sector several times.
-bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads) {
-  if (rows.inner < 8 || rows.elements() < 1 << 22 || rows.length <= kMaxSortLength) return false;
-  if (reads == Algorithm::kBuckets) return k > kMaxStreamK && key_bytes <= 2;
-  if (reads == Algorithm::kDigits) return key_bytes > 1 && k > kMaxRowsK;
-  return reads == Algorithm::kStream && k > kMaxRowsK;
+// Whether columns are better transposed to rows, where other kernels take them. Kernels that read columns one by one
+// read each sector several times, and those for rows find better thresholds.
+bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm in_place, Algorithm of_rows) {
+  const int64_t length = rows.length, bytes = rows.elements() * key_bytes;
+  const bool once = of_rows == Algorithm::kRows || of_rows == Algorithm::kHeld || of_rows == Algorithm::kWave ||
+                    of_rows == Algorithm::kSieve;
+  const bool large = rows.inner >= 8 && rows.elements() >= 1 << 22 && length > kMaxSortLength;
+  switch (in_place) {
+    case Algorithm::kBuckets:
+      return (large && k > kMaxStreamK && key_bytes <= 2) || (once && bytes <= (key_bytes <= 2 ? 1 << 26 : 1 << 25));
+    case Algorithm::kDigits:
+      if (large && key_bytes > 1 && k > kMaxRowsK) return true;
+      return once && length > kMaxSortLength && (sorted || of_rows != Algorithm::kSieve);
+    case Algorithm::kStream:
+      if (large && k > kMaxRowsK) return true;
+      return length >= kMaxSortLength / 2 &&
+             (once || of_rows == Algorithm::kSort || (of_rows == Algorithm::kStream && rows.inner >= 8));
+    case Algorithm::kRows: return once && rows.inner >= 32 && length >= kMaxSortLength / 2;
+    default: return false;
+  }
 }
 
 }  // namespace jaxgpuops::topk

@@ -19,6 +19,7 @@ struct Digits : Call {
   uint32_t blocks;  // of a cluster
   uint32_t part;    // elements of a block
   uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
+  bool narrows;     // the sample also tells the range of keys of 32 bits
 };
 
 template <int kThreads>
@@ -47,7 +48,6 @@ template <class Key, int kThreads, int kItems>
 struct DigitsBlock {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   static constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
-  static constexpr uint32_t kDense = 4 * 32;            // marks of 32 words that are so many that lanes share each word
   static constexpr int kBits = 8 * sizeof(Key), kBinBits = digits_bin_bits(kThreads, kBits);
   using Control = DigitsControl<kThreads>;
   static_assert(sizeof(Control) <= kBins * 4 + kDigitsControl && kBins >= 1u << kBinBits);
@@ -75,8 +75,8 @@ struct DigitsBlock {
   // many; and how many elements the list has.
   uint32_t least = 0, need = a.k, reached = a.k;
   bool exact = false;
-  // Wide keys are told apart by their distance from `low`, which has `key_bits` bits: a sample has larger keys only, and
-  // smaller ones than `high`. So integers of a small range have one digit. Keys beyond the two count as equal to them.
+  // Keys of 32 bits are told apart by their distance from `low`, which has `key_bits` bits: the keys of the sample lie
+  // between `low` and `high`. So integers of a small range have one digit. Keys beyond the two count as equal to them.
   static constexpr bool kWide = sizeof(Key) == 4;
   uint32_t low = 0, high = ~0u;
   int key_bits = kBits;
@@ -110,14 +110,15 @@ struct DigitsBlock {
   __device__ __forceinline__ uint32_t load() {
     clear();
     Key samples[kDigitsSamples];
-    if (a.reach || kWide) {
+    const bool narrows = kWide && a.narrows;
+    if (a.reach || narrows) {
 #pragma unroll
       for (uint32_t i = 0; i < kDigitsSamples; ++i)
         samples[i] = __ldg(whole + scatter(i * kThreads + tid, a.length) * inner);
     }
     inner > 1 ? load_column() : load_row();
-    if (!a.reach && !kWide) return 0;
-    if constexpr (kWide) {
+    if (!a.reach && !narrows) return 0;
+    if (narrows) {
       uint32_t most = 0, rest = 0;
 #pragma unroll
       for (uint32_t i = 0; i < kDigitsSamples; ++i) {
@@ -128,13 +129,13 @@ struct DigitsBlock {
       if (lane == 0) s.reaching[warp] = most, s.tying[warp] = rest;
     }
     __syncthreads();
-    if constexpr (kWide) {
+    if (narrows) {
       const uint32_t most = largest_of_warp(lane < kWarps ? s.reaching[lane] : 0);
       const uint32_t least = ~largest_of_warp(lane < kWarps ? s.tying[lane] : 0);
       low = least - min(least, 1u), high = most + min(~most, 1u);
       key_bits = 32 - __clz(static_cast<int>(high - low));
-      if (!a.reach) return 0;
     }
+    if (!a.reach) return 0;
 #pragma unroll
     for (uint32_t i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[first_digit(encode(samples[i], a.order))], 1u);
     find(a.reach, 1u << kBinBits, 1);
@@ -286,7 +287,7 @@ struct DigitsBlock {
         reached = a.k - need + s.kept;
         exact = s.kept != need && (bits == 0 || reached > kRoom * blocks);
         if (!exact || (bits == 0 && !is_beyond(prefix))) break;
-        if (bits == 0) {  // many elements are beyond the sample, which is as rare
+        if (bits == 0) {  // the k-th key is beyond the sample, which is as rare
           low = 0, high = ~0u, floor = 0, prefix = 0, need = a.k;
           bits = key_bits = kBits;
         }
@@ -337,32 +338,7 @@ struct DigitsBlock {
 #pragma unroll 1
     for (uint32_t start = from; start < to; start += 32) {
       const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
-      const uint32_t marked = sum_of_warp(__popc(hits));
-      if (marked == 0) continue;
-      const auto list = [&](bool is_tie, uint32_t m, uint32_t t, uint32_t slot) {
-        if (is_tie && t >= need) return;
-        const Key key = slots[slot];
-        const uint32_t place = m + min(t, need), index = begin + slot - skipped;
-        if constexpr (kItems > 0) {
-          put(place, key, index);
-          top = max(top, uint32_t{key});
-        } else {
-          write(place, key, index);
-        }
-      };
-      if (marked >= kDense) {  // lanes take neighbouring elements, and write neighbouring places
-#pragma unroll 1
-        for (uint32_t v = start; v < min(start + 32, to); ++v) {
-          const uint32_t kept = marks[v];
-          if (kept == 0) continue;
-          const bool is_tie = exact && slots[v * 32 + lane] == least;
-          const uint32_t equal = __ballot_sync(kEveryLane, is_tie) & kept, others = kept & ~equal;
-          const uint32_t before = (1u << lane) - 1;
-          if (kept >> lane & 1) list(is_tie, more + __popc(others & before), ties + __popc(equal & before), v * 32 + lane);
-          more += __popc(others), ties += __popc(equal);
-        }
-        continue;
-      }
+      if (!__any_sync(kEveryLane, hits)) continue;
       uint32_t equal = 0;
       if (exact)
         for_marks_by_turns(hits, lane,
@@ -371,9 +347,18 @@ struct DigitsBlock {
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
       for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
-        const bool is_tie = equal >> j & 1;
-        list(is_tie, m, t, w * 32 + j);
+        const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
+        const uint32_t place = m + min(t, need);
         is_tie ? ++t : ++m;
+        if (!wanted) return;
+        const Key key = slots[w * 32 + j];
+        const uint32_t index = begin + w * 32 + j - skipped;
+        if constexpr (kItems > 0) {
+          put(place, key, index);
+          top = max(top, uint32_t{key});
+        } else {
+          write(place, key, index);
+        }
       });
       more += all & 0xffff;
       ties += all >> 16;
