@@ -339,6 +339,30 @@ struct DigitsBlock {
     for (uint32_t start = from; start < to; start += 32) {
       const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
       if (!__any_sync(kEveryLane, hits)) continue;
+      const auto list = [&](bool is_tie, uint32_t m, uint32_t t, uint32_t slot) {
+        if (is_tie && t >= need) return;
+        const Key key = slots[slot];
+        const uint32_t place = m + min(t, need), index = begin + slot - skipped;
+        if constexpr (kItems > 0) {
+          put(place, key, index);
+          top = max(top, uint32_t{key});
+        } else {
+          write(place, key, index);
+        }
+      };
+      // If neighbours are selected, as of sorted rows, lanes share a word. Else all would put to the same bank.
+      if (__any_sync(kEveryLane, hits == ~0u)) {
+#pragma unroll 1
+        for (uint32_t v = start; v < min(start + 32, to); ++v) {
+          const uint32_t kept = marks[v], before = (1u << lane) - 1;
+          const bool is_tie = exact && slots[v * 32 + lane] == least;
+          const uint32_t equal = __ballot_sync(kEveryLane, is_tie) & kept, others = kept & ~equal;
+          if (kept >> lane & 1)
+            list(is_tie, more + __popc(others & before), ties + __popc(equal & before), v * 32 + lane);
+          more += __popc(others), ties += __popc(equal);
+        }
+        continue;
+      }
       uint32_t equal = 0;
       if (exact)
         for_marks_by_turns(hits, lane,
@@ -347,18 +371,9 @@ struct DigitsBlock {
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
       for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
-        const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
-        const uint32_t place = m + min(t, need);
+        const bool is_tie = equal >> j & 1;
+        list(is_tie, m, t, w * 32 + j);
         is_tie ? ++t : ++m;
-        if (!wanted) return;
-        const Key key = slots[w * 32 + j];
-        const uint32_t index = begin + w * 32 + j - skipped;
-        if constexpr (kItems > 0) {
-          put(place, key, index);
-          top = max(top, uint32_t{key});
-        } else {
-          write(place, key, index);
-        }
       });
       more += all & 0xffff;
       ties += all >> 16;
