@@ -355,9 +355,9 @@ struct DigitsBlock {
 #pragma unroll 1
         for (uint32_t v = start; v < min(start + 32, to); ++v) {
           const uint32_t kept = marks[v], before = (1u << lane) - 1;
-          const bool is_tie = exact && slots[v * 32 + lane] == least;
-          const uint32_t equal = __ballot_sync(kEveryLane, is_tie) & kept, others = kept & ~equal;
-          if (kept >> lane & 1)
+          const bool mine = kept >> lane & 1, is_tie = exact && mine && slots[v * 32 + lane] == least;
+          const uint32_t equal = __ballot_sync(kEveryLane, is_tie), others = kept & ~equal;
+          if (mine)
             list(is_tie, more + __popc(others & before), ties + __popc(equal & before), v * 32 + lane);
           more += __popc(others), ties += __popc(equal);
         }
