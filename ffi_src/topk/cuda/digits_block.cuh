@@ -48,6 +48,9 @@ template <class Key, int kThreads, int kItems>
 struct DigitsBlock {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   static constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
+  // If a word has so many marks, the lanes of a warp share words. Else each lane lists those of a word, in scattered
+  // places, which takes longest for results in memory.
+  static constexpr int kMany = kItems > 0 ? 12 : 6;
   static constexpr int kBits = 8 * sizeof(Key), kBinBits = digits_bin_bits(kThreads, kBits);
   using Control = DigitsControl<kThreads>;
   static_assert(sizeof(Control) <= kBins * 4 + kDigitsControl && kBins >= 1u << kBinBits);
@@ -302,7 +305,7 @@ struct DigitsBlock {
   // Lists the elements that reach the least key, in the order of their indices: writes them, or puts them to the list.
   // If not all that equal it are needed, the first ones are.
   __device__ __forceinline__ void list_selected() {
-    const uint32_t per_warp = (words + kThreads - 1) / kThreads * 32;
+    const uint32_t per_warp = (words + kWarps - 1) / kWarps;
     const uint32_t from = min(warp * per_warp, words), to = min(from + per_warp, words);
     uint32_t more = 0, ties = 0;
 #pragma unroll 1
@@ -339,30 +342,6 @@ struct DigitsBlock {
     for (uint32_t start = from; start < to; start += 32) {
       const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
       if (!__any_sync(kEveryLane, hits)) continue;
-      const auto list = [&](bool is_tie, uint32_t m, uint32_t t, uint32_t slot) {
-        if (is_tie && t >= need) return;
-        const Key key = slots[slot];
-        const uint32_t place = m + min(t, need), index = begin + slot - skipped;
-        if constexpr (kItems > 0) {
-          put(place, key, index);
-          top = max(top, uint32_t{key});
-        } else {
-          write(place, key, index);
-        }
-      };
-      // If neighbours are selected, as of sorted rows, lanes share a word. Else all would put to the same bank.
-      if (__any_sync(kEveryLane, hits == ~0u)) {
-#pragma unroll 1
-        for (uint32_t v = start; v < min(start + 32, to); ++v) {
-          const uint32_t kept = marks[v], before = (1u << lane) - 1;
-          const bool mine = kept >> lane & 1, is_tie = exact && mine && slots[v * 32 + lane] == least;
-          const uint32_t equal = __ballot_sync(kEveryLane, is_tie), others = kept & ~equal;
-          if (mine)
-            list(is_tie, more + __popc(others & before), ties + __popc(equal & before), v * 32 + lane);
-          more += __popc(others), ties += __popc(equal);
-        }
-        continue;
-      }
       uint32_t equal = 0;
       if (exact)
         for_marks_by_turns(hits, lane,
@@ -370,11 +349,43 @@ struct DigitsBlock {
       const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
-      for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
-        const bool is_tie = equal >> j & 1;
-        list(is_tie, m, t, w * 32 + j);
-        is_tie ? ++t : ++m;
-      });
+      const auto list = [&](uint32_t place, Key key, uint32_t slot) {
+        const uint32_t index = begin + slot - skipped;
+        if constexpr (kItems > 0) {
+          put(place, key, index);
+          top = max(top, uint32_t{key});
+        } else {
+          write(place, key, index);
+        }
+      };
+      if (__any_sync(kEveryLane, __popc(hits) >= kMany)) {  // lanes share each word, and list neighbouring places
+        constexpr uint32_t kAtOnce = 4;
+        const uint32_t before = (1u << lane) - 1;
+#pragma unroll 1
+        for (uint32_t i = 0; i < min(32u, to - start); i += kAtOnce) {
+          Key keys[kAtOnce];
+          uint32_t places[kAtOnce], listed = 0;
+#pragma unroll
+          for (uint32_t u = 0; u < kAtOnce; ++u) {
+            const uint32_t word = shuffle_from(hits, i + u), same = exact ? shuffle_from(equal, i + u) : 0;
+            const uint32_t rank = exact ? shuffle_from(t, i + u) + __popc(same & before) : 0;
+            places[u] = shuffle_from(m, i + u) + __popc(word & ~same & before) + min(rank, need);
+            const bool wanted = (word >> lane & 1) && (!(same >> lane & 1) || rank < need);
+            listed |= static_cast<uint32_t>(wanted) << u;
+            keys[u] = wanted ? slots[(start + i + u) * 32 + lane] : Key{0};
+          }
+#pragma unroll
+          for (uint32_t u = 0; u < kAtOnce; ++u)
+            if (listed >> u & 1) list(places[u], keys[u], (start + i + u) * 32 + lane);
+        }
+      } else {
+        for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
+          const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
+          const uint32_t place = m + min(t, need);
+          is_tie ? ++t : ++m;
+          if (wanted) list(place, slots[w * 32 + j], w * 32 + j);
+        });
+      }
       more += all & 0xffff;
       ties += all >> 16;
     }
