@@ -345,7 +345,10 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kThreads);
-  const bool vectors = a.inner == 1 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  // Rows of narrow keys are read as vectors wherever they begin, if the team has room for one more.
+  const bool aligned = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  const bool ragged = sizeof(Key) < 4 && !kNetwork && a.length + 16 / sizeof(Key) <= kTeam * kElements;
+  const bool vectors = a.inner == 1 && (aligned || ragged);
   return launch(stream, config,
                 vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork, kMostK>
                         : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork, kMostK>,
