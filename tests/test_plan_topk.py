@@ -119,6 +119,8 @@ def test_only_clusters_are_missing_on_older_gpus():
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
+        if inner > 1 and new["workspace_bytes"] >= inner * length * bits // 8:
+            continue  # columns that are transposed, since kernels that not all GPUs have take rows
         if new["algorithm"] == "held" and length <= 16384 and bits <= 16:
             assert old["algorithm"] == "rows", call  # which reads elements that are not aligned one by one
         elif new["algorithm"] in ("held", "sieve"):
@@ -436,9 +438,10 @@ def test_teams_compare_rows_whole():
 @pytest.mark.parametrize("sorted", [True, False])
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(
-    "rows,k", [((1, 1 << 19, 16), 5), ((1, 453_507, 7), 9), ((3, 1 << 20, 3), 2), ((1, 65536, 128), 60)]
+    "rows,k", [((1, 1 << 23, 9), 5), ((3, 3_000_001, 24), 2), ((1, 600_001, 128), 60)]
 )
 def test_long_columns_are_read_together(rows, k, bits, sorted):
+    """In large arrays. In others, they are transposed."""
     assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"
     assert plan_topk(rows[0], rows[1], 129, k, bits, sorted, 90)["algorithm"] != "buckets"
     assert plan_topk(rows[0], 8192, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
@@ -505,6 +508,12 @@ def test_columns_become_rows():
         ((2, 12_316, 546), 1338, 16, True, "digits"),
         ((38, 10_830, 158), 290, 64, True, "stream"),
         ((11, 214_604, 9), 4095, 16, False, "sieve"),
+        ((1, 200_001, 3), 50, 32, True, "wave"),
+        ((13, 32_768, 3), 11, 16, False, "held"),
+        ((1, 65_536, 128), 60, 32, True, "held"),
+        ((1, 40_522, 32), 1262, 32, True, "sieve"),
+        ((1, 8192, 47), 354, 32, True, "stream"),
+        ((12, 8192, 48), 26, 32, False, "rows"),
     ]:
         plan = plan_topk(*rows, k, bits, sorted, 90)
         turned = rows[2] * (rows[1] * bits // 8 + k * (bits // 8 + 4))
