@@ -354,6 +354,11 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
+  if (forced < 0 && sorted && merges_wide(rows, k, key_bytes)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1);
+        plan.whole.algorithm == sort::Algorithm::kMerge && has_room(plan))
+      return plan;
+  }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
@@ -363,7 +368,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
   const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
   if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && (key_bytes <= 4 || forced >= 0) &&
-      rows.length <= max_rows_length(key_bytes) && !(can_hold && holds_unaligned(rows, k, key_bytes)))
+      rows.length <= max_rows_length(key_bytes))
     return plan_rows(rows, k, key_bytes, gpu);
   if (can_hold) return in_registers;
   if (may(Algorithm::kColumns) && rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 &&
@@ -380,6 +385,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     const bool fast = forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
+                      (key_bytes == 2 && k > kMaxHeldK && rows.length <= 1 << 18) ||
                       sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }

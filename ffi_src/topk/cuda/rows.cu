@@ -252,10 +252,11 @@ __device__ __forceinline__ void select_by_network(const T& team, const Key* row,
   }
 }
 
-template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork, int kMostK>
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork, int kMostK,
+          bool kRagged = false>
 __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key, kVectors>)
     rows_kernel(const __grid_constant__ Args a) {
-  using T = Team<Key, kTeam, kElements, kVectors, kFloat, kMostK>;
+  using T = Team<Key, kTeam, kElements, kVectors, kFloat, kMostK, kRagged>;
   using Order = typename T::Order;
   constexpr uint32_t kTeams = T::kThreads / kTeam;
   using Word = typename T::Word;
@@ -345,10 +346,12 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kThreads);
-  // Rows of narrow keys are read as vectors wherever they begin, if the team has room for one more.
-  const bool aligned = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
-  const bool ragged = sizeof(Key) < 4 && !kNetwork && a.length + 16 / sizeof(Key) <= kTeam * kElements;
-  const bool vectors = a.inner == 1 && (aligned || ragged);
+  const bool vectors = a.inner == 1 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  if constexpr (sizeof(Key) < 4 && !kNetwork) {
+    // Rows of narrow keys are read as vectors wherever they begin, if the team has room for one more.
+    if (a.inner == 1 && !vectors && a.length + 16 / sizeof(Key) <= kTeam * kElements)
+      return launch(stream, config, rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork, kMostK, true>, a);
+  }
   return launch(stream, config,
                 vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork, kMostK>
                         : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork, kMostK>,

@@ -36,8 +36,9 @@ struct alignas(16) Board {
   uint32_t sums[2][(kTeam + 31) / 32], count;
 };
 
-// kMostK: the largest k of a block.
-template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, int kMostK>
+// kMostK: the largest k of a block. kIsRagged: rows are loaded as vectors, but may begin and end within
+// one.
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, int kMostK, bool kIsRagged>
 struct Team {
   static constexpr bool kBlock = kTeam > 32;
   static constexpr bool kFloats = kFloat && !kBlock;  // candidates are ranked as floats
@@ -54,8 +55,7 @@ struct Team {
   using Word = typename Order::Word;
   using SharedBoard = Board<Word, kTeam, kMostK>;
   static constexpr int kDelegates = SharedBoard::kDelegates;
-  // Rows may begin and end within a vector, but not those of networks, which have fewer elements.
-  static constexpr bool kRagged = kVectors && sizeof(Key) < 4 && kElements == kManyElements;
+  static constexpr bool kRagged = kIsRagged;
   static constexpr bool kRefinesVectors = kVectors && sizeof(Key) < (kTeam <= 64 ? 8 : 2);  // by refine_vectors()
 
   const Args& a;
