@@ -203,6 +203,15 @@ def test_argmax_keeps_the_device_busy():
 # Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take
 # them, by 15 to 300 %.
 FASTEST = [
+    ((4, 8192, 1), 2374, "float64", "sweep"),
+    ((7, 12_778, 1), 1015, "int64", "stream"),
+    ((11, 812, 1), 12, "int64", "rows"),
+    ((1, 811, 22), 14, "int64", "rows"),
+    ((103, 2048, 1), 555, "float32", "block"),
+    ((25, 21_613, 1), 1971, "bfloat16", "digits"),
+    ((7, 9167, 1), 3036, "bfloat16", "sweep"),
+    ((11, 124_061, 1), 194, "float16", "sieve"),
+    ((4, 139_549, 1), 64, "uint8", "sweep"),
     ((1, 4_194_304, 1), 742_110, "int32", "radix"),
     ((5, 6_796_947, 1), 2_625_119, "float64", "radix"),
     ((11, 1_914_461, 1), 133_707, "bfloat16", "radix"),
