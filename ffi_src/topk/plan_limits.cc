@@ -248,7 +248,8 @@ int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu&
 // The blocks that would keep the device busy with a row, if these are many more than stream it: those of a cluster, if
 // k is small. Else 0.
 int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
-  if (key_bytes == 8 && k > 256 && rows.length <= 1 << 16) return 0;  // what blocks would tell each other takes longer
+  // Blocks that share such rows would have too much to tell each other.
+  if (key_bytes == 8 && k > 256 && rows.inner == 1 && rows.length <= 1 << 16) return 0;
   const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
   return slices > (has_clusters(gpu) && k <= 256 ? 2 * kStreamBlocks : 1) ? slices : 0;
 }
