@@ -446,9 +446,7 @@ def test_teams_compare_rows_whole():
 
 @pytest.mark.parametrize("sorted", [True, False])
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(
-    "rows,k", [((1, 1 << 23, 9), 5), ((3, 3_000_001, 24), 2), ((1, 600_001, 128), 60)]
-)
+@pytest.mark.parametrize("rows,k", [((1, 1 << 23, 9), 5), ((3, 3_000_001, 24), 2), ((1, 600_001, 128), 60)])
 def test_long_columns_are_read_together(rows, k, bits, sorted):
     """In large arrays. In others, they are transposed."""
     assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"

@@ -340,7 +340,8 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (columns || (may(Algorithm::kRows) && holds_many(rows, k, key_bytes, gpu)))
     return plan_rows(rows, k, key_bytes, gpu);
   if (forced < 0 && sorted && sweeps_narrow(rows, k, key_bytes)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1); plan.algorithm == Algorithm::kSweep && has_room(plan))
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1);
+        plan.algorithm == Algorithm::kSweep && has_room(plan))
       return plan;
   }
   if (forced < 0 && sorted && sorts_columns_by_digits(rows, k, key_bytes, gpu)) {
@@ -434,7 +435,7 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
   const Plan turned = plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
   if (turned.algorithm == Algorithm::kEmpty || !has_room(turned)) return plan;
   return has_room(plan) && !turns_columns(rows, k, key_bits / 8, sorted, plan.algorithm, turned.algorithm) ? plan
-                                                                                                        : turned;
+                                                                                                           : turned;
 }
 
 }  // namespace jaxgpuops::topk

@@ -86,9 +86,8 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 // Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
 bool holds_wide(Rows rows, int64_t k) {
   if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
-  return rows.length >= 1024 ||
-         (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
-          (rows.length >= 512 || rows.elements() > 1 << 15));
+  return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
+                                 (rows.length >= 512 || rows.elements() > 1 << 15));
 }
 
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare

@@ -337,8 +337,8 @@ struct Team {
         ++probe;
       }
     }
-    // Finds the position `to` up to which ties are taken, so that there are k elements. A thread has its elements in the
-    // order of their positions, so its ties up to a position are its first ones.
+    // Finds the position `to` up to which ties are taken, so that there are k elements. A thread has its elements in
+    // the order of their positions, so its ties up to a position are its first ones.
     uint32_t from = 0, to = end - 1;
     const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
       const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
