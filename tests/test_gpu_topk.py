@@ -106,9 +106,12 @@ REGIMES = {
     "stream, cluster": ((64, 128_256), 1, 100),
     "stream, a guess": ((300, 131_072), 1, 138),
     "stream, large k": ((600, 30_001), 1, 2048),
-    "buckets, few of columns that lie apart": ((1, 200_001, 3), 1, 50),
+    "buckets, few of columns that lie apart": ((1, 3_000_001, 3), 1, 50),
     "sieve, two rows": ((2, 1_500_003), 1, 721),
-    "buckets, shorter columns": ((1, 20_001, 3), 1, 300),
+    "sieve, columns that are transposed": ((1, 20_001, 3), 1, 300),
+    "wave, columns that are transposed": ((1, 200_001, 3), 1, 50),
+    "rows, columns that are transposed": ((1, 7107, 165), 1, 11),
+    "stream, columns that are transposed": ((1, 8192, 47), 1, 354),
     "sort, a warp selects": ((3000, 700), 1, 100),
     "sort, a warp selects from a column": ((20, 700, 9), 1, 100),
     "buckets, which the sample divides": ((2, 524_288), 1, 4_131),
@@ -127,17 +130,17 @@ REGIMES = {
     "sieve, thousands of 16 bits": ((100, 65_536), 1, 4000),
     "columns": ((16, 4093, 130), 1, 32),
     "streamed columns": ((64, 4093, 250), 1, 32),
-    "strided stream": ((1, 20_003, 7), 1, 20),
+    "held, columns that are transposed": ((1, 20_003, 7), 1, 20),
     "buckets": ((3, 300_001), 1, 20_000),
     "buckets, one row": ((1, 5_000_003), 1, 25_000),
     "buckets, more rows than blocks": ((300, 60_001), 1, 4_200),
     "buckets, columns": ((1, 300_001, 3), 1, 9_000),
     "buckets, many columns": ((40, 50_001, 21), 1, 500),
-    "buckets, few of columns": ((1, 300_003, 7), 1, 20),
-    "buckets, as many columns as possible": ((1, 40_001, 128), 1, 300),
+    "buckets, few of columns": ((1, 1_300_003, 7), 1, 20),
+    "buckets, as many columns as possible": ((1, 70_001, 128), 1, 300),
     "digits": ((300, 9001), 1, 800),
     "digits, shared rows in the order of indices": ((5, 60_001), 1, 900),
-    "digits, columns of 16 bits": ((20, 5001, 7), 1, 200),
+    "digits, columns of 16 bits; strided stream": ((20, 5001, 7), 1, 200),
     "radix": ((3, 1_000_003), 1, 200_000),
     "radix, blocks sort what is chosen": ((70, 70_001), 1, 7_600),
     "radix, columns": ((1, 100_001, 140), 1, 4_100),
@@ -226,6 +229,19 @@ def test_rows_of_bytes(dtype, outer, length, k):
         assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), largest
 
 
+@pytest.mark.parametrize("length, k", [(129, 20), (1001, 40), (2041, 128), (5465, 74), (16_370, 64), (16_383, 64)])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "bfloat16"])
+def test_rows_within_vectors(dtype, length, k):
+    """Rows of narrow keys begin and end within vectors; the first row may, too. Keys of 0 tie with what is missing."""
+    rows = reference.adversarial(np.random.default_rng(0), length, jnp.dtype(dtype))
+    least = -np.nan if dtype == "bfloat16" else np.iinfo(dtype).min
+    x = np.stack([*rows.values(), np.full(length, least).astype(jnp.dtype(dtype))])
+    fn = jax.jit(jaxgpuops.topk, static_argnames=("k", "largest", "sorted"))
+    for largest, in_order in [(True, True), (False, False)]:
+        result = fn(x, k=k, largest=largest, sorted=in_order)
+        assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), largest
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16", "float32"])
 def test_lengths(dtype):
     """Blocks guess thresholds from the first tiles that they read, which may be padding or all that is not."""
@@ -244,14 +260,36 @@ def test_lengths(dtype):
     assert jnp.where(there, values == wanted[0], True).all()
 
 
+def _sampled(count, length):
+    """The places that scatter.cuh gives."""
+    mixed = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    mixed = (mixed ^ mixed >> 15) * np.uint32(0x85EBCA77)
+    mixed = (mixed ^ mixed >> 13) * np.uint32(0xC2B2AE3D)
+    return mixed.astype(np.uint64) * np.uint64(length) >> np.uint64(32)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_keys_beyond_the_sample(dtype, in_order):
+    """The sample of `digits` tells the range of the keys. The k-th key may be above it, or below, or the one key."""
+    n, k = 20_001, 2400
+    place, random = _sampled(2048, n), np.random.default_rng(0).integers(1, 1 << 20, n)
+    x = np.stack([random, -random, random % 3, random, np.full(n, 7), random])
+    x[0, place], x[1, place], x[2, place] = 0, 0, 1
+    x[3, 0], x[3, 1] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+    x = x.astype(dtype)
+    fn = functools.partial(jaxgpuops.topk, k=k, sorted=in_order)
+    assert plan(fn, x)["algorithm"] == "digits"
+    for largest in (True, False):
+        result = jaxgpuops.topk(x, k, largest=largest, sorted=in_order)
+        assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), largest
+
+
 def test_samples_that_mislead():
     """Where the sampled elements of `buckets` are the largest, too few reach the threshold, and where they are the
     least, too many."""
     n, k = 300_001, 12_000
-    mixed = np.arange(512 * 16, dtype=np.uint32) * np.uint32(0x9E3779B1)
-    mixed = (mixed ^ mixed >> 15) * np.uint32(0x85EBCA77)
-    mixed = (mixed ^ mixed >> 13) * np.uint32(0xC2B2AE3D)
-    place = mixed.astype(np.uint64) * np.uint64(n) >> np.uint64(32)
+    place = _sampled(512 * 16, n)
     x = np.zeros((3, n), np.float32)
     x[0, place], x[1, place], x[2] = 1, -1, np.random.default_rng(0).standard_normal(n)
     assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "buckets"

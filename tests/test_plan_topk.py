@@ -119,6 +119,8 @@ def test_only_clusters_are_missing_on_older_gpus():
         new, old = plan_topk(*call, 90), plan_topk(*call, 80)
         if all(new[key] == old[key] for key in ("algorithm", "lanes", "threads", "slices")):
             continue
+        if inner > 1 and new["workspace_bytes"] >= inner * length * bits // 8:
+            continue  # columns that are transposed, since kernels that not all GPUs have take rows
         if new["algorithm"] == "held" and length <= 16384 and bits <= 16:
             assert old["algorithm"] == "rows", call  # which reads elements that are not aligned one by one
         elif new["algorithm"] in ("held", "sieve"):
@@ -201,6 +203,15 @@ def test_argmax_keeps_the_device_busy():
 # Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take
 # them, by 15 to 300 %.
 FASTEST = [
+    ((10, 5000, 1), 2374, "float64", "sweep"),
+    ((7, 12_778, 1), 1015, "int64", "stream"),
+    ((11, 812, 1), 12, "int64", "rows"),
+    ((1, 811, 22), 14, "int64", "rows"),
+    ((103, 2048, 1), 555, "float32", "block"),
+    ((25, 21_613, 1), 1971, "bfloat16", "digits"),
+    ((7, 9167, 1), 3036, "bfloat16", "sweep"),
+    ((11, 124_061, 1), 194, "float16", "sieve"),
+    ((4, 139_549, 1), 64, "uint8", "sweep"),
     ((1, 4_194_304, 1), 742_110, "int32", "radix"),
     ((5, 6_796_947, 1), 2_625_119, "float64", "radix"),
     ((11, 1_914_461, 1), 133_707, "bfloat16", "radix"),
@@ -212,7 +223,7 @@ FASTEST = [
     ((85, 131_072, 1), 943, "uint8", "stream"),
     ((1, 100_003, 1), 2000, "bfloat16", "sweep"),
     ((15, 178_461, 1), 402, "bfloat16", "digits"),
-    ((2, 23_283, 4), 170, "float32", "digits"),
+    ((2, 23_283, 4), 170, "float32", "sieve"),
     ((43, 3042, 2), 5, "bfloat16", "rows"),
     ((6, 6272, 5), 8, "bfloat16", "rows"),
     ((16, 7046, 30), 3, "bfloat16", "rows"),
@@ -244,9 +255,9 @@ FASTEST = [
     ((4165, 351, 5), 51, "float32", "rows"),
     ((12116, 459, 3), 18, "bfloat16", "sort"),
     ((1423, 393, 4), 5, "bfloat16", "sort"),
-    ((340, 2570, 1), 7, "bfloat16", "held"),
-    ((1187, 14977, 1), 16, "bfloat16", "held"),
-    ((30, 854, 1), 24, "bfloat16", "held"),
+    ((340, 2570, 1), 7, "bfloat16", "rows"),
+    ((1187, 14977, 1), 16, "bfloat16", "rows"),
+    ((30, 854, 1), 24, "bfloat16", "rows"),
     ((1676, 1631, 1), 3, "bfloat16", "rows"),
     ((338, 1984, 1), 9, "bfloat16", "rows"),
     ((2, 4, 1), 4, "float32", "compare"),
@@ -278,7 +289,7 @@ FASTEST = [
     ((125, 400, 60), 2, "float32", "columns"),
     ((33, 818, 256), 3, "int16", "few"),
     ((6, 461, 1000), 8, "bfloat16", "columns"),
-    ((53, 5018, 1), 16, "uint8", "held"),
+    ((53, 5018, 1), 16, "uint8", "rows"),
     ((26, 4404, 1), 64, "int8", "rows"),
     ((117, 16, 16), 6, "bfloat16", "compare"),
     ((34, 131_072, 1), 6532, "float16", "digits"),
@@ -328,7 +339,7 @@ FASTEST = [
     ((9, 4735, 37), 77, "bfloat16", "rows"),
     ((9, 4735, 37), 77, "float32", "rows"),
     ((34, 11_302, 13), 304, "bfloat16", "digits"),
-    ((34, 11_302, 13), 60, "bfloat16", "stream"),
+    ((34, 11_302, 13), 60, "bfloat16", "rows"),
     ((97, 1503, 37), 470, "int32", "sort"),
     ((600, 8192, 1), 250, "float32", "sort"),
     ((600, 5000, 1), 250, "float32", "stream"),
@@ -339,20 +350,20 @@ FASTEST = [
     ((3, 88_939, 4), 8432, "bfloat16", "digits"),
     ((3, 88_939, 4), 2432, "bfloat16", "digits"),
     ((7, 131_072, 13), 251, "float16", "buckets"),
-    ((1, 118_035, 4), 2, "bfloat16", "digits"),
+    ((1, 118_035, 4), 2, "bfloat16", "held"),
     ((52, 15_138, 5), 1829, "int32", "digits"),
-    ((10, 16_384, 8), 241, "float32", "stream"),
+    ((10, 16_384, 8), 241, "float32", "sieve"),
     ((2, 10_137, 120), 2399, "int32", "block"),
     ((50, 568_943, 1), 70_994, "int32", "radix"),
     ((50, 568_943, 1), 170_994, "int32", "radix"),
     ((3, 1284, 1), 25, "int16", "rows"),
-    ((13, 846, 1), 15, "bfloat16", "held"),
+    ((13, 846, 1), 15, "bfloat16", "rows"),
     ((1, 16_384, 64), 20, "float32", "rows"),
     ((2, 16_384, 64), 20, "float32", "rows"),
-    ((1, 131_072, 2), 4, "float32", "stream"),
+    ((1, 131_072, 2), 4, "float32", "wave"),
     ((40, 32_768, 4), 20, "int64", "stream"),
     ((1, 78_375, 9), 192, "float64", "buckets"),
-    ((1, 65_536, 8), 9, "float64", "stream"),
+    ((1, 65_536, 8), 9, "float64", "wave"),
     ((200, 1100, 1), 8, "float64", "rows"),
     ((600, 1100, 1), 8, "float64", "rows"),
     # Rows that teams compare, beside those that networks, insertion and sorts take.
@@ -375,8 +386,8 @@ FASTEST = [
     ((500, 64, 20), 2, "float32", "few"),
     # Long columns that a block reads by eights, and rows that a few lanes read, beside those that others take.
     ((3, 16_384, 216), 5, "float32", "few"),
-    ((3, 16_384, 216), 9, "float32", "stream"),
-    ((3, 16_384, 119), 5, "float32", "buckets"),
+    ((3, 16_384, 216), 9, "float32", "rows"),
+    ((3, 16_384, 119), 5, "float32", "rows"),
     ((90, 16_384, 4), 5, "float32", "rows"),
     ((54, 4096, 64), 6, "float32", "columns"),
     ((1784, 2388, 6), 5, "float64", "few"),
@@ -385,7 +396,7 @@ FASTEST = [
     ((1, 1299, 1109), 4, "float64", "few"),
     ((1, 1299, 1109), 6, "float64", "rows"),
     ((21, 26_191, 30), 3, "bfloat16", "few"),
-    ((575, 13_230, 2), 7, "float16", "stream"),
+    ((575, 13_230, 2), 7, "float16", "rows"),
     ((6, 181, 1), 3, "float32", "few"),
     ((6, 181, 1), 5, "float32", "rows"),
     ((1024, 320, 1), 4, "int32", "few"),
@@ -435,10 +446,9 @@ def test_teams_compare_rows_whole():
 
 @pytest.mark.parametrize("sorted", [True, False])
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(
-    "rows,k", [((1, 1 << 19, 16), 5), ((1, 453_507, 7), 9), ((3, 1 << 20, 3), 2), ((1, 65536, 128), 60)]
-)
+@pytest.mark.parametrize("rows,k", [((1, 1 << 23, 9), 5), ((3, 3_000_001, 24), 2), ((1, 600_001, 128), 60)])
 def test_long_columns_are_read_together(rows, k, bits, sorted):
+    """In large arrays. In others, they are transposed."""
     assert plan_topk(*rows, k, bits, sorted, 90)["algorithm"] == "buckets"
     assert plan_topk(rows[0], rows[1], 129, k, bits, sorted, 90)["algorithm"] != "buckets"
     assert plan_topk(rows[0], 8192, rows[2], k, bits, sorted, 90)["algorithm"] != "buckets"
@@ -473,7 +483,7 @@ def test_large_parts_of_rows_are_not_divided():
         *[((4, 65_536, 1), 1658, 16, True), ((4, 65_536, 1), 128, 16, False), ((4, 65_536, 1), 30_000, 16, False)],
         *[((34, 131_072, 1), 6532, 16, True), ((34, 131_072, 1), 6532, 32, False), ((4, 300_000, 1), 6532, 16, True)],
         *[((33, 65_536, 1), 800, 32, True), ((34, 65_536, 1), 800, 32, False), ((138, 16_384, 1), 709, 32, True)],
-        *[((4, 8192, 1), 300, 16, False), ((4, 65_536, 1), 1658, 64, False), ((107, 32_768, 1), 2463, 8, True)],
+        *[((4, 4096, 1), 300, 16, False), ((4, 65_536, 1), 1658, 64, False), ((107, 32_768, 1), 2463, 8, True)],
     ],
 )
 def test_results_in_the_order_of_indices_are_not_sorted(rows, k, bits, takes):
@@ -505,6 +515,12 @@ def test_columns_become_rows():
         ((2, 12_316, 546), 1338, 16, True, "digits"),
         ((38, 10_830, 158), 290, 64, True, "stream"),
         ((11, 214_604, 9), 4095, 16, False, "sieve"),
+        ((1, 200_001, 3), 50, 32, True, "wave"),
+        ((13, 32_768, 3), 11, 16, False, "held"),
+        ((1, 65_536, 128), 60, 32, True, "held"),
+        ((1, 40_522, 32), 1262, 32, True, "sieve"),
+        ((1, 8192, 47), 354, 32, True, "stream"),
+        ((12, 8192, 48), 26, 32, False, "rows"),
     ]:
         plan = plan_topk(*rows, k, bits, sorted, 90)
         turned = rows[2] * (rows[1] * bits // 8 + k * (bits // 8 + 4))

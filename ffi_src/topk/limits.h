@@ -23,7 +23,6 @@ bool holds_many(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu);
 int64_t longest_held(Rows rows, int key_bytes);
-bool holds_unaligned(Rows rows, int64_t k, int key_bytes);
 bool takes_few(Rows rows, int64_t k);
 bool prefers_few(Rows rows, int64_t k, int key_bytes);
 bool has_clusters(const Gpu& gpu);
@@ -35,10 +34,11 @@ bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gp
 bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes);
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
+bool merges_wide(Rows rows, int64_t k, int key_bytes);
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool selects_first(Rows rows, int64_t k, int key_bytes);
-bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads);
+bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm in_place, Algorithm of_rows);
 bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides);
 
 }  // namespace jaxgpuops::topk

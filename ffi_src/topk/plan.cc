@@ -313,8 +313,9 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const auto has_room = [&](const Plan& plan) {
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
-  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK && rows.length * key_bytes >= kMinWaveBytes &&
-      (forced < 0 ? prefers_wave(rows, k, key_bytes, gpu) : rows.count() <= kMaxWaveRows)) {
+  if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK &&
+      (forced < 0 ? rows.length * key_bytes >= kMinWaveBytes && prefers_wave(rows, k, key_bytes, gpu)
+                  : rows.count() <= kMaxWaveRows)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
@@ -339,7 +340,8 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (columns || (may(Algorithm::kRows) && holds_many(rows, k, key_bytes, gpu)))
     return plan_rows(rows, k, key_bytes, gpu);
   if (forced < 0 && sorted && sweeps_narrow(rows, k, key_bytes)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kSweep && has_room(plan))
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1);
+        plan.algorithm == Algorithm::kSweep && has_room(plan))
       return plan;
   }
   if (forced < 0 && sorted && sorts_columns_by_digits(rows, k, key_bytes, gpu)) {
@@ -353,6 +355,11 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
+  if (forced < 0 && sorted && merges_wide(rows, k, key_bytes)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1);
+        plan.whole.algorithm == sort::Algorithm::kMerge && has_room(plan))
+      return plan;
+  }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
   }
@@ -362,7 +369,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const Plan in_registers = held ? plan_held(rows, key_bytes, gpu) : Plan{};
   const bool can_hold = in_registers.algorithm == Algorithm::kHeld && fits(in_registers);
   if (may(Algorithm::kRows) && rows.inner == 1 && k <= kMaxRowsK && (key_bytes <= 4 || forced >= 0) &&
-      rows.length <= max_rows_length(key_bytes) && !(can_hold && holds_unaligned(rows, k, key_bytes)))
+      rows.length <= max_rows_length(key_bytes))
     return plan_rows(rows, k, key_bytes, gpu);
   if (can_hold) return in_registers;
   if (may(Algorithm::kColumns) && rows.inner > 1 && k <= kMaxColumnsK && key_bytes <= 4 &&
@@ -378,8 +385,10 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   }
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
-    const bool fast = forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
-                      sieves_short(rows, k, key_bytes, plan.slices, gpu);
+    const bool fast =
+        forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
+        (key_bytes == 2 && k > kMaxHeldK && 8 * rows.count() <= gpu.multiprocessors && rows.length <= 1 << 18) ||
+        sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
   if (forced < 0 && sorted && sorts_narrow(rows, k, key_bytes, gpu)) {
@@ -422,11 +431,12 @@ Plan plan_topk(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& gpu, 
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
   const Plan plan = plan_in_place(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
-  if (forced >= 0 || rows.inner == 1) return plan;
-  if (has_room(plan) && !turns_columns(rows, k, key_bits / 8, plan.algorithm)) return plan;
+  if (forced >= 0 || rows.inner == 1 || plan.algorithm == Algorithm::kEmpty) return plan;
   // A part of a batch of columns that are transposed has the workspace for that.
   const Plan turned = plan_turned(rows, k, key_bits, sorted, gpu, workspace_bytes, forced);
-  return turned.algorithm != Algorithm::kEmpty && has_room(turned) ? turned : plan;
+  if (turned.algorithm == Algorithm::kEmpty || !has_room(turned)) return plan;
+  return has_room(plan) && !turns_columns(rows, k, key_bits / 8, sorted, plan.algorithm, turned.algorithm) ? plan
+                                                                                                           : turned;
 }
 
 }  // namespace jaxgpuops::topk

@@ -87,7 +87,7 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 bool holds_wide(Rows rows, int64_t k) {
   if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
   return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
-                                 rows.elements() > 1 << 15);
+                                 (rows.length >= 512 || rows.elements() > 1 << 15));
 }
 
 // Whether sorting a row, or what is left of it above a threshold, is faster than the kernels that select. Those compare
@@ -122,6 +122,8 @@ bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   int64_t places = kMaxSortLength / 4;  // of the network for a whole row
   while (places < rows.length) places *= 2;
   const bool whole = 5 * k > places, few = rows.count() <= 2 * gpu.multiprocessors;
+  if (key_bytes == 4 && rows.length <= 3 << 10 && rows.count() <= gpu.multiprocessors)
+    return rows.length <= kMaxSortLength / 4 || 6 * k >= rows.length;
   if (key_bytes == 1) return whole || few || rows.length > kMaxSortLength / 4;
   if (rows.length <= kMaxSortLength / 4) return key_bytes == 2 && (whole || few);
   if (key_bytes == 2) return 10 * k > places || (few && rows.length <= kMaxSortLength / 2);
@@ -184,7 +186,8 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   // For results in the order of indices, only the blocks of a cluster can share a row, so rows are not long. If k is
   // the length, nothing has to be compared.
   if (!sorted && (rows.length > 1024 || k == rows.length)) return false;
-  if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : k > 8 ? 23 : 22);
+  if (rows.inner > 1 && key_bytes == 8 && k <= kMaxRowsK && rows.length >= std::max<int64_t>(256, 8 * k)) return false;
+  if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : 22);
   if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
@@ -218,15 +221,6 @@ int64_t longest_held(Rows rows, int key_bytes) {
   return kMaxHeldLength * (key_bytes == 2 ? (few ? 2 : 4) : few ? 1 : 2);
 }
 
-// Whether the held kernel takes rows of narrow keys that are not aligned. It reads them as vectors; the rows kernel
-// does not if its teams use delegates. But the rows kernel is faster for large k, and for many rows of a few thousand
-// elements.
-bool holds_unaligned(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes <= 2 && rows.length * key_bytes % 16 != 0 &&
-         !rows_shape(rows.count(), rows.length, k, key_bytes).network && k <= 32 && rows.length >= kLeastHeld * k &&
-         (rows.length > 2048 || ((k < 16 || rows.length < 1024) && rows.count() <= 512));
-}
-
 // Whether the few kernel can take the problem.
 bool takes_few(Rows rows, int64_t k) {
   return k <= kMaxFewK && rows.length <= kMaxFewLength && rows.count() < int64_t{1} << 31;
@@ -253,6 +247,8 @@ int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu&
 // The blocks that would keep the device busy with a row, if these are many more than stream it: those of a cluster, if
 // k is small. Else 0.
 int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  // Blocks that share such rows would have too much to tell each other.
+  if (key_bytes == 8 && k > 256 && rows.inner == 1 && rows.length <= 1 << 16) return 0;
   const int64_t slices = most_slices(rows, k, key_bytes, has_few(rows, k, gpu) ? 512 : 256, gpu);
   return slices > (has_clusters(gpu) && k <= 256 ? 2 * kStreamBlocks : 1) ? slices : 0;
 }
@@ -284,11 +280,16 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // Whether rows of narrow keys are so long, and few, that the passes of a sort over memory take less time than to
 // select.
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
-  if (key_bytes == 2 && rows.inner == 1 && rows.length > 2 * kMaxSortLength) {
-    const bool sieves = 16 * k <= rows.length;
-    return rows.elements() <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
+  const int64_t length = rows.length, elements = rows.elements();
+  if (rows.inner > 1) return false;
+  if (key_bytes == 2 && length > kMaxSortLength && length <= 2 * kMaxSortLength) return k > 2048 && elements <= 1 << 16;
+  if (length <= 2 * kMaxSortLength) return false;
+  if (key_bytes == 2) {
+    const bool sieves = 16 * k <= length;
+    return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
   }
-  return key_bytes == 1 && rows.inner == 1 && rows.length > 2 * kMaxSortLength && rows.elements() <= 1 << 19 && k > 64;
+  if (key_bytes == 1 && length >= 1 << 15 && length <= 5 << 15 && elements <= 9 << 16) return true;
+  return key_bytes == 1 && elements <= 1 << 19 && k > 64;
 }
 
 // Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
@@ -296,7 +297,7 @@ bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
 // small k, for sorted results of long rows, and for most rows of 32 bits.
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   const int64_t length = rows.length, elements = rows.elements();
-  const bool longer = length > kMaxSortLength;
+  const bool longer = length > (sorted || rows.inner > 1 ? kMaxSortLength : kMaxSortLength / 2);
   if (key_bytes == 8 || (k <= 64 && (rows.inner == 1 || !longer))) return false;
   if (rows.inner > 1 && !longer) return prefers_digits_for_short_columns(rows, k, key_bytes, sorted, gpu);
   if (rows.inner > 1) {
@@ -333,9 +334,15 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     if (key_bytes == 4)
       return length < 1 << 15 && k > 1024 && 8 * k <= length && 4 * rows.count() <= gpu.multiprocessors;
     if (k > kMaxSieveK) return length <= 1 << 17 && 8 * k <= length;
+    if (16 * k > length) return length < 1 << 15 && 7 * k <= length;  // more than the sieve takes
     return k > 256 && length > 5 << 14 && length <= 3 << 16 && 8 * rows.count() <= gpu.multiprocessors;
   }
   return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
+}
+
+// Whether few elements of 64 bits are sorted whole by merges, which takes less time than to select many of them.
+bool merges_wide(Rows rows, int64_t k, int key_bytes) {
+  return key_bytes == 8 && rows.inner == 1 && k > kMaxStreamK && rows.elements() <= 1 << 17;
 }
 
 // Whether the buckets kernels can take the problem.
@@ -394,12 +401,26 @@ bool selects_first(Rows rows, int64_t k, int key_bytes) {
   return chosen >= 1 << 18 && 8 * k <= length && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16);
 }
 
-// Whether columns are better transposed to rows. Kernels that read columns one by one read each sector several times.
-bool turns_columns(Rows rows, int64_t k, int key_bytes, Algorithm reads) {
-  if (rows.inner < 8 || rows.elements() < 1 << 22 || rows.length <= kMaxSortLength) return false;
-  if (reads == Algorithm::kBuckets) return k > kMaxStreamK && key_bytes <= 2;
-  if (reads == Algorithm::kDigits) return key_bytes > 1 && k > kMaxRowsK;
-  return reads == Algorithm::kStream && k > kMaxRowsK;
+// Whether columns are better transposed to rows, where other kernels take them. Kernels that read columns one by one
+// read each sector several times, and those for rows find better thresholds.
+bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm in_place, Algorithm of_rows) {
+  const int64_t length = rows.length, bytes = rows.elements() * key_bytes;
+  const bool once = of_rows == Algorithm::kRows || of_rows == Algorithm::kHeld || of_rows == Algorithm::kWave ||
+                    of_rows == Algorithm::kSieve;
+  const bool large = rows.inner >= 8 && rows.elements() >= 1 << 22 && length > kMaxSortLength;
+  switch (in_place) {
+    case Algorithm::kBuckets:
+      return (large && k > kMaxStreamK && key_bytes <= 2) || (once && bytes <= (key_bytes <= 2 ? 1 << 26 : 1 << 25));
+    case Algorithm::kDigits:
+      if (large && key_bytes > 1 && k > kMaxRowsK) return true;
+      return once && length > kMaxSortLength && (sorted || of_rows != Algorithm::kSieve);
+    case Algorithm::kStream:
+      if (large && k > kMaxRowsK) return true;
+      return length >= kMaxSortLength / 2 &&
+             (once || of_rows == Algorithm::kSort || (of_rows == Algorithm::kStream && rows.inner >= 8));
+    case Algorithm::kRows: return once && rows.inner >= 32 && length >= kMaxSortLength / 2;
+    default: return false;
+  }
 }
 
 }  // namespace jaxgpuops::topk

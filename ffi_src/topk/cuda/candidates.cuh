@@ -495,12 +495,12 @@ __device__ void write_selected(Shared<kThreads, Composite<Key>>& s, const Call& 
     __syncthreads();
     sort_candidates<kThreads>(s, buffer, a.k, scratch, room);
   }
-  const int64_t base = row / a.inner * a.k * a.inner + row % a.inner;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) {
     const Composite<Key> c = a.sorted ? buffer[i] : packing.from_by_index(buffer[i]);
-    static_cast<Key*>(a.values)[base + i * a.inner] = decode(packing.key(c), a.order);
-    a.indices[base + i * a.inner] = static_cast<int32_t>(packing.index(c));
+    const int64_t to = a.place(row, i);
+    static_cast<Key*>(a.values)[to] = decode(packing.key(c), a.order);
+    a.indices[to] = static_cast<int32_t>(packing.index(c));
   }
 }
 

@@ -10,7 +10,8 @@
 // stably, by digits of eight bits of their keys' differences to the largest one; the blocks of a cluster share that
 // list.
 //
-// If fewer than k elements reach the guess, all elements are marked.
+// If fewer than k elements reach the guess, all elements are marked. Digits of 32-bit keys are those of their distance
+// from the least key of the sample, so that integers of a small range, or floats of a few magnitudes, need fewer.
 //
 // Bytes moved: the input once, k results (value and index). Columns are read one by one.
 #include <algorithm>
@@ -54,6 +55,8 @@ cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& 
   a.blocks = static_cast<uint32_t>(plan.digits.blocks);
   a.part = static_cast<uint32_t>(plan.digits.part);
   a.reach = static_cast<uint32_t>(plan.digits.reach);
+  // Fewer than k elements are above all of so many samples, almost certainly.
+  a.narrows = problem.k * plan.digits.threads * kDigitsSamples >= 8 * problem.rows.length;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.digits.threads);

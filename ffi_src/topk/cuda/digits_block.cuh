@@ -19,6 +19,7 @@ struct Digits : Call {
   uint32_t blocks;  // of a cluster
   uint32_t part;    // elements of a block
   uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
+  bool narrows;     // the sample also tells the range of keys of 32 bits
 };
 
 template <int kThreads>
@@ -47,6 +48,9 @@ template <class Key, int kThreads, int kItems>
 struct DigitsBlock {
   static constexpr uint32_t kVector = 16 / sizeof(Key), kWarps = kThreads / 32, kBins = kThreads * kDigitsBins;
   static constexpr uint32_t kRoom = kThreads * kItems;  // of the block's share of the list
+  // If a word has so many marks, the lanes of a warp share words. Else each lane lists those of a word, in scattered
+  // places, which takes longest for results in memory.
+  static constexpr int kMany = kItems > 0 ? 12 : 6;
   static constexpr int kBits = 8 * sizeof(Key), kBinBits = digits_bin_bits(kThreads, kBits);
   using Control = DigitsControl<kThreads>;
   static_assert(sizeof(Control) <= kBins * 4 + kDigitsControl && kBins >= 1u << kBinBits);
@@ -69,11 +73,16 @@ struct DigitsBlock {
   const uint32_t skipped = inner > 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
   Key* const slots = reinterpret_cast<Key*>(held);
   const uint32_t end = skipped + own, vectors = (end + kVector - 1) / kVector, words = (end + 31) / 32;  // of marks
-  const int64_t results = row / inner * a.k * inner + row % inner;
+  const int64_t results = a.place(row, 0);
   // What select() finds: the least key of the list; whether only some of the elements that equal it are needed, and how
   // many; and how many elements the list has.
   uint32_t least = 0, need = a.k, reached = a.k;
   bool exact = false;
+  // Keys of 32 bits are told apart by their distance from `low`, which has `key_bits` bits: the keys of the sample lie
+  // between `low` and `high`. So integers of a small range have one digit. Keys beyond the two count as equal to them.
+  static constexpr bool kWide = sizeof(Key) == 4;
+  uint32_t low = 0, high = ~0u;
+  int key_bits = kBits;
 
   __device__ __forceinline__ explicit DigitsBlock(const Digits& a) : a(a) {}
 
@@ -88,20 +97,48 @@ struct DigitsBlock {
       reinterpret_cast<uint4*>(s.bins)[i * kThreads + tid] = uint4{0, 0, 0, 0};
     if (tid == 0) s.digit = ~0u, s.top = 0;
   }
-  static __device__ __forceinline__ uint32_t first_digit(Key key) { return key >> (kBits - kBinBits); }
+  __device__ __forceinline__ uint32_t distance(uint32_t key) const {
+    return kWide ? min(max(key, low), high) - low : key;
+  }
+  __device__ __forceinline__ int first_digit_at() const { return max(key_bits - kBinBits, 0); }
+  __device__ __forceinline__ uint32_t first_digit(uint32_t key) const { return distance(key) >> first_digit_at(); }
+  // The least key at this distance.
+  __device__ __forceinline__ uint32_t key_at(uint32_t distance) const { return distance ? distance + low : 0; }
+  // Whether different keys may have this distance.
+  __device__ __forceinline__ bool is_beyond(uint32_t distance) const {
+    return (distance == 0 && low > 0) || (distance == high - low && high < ~0u);
+  }
 
   // Loads the part. Returns a first digit that more than k elements reach, almost certainly: it follows from a sample.
   __device__ __forceinline__ uint32_t load() {
     clear();
     Key samples[kDigitsSamples];
-    if (a.reach) {
+    const bool narrows = kWide && a.narrows;
+    if (a.reach || narrows) {
 #pragma unroll
       for (uint32_t i = 0; i < kDigitsSamples; ++i)
         samples[i] = __ldg(whole + scatter(i * kThreads + tid, a.length) * inner);
     }
     inner > 1 ? load_column() : load_row();
-    if (!a.reach) return 0;
+    if (!a.reach && !narrows) return 0;
+    if (narrows) {
+      uint32_t most = 0, rest = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kDigitsSamples; ++i) {
+        const uint32_t key = encode(samples[i], a.order);
+        most = max(most, key), rest = max(rest, ~key);
+      }
+      most = largest_of_warp(most), rest = largest_of_warp(rest);
+      if (lane == 0) s.reaching[warp] = most, s.tying[warp] = rest;
+    }
     __syncthreads();
+    if (narrows) {
+      const uint32_t most = largest_of_warp(lane < kWarps ? s.reaching[lane] : 0);
+      const uint32_t least = ~largest_of_warp(lane < kWarps ? s.tying[lane] : 0);
+      low = least - min(least, 1u), high = most + min(~most, 1u);
+      key_bits = 32 - __clz(static_cast<int>(high - low));
+    }
+    if (!a.reach) return 0;
 #pragma unroll
     for (uint32_t i = 0; i < kDigitsSamples; ++i) atomicAdd(&s.bins[first_digit(encode(samples[i], a.order))], 1u);
     find(a.reach, 1u << kBinBits, 1);
@@ -198,6 +235,7 @@ struct DigitsBlock {
   // Marks the elements whose first digit reaches the floor, and counts their digits. A thread marks eight at a time.
   __device__ __forceinline__ void mark(uint32_t floor) {
     constexpr uint32_t kEight = 8;
+    const uint32_t from = key_at(floor << first_digit_at());
 #pragma unroll 1
     for (uint32_t o = tid; o < words * 4; o += kThreads) {
       alignas(16) Key e[kEight];
@@ -210,7 +248,7 @@ struct DigitsBlock {
       }
       uint32_t hits = 0;
 #pragma unroll
-      for (uint32_t j = 0; j < kEight; ++j) hits |= static_cast<uint32_t>(first_digit(e[j]) >= floor) << j;
+      for (uint32_t j = 0; j < kEight; ++j) hits |= static_cast<uint32_t>(e[j] >= from) << j;
       if (o * kEight < skipped) hits &= ~0u << min(skipped - o * kEight, kEight);
       if (end < (o + 1) * kEight) hits &= o * kEight < end ? (1u << (end - o * kEight)) - 1 : 0;
       reinterpret_cast<uint8_t*>(marks)[o] = static_cast<uint8_t>(hits);
@@ -223,9 +261,9 @@ struct DigitsBlock {
     for (uint32_t w = tid; w < words; w += kThreads) {
       uint32_t kept = marks[w];
       for_marks_by_turns(kept, lane, [&](uint32_t j) {
-        const uint32_t key = slots[w * 32 + j], high = key >> prefix_at;
-        if (high < prefix) kept ^= 1u << j;
-        if (high == prefix) atomicAdd(&s.bins[key >> digit_at & (digits - 1)], 1u);
+        const uint32_t key = distance(slots[w * 32 + j]), top = key >> prefix_at;
+        if (top < prefix) kept ^= 1u << j;
+        if (top == prefix) atomicAdd(&s.bins[key >> digit_at & (digits - 1)], 1u);
       });
       marks[w] = kept;
     }
@@ -234,36 +272,40 @@ struct DigitsBlock {
   // Finds the k-th key digit by digit, or stops where the list has room for all elements that reach the digits so far.
   __device__ __forceinline__ void select(uint32_t floor) {
     uint32_t prefix = 0;
-    int bits = kBits;
+    int bits = key_bits;
 #pragma unroll 1
     while (true) {
       const int above = bits, digit_bits = min(bits, kBinBits);
       const uint32_t digits = 1u << digit_bits;
       bits -= digit_bits;
       __syncthreads();
-      above == kBits ? mark(floor) : count(prefix, above, bits, digits);
+      above == key_bits ? mark(floor) : count(prefix, above, bits, digits);
       find(need, digits, blocks);
       if (s.digit == ~0u) {  // the sample misled, which happens hardly ever
         floor = 0;
-        bits = kBits;
+        bits = key_bits;
       } else {
         need -= s.above;
         prefix = prefix << digit_bits | s.digit;
         reached = a.k - need + s.kept;
         exact = s.kept != need && (bits == 0 || reached > kRoom * blocks);
-        if (!exact || bits == 0) break;
+        if (!exact || (bits == 0 && !is_beyond(prefix))) break;
+        if (bits == 0) {  // the k-th key is beyond the sample, which is as rare
+          low = 0, high = ~0u, floor = 0, prefix = 0, need = a.k;
+          bits = key_bits = kBits;
+        }
       }
       meet_cluster();  // all threads have read what was found
       clear();
     }
-    least = prefix << bits;
+    least = key_at(prefix << bits);
     if (exact) reached = a.k;
   }
 
   // Lists the elements that reach the least key, in the order of their indices: writes them, or puts them to the list.
   // If not all that equal it are needed, the first ones are.
   __device__ __forceinline__ void list_selected() {
-    const uint32_t per_warp = (words + kThreads - 1) / kThreads * 32;
+    const uint32_t per_warp = (words + kWarps - 1) / kWarps;
     const uint32_t from = min(warp * per_warp, words), to = min(from + per_warp, words);
     uint32_t more = 0, ties = 0;
 #pragma unroll 1
@@ -307,20 +349,43 @@ struct DigitsBlock {
       const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);
-      for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
-        const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
-        const uint32_t place = m + min(t, need);
-        is_tie ? ++t : ++m;
-        if (!wanted) return;
-        const Key key = slots[w * 32 + j];
-        const uint32_t index = begin + w * 32 + j - skipped;
+      const auto list = [&](uint32_t place, Key key, uint32_t slot) {
+        const uint32_t index = begin + slot - skipped;
         if constexpr (kItems > 0) {
           put(place, key, index);
           top = max(top, uint32_t{key});
         } else {
           write(place, key, index);
         }
-      });
+      };
+      if (__any_sync(kEveryLane, __popc(hits) >= kMany)) {  // lanes share each word, and list neighbouring places
+        constexpr uint32_t kAtOnce = 4;
+        const uint32_t before = (1u << lane) - 1;
+#pragma unroll 1
+        for (uint32_t i = 0; i < min(32u, to - start); i += kAtOnce) {
+          Key keys[kAtOnce];
+          uint32_t places[kAtOnce], listed = 0;
+#pragma unroll
+          for (uint32_t u = 0; u < kAtOnce; ++u) {
+            const uint32_t word = shuffle_from(hits, i + u), same = exact ? shuffle_from(equal, i + u) : 0;
+            const uint32_t rank = exact ? shuffle_from(t, i + u) + __popc(same & before) : 0;
+            places[u] = shuffle_from(m, i + u) + __popc(word & ~same & before) + min(rank, need);
+            const bool wanted = (word >> lane & 1) && (!(same >> lane & 1) || rank < need);
+            listed |= static_cast<uint32_t>(wanted) << u;
+            keys[u] = wanted ? slots[(start + i + u) * 32 + lane] : Key{0};
+          }
+#pragma unroll
+          for (uint32_t u = 0; u < kAtOnce; ++u)
+            if (listed >> u & 1) list(places[u], keys[u], (start + i + u) * 32 + lane);
+        }
+      } else {
+        for_marks(ties >= need ? hits & ~equal : hits, [&](int j) {
+          const bool is_tie = equal >> j & 1, wanted = !is_tie || t < need;
+          const uint32_t place = m + min(t, need);
+          is_tie ? ++t : ++m;
+          if (wanted) list(place, slots[w * 32 + j], w * 32 + j);
+        });
+      }
       more += all & 0xffff;
       ties += all >> 16;
     }
@@ -330,8 +395,9 @@ struct DigitsBlock {
     }
   }
   __device__ __forceinline__ void write(uint32_t place, Key key, uint32_t index) const {
-    static_cast<Key*>(a.values)[results + place * inner] = decode(key, a.order);
-    a.indices[results + place * inner] = static_cast<int32_t>(index);
+    const int64_t to = results + int64_t{place} * a.beside;
+    static_cast<Key*>(a.values)[to] = decode(key, a.order);
+    a.indices[to] = static_cast<int32_t>(index);
   }
   // The list is divided among the blocks.
   __device__ __forceinline__ void put(uint32_t place, uint32_t word, uint32_t index) const {

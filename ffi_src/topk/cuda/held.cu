@@ -491,8 +491,9 @@ struct Block {
   }
 
   __device__ __forceinline__ void write(uint32_t at, uint64_t candidate) {
-    static_cast<Key*>(a.values)[static_cast<int64_t>(r) * a.k + at] = decode(packing.key(candidate), a.order);
-    a.indices[static_cast<int64_t>(r) * a.k + at] = static_cast<int32_t>(packing.index(candidate));
+    const int64_t to = a.place(r, at);
+    static_cast<Key*>(a.values)[to] = decode(packing.key(candidate), a.order);
+    a.indices[to] = static_cast<int32_t>(packing.index(candidate));
   }
 
   // Each block ranks its own candidates among those of all blocks, and writes the results they are. For results in the

@@ -15,6 +15,7 @@ struct Buffers {
   void* values;  // null if only indices are wanted
   int32_t* indices;
   void* workspace;
+  int64_t beside = 0;  // rows are columns that have been transposed, so many side by side; 0: they are not
 };
 
 // Arguments that all kernels of the family take. The kernels' own structs add to them.
@@ -25,10 +26,17 @@ struct Call {
   KeyOrder order;
   int64_t inner;
   uint32_t length, k;
+  uint32_t beside;  // columns side by side in the results: `inner`, or that of columns that have been transposed
   bool sorted;
   unsigned char* workspace;
   int64_t row_bytes = 0;  // workspace bytes of a row; set by kernels whose blocks share rows
 
+  // The place of a result.
+  __device__ int64_t place(int64_t row, uint32_t rank) const {
+    if (beside == 1) return row * k + rank;
+    const uint32_t outer = static_cast<uint32_t>(row) / beside;
+    return (int64_t{outer} * k + rank) * beside + (static_cast<uint32_t>(row) - outer * beside);
+  }
   __device__ unsigned char* workspace_of(int64_t row) const { return workspace + row * row_bytes; }
 };
 
@@ -40,6 +48,7 @@ inline Call call_of(const Problem& problem, const Buffers& buffers) {
           problem.rows.inner,
           static_cast<uint32_t>(problem.rows.length),
           static_cast<uint32_t>(problem.k),
+          static_cast<uint32_t>(buffers.beside ? buffers.beside : problem.rows.inner),
           problem.sorted,
           static_cast<unsigned char*>(buffers.workspace)};
 }

@@ -25,7 +25,25 @@ bool turns(const Plan& plan) {
          plan.algorithm != Algorithm::kBuckets;
 }
 
-// Columns become rows, and so do the results, which are transposed back.
+cudaError_t launch_kernels(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+
+// Whether the kernels write results of rows where those of columns stand. Of many results, it takes less time to
+// transpose them.
+bool writes_columns(const Plan& plan, const Problem& problem) {
+  constexpr int64_t kMost = 1 << 17;
+  if (problem.rows.count() * problem.k > kMost) return false;
+  switch (plan.algorithm) {
+    case Algorithm::kRows:
+    case Algorithm::kHeld:
+    case Algorithm::kStream:
+    case Algorithm::kWave:
+    case Algorithm::kSieve:
+    case Algorithm::kDigits: return true;
+    default: return false;
+  }
+}
+
+// Columns become rows. If the kernels do not write results as columns, these are transposed back.
 cudaError_t launch_turned(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const auto [outer, length, inner] = problem.rows;
   const sort::TurnShape shape(problem.rows, problem.k, problem.key_bits / 8, true, true);
@@ -36,19 +54,18 @@ cudaError_t launch_turned(cudaStream_t stream, const Plan& plan, const Problem& 
   of_rows.whole.turns = false;
   auto* const indices = reinterpret_cast<int32_t*>(bytes + shape.indices);
   cudaError_t error = sort::launch_turn(stream, buffers.x, bytes, outer, length, inner, problem.key_bits);
-  if (error == cudaSuccess)
-    error = launch_topk(stream, of_rows, turned, bytes, bytes + shape.values, indices, bytes + shape.bytes);
+  if (error != cudaSuccess) return error;
+  if (writes_columns(plan, problem))
+    return launch_kernels(stream, of_rows, turned,
+                          {bytes, buffers.values, buffers.indices, bytes + shape.bytes, inner});
+  error = launch_kernels(stream, of_rows, turned, {bytes, bytes + shape.values, indices, bytes + shape.bytes});
   if (error == cudaSuccess)
     error = sort::launch_turn(stream, bytes + shape.values, buffers.values, outer, inner, problem.k, problem.key_bits);
   if (error == cudaSuccess) error = sort::launch_turn(stream, indices, buffers.indices, outer, inner, problem.k, 32);
   return error;
 }
 
-}  // namespace
-
-cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
-                        int32_t* indices, void* workspace) {
-  const Buffers buffers{x, values, indices, workspace};
+cudaError_t launch_kernels(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (turns(plan)) return launch_turned(stream, plan, problem, buffers);
   switch (plan.algorithm) {
     case Algorithm::kEmpty: return cudaSuccess;
@@ -72,7 +89,7 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
       if (status != cudaErrorCooperativeLaunchTooLarge || problem.rows.inner == 1) return status;
       Plan other = plan;
       other.algorithm = Algorithm::kRadix;
-      return launch_topk(stream, other, problem, x, values, indices, workspace);
+      return launch_kernels(stream, other, problem, buffers);
     }
     case Algorithm::kDigits: return launch_digits(stream, plan, problem, buffers);
     case Algorithm::kRadix: return launch_radix(stream, plan, problem, buffers);
@@ -81,6 +98,13 @@ cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& pr
     case Algorithm::kSweep: return launch_whole(stream, plan, problem, buffers);
   }
   return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t launch_topk(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
+                        int32_t* indices, void* workspace) {
+  return launch_kernels(stream, plan, problem, {x, values, indices, workspace});
 }
 
 cudaError_t launch_argmax(cudaStream_t stream, const Plan& plan, const ArgProblem& problem, const void* x,

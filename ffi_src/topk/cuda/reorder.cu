@@ -26,8 +26,9 @@ __global__ void __launch_bounds__(kThreads) reorder_kernel(const __grid_constant
   const Packing<Key> packing = Packing<Key>::make(a.length);
   wait_for_predecessor();
   for (uint32_t i = threadIdx.x; i < a.k; i += kThreads) {
-    const Key key = encode(static_cast<const Key*>(a.values)[row * a.k + i], a.order);
-    buffer[i] = packing.pack(key, static_cast<uint32_t>(a.indices[row * a.k + i]));
+    const int64_t from = a.place(row, i);
+    const Key key = encode(static_cast<const Key*>(a.values)[from], a.order);
+    buffer[i] = packing.pack(key, static_cast<uint32_t>(a.indices[from]));
   }
   __syncthreads();
   write_selected<kThreads, Key>(s, a, packing, buffer, buffer + kRoom, kRoom, row);

@@ -252,10 +252,11 @@ __device__ __forceinline__ void select_by_network(const T& team, const Key* row,
   }
 }
 
-template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork, int kMostK>
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, bool kNetwork, int kMostK,
+          bool kRagged = false>
 __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTeam, kElements, Key, kVectors>)
     rows_kernel(const __grid_constant__ Args a) {
-  using T = Team<Key, kTeam, kElements, kVectors, kFloat, kMostK>;
+  using T = Team<Key, kTeam, kElements, kVectors, kFloat, kMostK, kRagged>;
   using Order = typename T::Order;
   constexpr uint32_t kTeams = T::kThreads / kTeam;
   using Word = typename T::Word;
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   int64_t start = r, offset = 0;  // the row begins behind so many whole rows and so many elements
   if (!kVectors && a.inner > 1) offset = static_cast<uint32_t>(r) % static_cast<uint32_t>(a.inner), start = r - offset;
   const Key* row = static_cast<const Key*>(a.x) + (live ? start * a.length + offset : 0);
-  const Output<Order, Key, T::kFloats> write{a, start * a.k + offset, team.stride()};
+  const Output<Order, Key, T::kFloats> write{a, live ? a.place(r, 0) : 0, a.beside};
   team.load(row, live);
   if constexpr (kNetwork) {
     select_by_network(team, row, in_team, live, write);
@@ -346,6 +347,11 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kThreads);
   const bool vectors = a.inner == 1 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && a.length * sizeof(Key) % 16 == 0;
+  if constexpr (sizeof(Key) < 4 && !kNetwork) {
+    // Rows of narrow keys are read as vectors wherever they begin, if the team has room for one more.
+    if (a.inner == 1 && !vectors && a.length + 16 / sizeof(Key) <= kTeam * kElements)
+      return launch(stream, config, rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork, kMostK, true>, a);
+  }
   return launch(stream, config,
                 vectors ? rows_kernel<Key, kTeam, kElements, true, kFloat, kNetwork, kMostK>
                         : rows_kernel<Key, kTeam, kElements, false, kFloat, kNetwork, kMostK>,

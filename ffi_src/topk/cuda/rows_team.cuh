@@ -36,8 +36,9 @@ struct alignas(16) Board {
   uint32_t sums[2][(kTeam + 31) / 32], count;
 };
 
-// kMostK: the largest k of a block.
-template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, int kMostK>
+// kMostK: the largest k of a block. kIsRagged: rows are loaded as vectors, but may begin and end within
+// one.
+template <class Key, int kTeam, int kElements, bool kVectors, bool kFloat, int kMostK, bool kIsRagged>
 struct Team {
   static constexpr bool kBlock = kTeam > 32;
   static constexpr bool kFloats = kFloat && !kBlock;  // candidates are ranked as floats
@@ -54,6 +55,7 @@ struct Team {
   using Word = typename Order::Word;
   using SharedBoard = Board<Word, kTeam, kMostK>;
   static constexpr int kDelegates = SharedBoard::kDelegates;
+  static constexpr bool kRagged = kIsRagged;
   static constexpr bool kRefinesVectors = kVectors && sizeof(Key) < (kTeam <= 64 ? 8 : 2);  // by refine_vectors()
 
   const Args& a;
@@ -61,6 +63,14 @@ struct Team {
   uint32_t t;  // this thread's place in the team
   Word words[kWords];
   uint32_t step = 0;  // how often fold() has been called
+  // Positions count from the first whole vector in memory on: those of the row are skipped to end - 1.
+  uint32_t skipped = 0, end = a.length;
+
+  __device__ __forceinline__ void begin(const Key* row) {
+    if constexpr (kRagged)
+      skipped = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Key)), end = skipped + a.length;
+  }
+  __device__ __forceinline__ bool has(uint32_t position) const { return position >= skipped && position < end; }
 
   // The most candidates that are ranked.
   __device__ __forceinline__ uint32_t most() const { return kBlock ? SharedBoard::kCapacity : 2 * a.k + kSlack; }
@@ -72,7 +82,7 @@ struct Team {
   }
   __device__ __forceinline__ uint32_t index(uint32_t j) const {
     constexpr uint32_t kTurned = (kTeam < 32 ? kTeam : 32) * kVector - 1;
-    return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned));
+    return (j & ~(kVector - 1u)) * kTeam + ((t * kVector) ^ (j & kTurned)) - skipped;
   }
 
   // Returns the index of element j of the first thread, in teams smaller than a warp. For thread t, the bits of t *
@@ -99,7 +109,9 @@ struct Team {
     Word filler = kFloat ? __float_as_uint(-INFINITY) : static_cast<Word>(decode(Key{0}, a.order));
 #pragma unroll
     for (int bits = 8 * sizeof(Key); kVectors && bits < 32; bits *= 2) filler |= filler << bits;
-    const uint32_t loads = live ? a.length / kVector : 0;
+    begin(row);
+    const uint32_t first = skipped > 0, loads = live ? end / kVector : 0;
+    if constexpr (kRagged) row -= skipped;
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
       const uint32_t v = place(u);
@@ -109,11 +121,39 @@ struct Team {
         words[2 * u] = vector.x, words[2 * u + 1] = vector.y;
       } else if constexpr (kVectors) {
         uint4 vector = make_uint4(filler, filler, filler, filler);
-        if (v < loads) vector = __ldg(reinterpret_cast<const uint4*>(row) + v);
+        if (v < loads && (!kRagged || v >= first)) vector = __ldg(reinterpret_cast<const uint4*>(row) + v);
         words[4 * u] = vector.x, words[4 * u + 1] = vector.y, words[4 * u + 2] = vector.z, words[4 * u + 3] = vector.w;
       } else {
         words[u] = v < loads ? static_cast<Word>(element(row, v)) : filler;
       }
+    }
+    if constexpr (kRagged) {
+      if (live && first) load_part(row, 0, filler);
+      if (live && end % kVector && (loads || !first)) load_part(row, loads, filler);
+    }
+  }
+  // Loads a vector of which only a part is the row's, element by element.
+  __device__ __forceinline__ void load_part(const Key* from, uint32_t vector, uint32_t filler) {
+    const int load = static_cast<int>(vector / kTeam);
+    if (place(load) != vector) return;
+    uint32_t part[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      part[w] = filler;
+#pragma unroll
+      for (int e = 0; e < kPerWord; ++e) {
+        const uint32_t position = vector * kVector + w * kPerWord + e;
+        constexpr uint32_t kMask = (1u << (8 * sizeof(Key))) - 1;
+        if (has(position))
+          part[w] = (part[w] & ~(kMask << (8 * sizeof(Key) * e))) |
+                    (static_cast<uint32_t>(__ldg(from + position)) & kMask) << (8 * sizeof(Key) * e);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) {
+      if (u != load) continue;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[4 * u + w] = part[w];
     }
   }
 
@@ -234,7 +274,14 @@ struct Team {
     for (int i = 0; i < kMasks; ++i) mask[i] = 0;
 #pragma unroll
     for (int u = 0; u < kLoads; ++u)
-      if (live && place(u) < a.length / kVector) mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
+      if constexpr (kRagged) {
+        const uint32_t at = place(u) * kVector, after = live ? min(max(end, at) - at, uint32_t{kVector}) : 0;
+        const uint32_t before = u == 0 && at == 0 ? min(skipped, after) : 0;
+        mask[u * kVector / 32] |= ((1u << after) - (1u << before)) << (u * kVector % 32);
+      } else {
+        if (live && place(u) < a.length / kVector)
+          mask[u * kVector / 32] |= ((1u << kVector) - 1) << (u * kVector % 32);
+      }
   }
 
   // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
@@ -290,9 +337,9 @@ struct Team {
         ++probe;
       }
     }
-    // Finds the index `to` up to which ties are taken, so that there are k elements. A thread has its elements in the
-    // order of their indices, so its ties up to an index are its first ones.
-    uint32_t from = 0, to = a.length - 1;
+    // Finds the position `to` up to which ties are taken, so that there are k elements. A thread has its elements in
+    // the order of their positions, so its ties up to a position are its first ones.
+    uint32_t from = 0, to = end - 1;
     const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
       const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
       const uint32_t mine = place(load) - load * kTeam, there = rest / kVector;
@@ -401,7 +448,9 @@ __device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::Shared
   constexpr uint32_t kElements = kVector == 1 || sizeof(Key) == 8 ? 8 : 16, kTogether = kElements / kVector;
   T team{a, board, t};
   const uint32_t most = team.most();
-  const uint32_t loads = live ? a.length / kVector : 0;
+  team.begin(row);
+  const uint32_t loads = live ? (team.end + kVector - 1) / kVector : 0;
+  const bool ragged = T::kRagged && (team.skipped || team.end % kVector);
   const auto any = [](bool b) -> bool { return T::kBlock ? b : __any_sync(kEveryLane, b); };
   // Invariant: `reached` elements, at least k, reach `low`, and `more` elements, fewer than k, are above `high`.
   Key low = 0, high = static_cast<Key>(~Key{0}), key = floor;
@@ -419,6 +468,14 @@ __device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::Shared
       for (uint32_t i = 0; i < kTogether; ++i) {
         const uint32_t v = min(team.place(u + i), loads - 1);
         if constexpr (kVector > 1) {
+          if (ragged) {
+#pragma unroll
+            for (uint32_t e = 0; e < kVector; ++e) {
+              const uint32_t position = min(max(v * kVector + e, team.skipped), team.end - 1);
+              raw[i * kVector + e] = team.element(row, position - team.skipped);
+            }
+            continue;
+          }
           *reinterpret_cast<uint4*>(raw + i * kVector) = __ldg(reinterpret_cast<const uint4*>(row) + v);
         } else {
           raw[i] = team.element(row, v);
@@ -428,7 +485,8 @@ __device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::Shared
 #pragma unroll
       for (uint32_t j = 0; j < kElements; ++j) {
         const Key one = encode(raw[j], a.order);
-        const bool there = team.place(u + j / kVector) < loads;
+        const uint32_t load = team.place(u + j / kVector);
+        const bool there = T::kRagged ? team.has(load * kVector + j % kVector) : load < loads;
         reaching |= static_cast<uint32_t>(there && one >= key) << j;
         exceeding |= static_cast<uint32_t>(there && one > key) << j;
         if (!pass || one < key) top = max(top, static_cast<Word>(one));
@@ -461,14 +519,14 @@ __device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::Shared
       key = static_cast<Key>(low + min(static_cast<Key>(max(part, 0.f) * static_cast<float>(span)), span));
     }
   }
-  // A thread has its elements in the order of their indices, so its ties up to an index are its first ones.
+  // A thread has its elements in the order of their positions, so its ties up to a position are its first ones.
   const auto up_to = [&](uint32_t last) {
     const uint32_t load = last / (T::kSize * kVector), rest = last % (T::kSize * kVector);
     const uint32_t mine = team.place(load) - load * T::kSize, there = rest / kVector;
     const uint32_t some = load * kVector + (mine < there ? kVector : mine == there ? rest % kVector + 1 : 0);
     return some < 64 ? ties & ((uint64_t{1} << some) - 1) : ties;
   };
-  uint32_t from = 0, to = a.length - 1;
+  uint32_t from = 0, to = team.end - 1;
   // The first guess is that ties are spread evenly. It adds a little, and need not be exact.
   uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(reached - more, 1u)) + 2);
 #pragma unroll 1

@@ -79,8 +79,9 @@ struct Share : RowVectors<Key> {
 
 template <class Key>
 __device__ __forceinline__ void write(const Sieve& a, Packing<Key> packing, int64_t row, uint32_t rank, C c) {
-  static_cast<Key*>(a.values)[row * a.k + rank] = decode(packing.key(c), a.order);
-  a.indices[row * a.k + rank] = static_cast<int32_t>(packing.index(c));
+  const int64_t to = a.place(row, rank);
+  static_cast<Key*>(a.values)[to] = decode(packing.key(c), a.order);
+  a.indices[to] = static_cast<int32_t>(packing.index(c));
 }
 
 // The exact selection, by all blocks of a row together. It selects from the survivors that reach `floor`; if the

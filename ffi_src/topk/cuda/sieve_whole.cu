@@ -35,7 +35,7 @@ struct Whole : Call {
   __device__ __forceinline__ void write(uint32_t rank,
                                         // `c` has the key in its upper bits and the mirrored index below it.
                                         uint32_t c) const {
-    const int64_t to = static_cast<int64_t>(blockIdx.x) * k + rank;
+    const int64_t to = place(blockIdx.x, rank);
     static_cast<Key*>(values)[to] = decode(static_cast<Key>(c >> 16), order);
     indices[to] = static_cast<int32_t>(length - 1 - (c & 0xffff));
   }

@@ -220,8 +220,9 @@ __device__ __forceinline__ void write_few(const Wave& a, Composite<Key>* buffer,
     at = sum_of_lanes<4>(at);
   }
   if (chosen) {
-    static_cast<Key*>(a.values)[row * a.k + at] = decode(packing.key(one), a.order);
-    a.indices[row * a.k + at] = static_cast<int32_t>(index);
+    const int64_t to = a.place(row, at);
+    static_cast<Key*>(a.values)[to] = decode(packing.key(one), a.order);
+    a.indices[to] = static_cast<int32_t>(index);
   }
 }
 
@@ -386,8 +387,9 @@ __device__ __noinline__ bool write_first(const Wave& a, Shared<kThreads, Composi
       hits |= static_cast<uint32_t>(first + e < a.length && x[min(first + e, a.length - 1)] == bits) << e;
     uint32_t all, at = found + sum_before<uint32_t>(__popc(hits), s.sums, kWarps, all);
     for (; hits && at < a.k; hits &= hits - 1, ++at) {
-      static_cast<Key*>(a.values)[row * a.k + at] = bits;
-      a.indices[row * a.k + at] = static_cast<int32_t>(first + __ffs(hits) - 1);
+      const int64_t to = a.place(row, at);
+      static_cast<Key*>(a.values)[to] = bits;
+      a.indices[to] = static_cast<int32_t>(first + __ffs(hits) - 1);
     }
     found += all;
   }
