@@ -224,7 +224,7 @@ struct alignas(kWidth * sizeof(Bits)) Vector {
   Bits element[kWidth];
 
   // Loads what is there of a vector; the rest is `fill`.
-  __device__ void load(const Bits* from, int64_t left, Bits fill) {
+  __device__ void load(const Bits* from, int left, Bits fill) {
     const auto address = reinterpret_cast<uintptr_t>(from);
     if (kWidth == 1 || left < kWidth) {
 #pragma unroll
@@ -245,7 +245,7 @@ struct alignas(kWidth * sizeof(Bits)) Vector {
     }
   }
 
-  __device__ void store(Bits* to, int64_t left) const {
+  __device__ void store(Bits* to, int left) const {
     const auto address = reinterpret_cast<uintptr_t>(to);
     if (kWidth == 1 || left < kWidth || address % 4 != 0) {
 #pragma unroll
@@ -276,26 +276,27 @@ struct Turn {
   static constexpr int kWidth = Form::kWidth, kVectors = Form::kVectors, kShares = Form::kShares;
   Vector<Bits, kWidth> x[kVectors], cotangent[kVectors];
 
-  // Calls body(vector, its first element, how many elements are left from there on) for vectors of this lane; the
-  // warp begins with element `first`.
+  // Calls body(vector, its first element, how many elements are left from there on) for vectors of this lane. Elements
+  // are counted from the warp's first one on.
   template <class Body>
   __device__ static void each(const typename Form::Peers& peers, int64_t first, int64_t end, Body body) {
     const int lane = threadIdx.x % 32;
+    const int left = lane < peers.lanes ? static_cast<int>(min(end - first, int64_t{32 * kVectors * kWidth})) : 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = first + (v * peers.lanes + lane) * kWidth;
-      body(v, at, lane < peers.lanes ? end - at : 0);
+      const int at = (v * peers.lanes + lane) * kWidth;
+      body(v, at, left - at);
     }
   }
 
-  // Loads what is below `end`; the rest is -inf, and 0.
+  // Loads what is below `end`, from the warp's first element on; the rest is -inf, and 0.
   __device__ void load(const SplitParameters& p, const typename Form::Peers& peers, int64_t row, int64_t first,
                        int64_t end) {
-    const auto* const from = static_cast<const Bits*>(p.x) + row * p.length;
-    const auto* const cotangents = static_cast<const Bits*>(p.cotangent) + row * p.length;
+    const auto* const from = static_cast<const Bits*>(p.x) + row * p.length + first;
+    const auto* const cotangents = static_cast<const Bits*>(p.cotangent) + row * p.length + first;
     const Bits lowest = E::store(-infinity<typename E::Acc>());
-    each(peers, first, end, [&](int v, int64_t at, int64_t left) { x[v].load(from + at, left, lowest); });
-    each(peers, first, end, [&](int v, int64_t at, int64_t left) { cotangent[v].load(cotangents + at, left, Bits{}); });
+    each(peers, first, end, [&](int v, int at, int left) { x[v].load(from + at, left, lowest); });
+    each(peers, first, end, [&](int v, int at, int left) { cotangent[v].load(cotangents + at, left, Bits{}); });
   }
 
   // The lanes of a kind have the same peaks.
@@ -319,9 +320,9 @@ struct Turn {
   // Stores the gradients of what load() has loaded.
   __device__ void store(const SplitParameters& p, const typename Form::Peers& peers, int64_t row, int64_t first,
                         int64_t end, const Gradient<E> (&gradients)[kShares]) const {
-    Bits* const to = static_cast<Bits*>(p.out) + row * p.length;
+    Bits* const to = static_cast<Bits*>(p.out) + row * p.length + first;
     const auto store = [&](auto logs) {
-      each(peers, first, end, [&](int v, int64_t at, int64_t left) {
+      each(peers, first, end, [&](int v, int at, int left) {
         Vector<Bits, kWidth> out;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j)
