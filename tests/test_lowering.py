@@ -189,6 +189,22 @@ def test_gradient_of_a_scan_is_made_of_x(cuda, name):
     assert operands((7, 4), segment_starts=np.ones((7, 4), bool)) == 4
 
 
+def test_short_scans_of_16_bits_that_are_left_to_xla(cuda_build):
+    """Kernels take those whose rows they load as vectors."""
+    x, row, half = shape_of((500, 3), "bfloat16"), shape_of((3,), "bfloat16"), np.asarray(0.5, jnp.bfloat16)
+
+    def is_left(fn, *args):
+        return not any(call.kernel for call in jaxgpuops.explain(fn, *args, platform="cuda"))
+
+    assert not is_left(jaxgpuops.cumsum, x) and not is_left(jaxgpuops.linear_scan, x, x)
+    assert is_left(jaxgpuops.cumlogsumexp, x) and is_left(jaxgpuops.cumsum, shape_of((500, 3)))
+    assert is_left(jaxgpuops.linear_scan, row, x) and is_left(jaxgpuops.linear_scan, x, x, shape_of((500,), "bfloat16"))
+    scan = lambda x: jaxgpuops.linear_scan(half, x)
+    assert is_left(scan, x) and is_left(lambda x, ct: jax.vjp(scan, x)[1](ct), x, x)
+    assert is_left(lambda x: jaxgpuops.cumsum(x, segment_starts=np.array([True, False, True])), x)
+    assert not is_left(scan, shape_of((500, 4), "bfloat16"))
+
+
 @pytest.mark.parametrize("shape", [(111, 11), (7, 9, 5), (1, 5000, 3), (3, 1 << 20), (4, 60_000, 6), (2, 1 << 18, 3)])
 def test_gradient_of_logsumexp_is_made_of_x(cuda_build, shape):
     pull_back = lambda x, ct: jax.vjp(functools.partial(jaxgpuops.logsumexp, axis=1), x)[1](ct)

@@ -498,16 +498,21 @@ def test_gradients_from_x():
             assert planned(9, length, 5, dtype)[0] == ("columns_walk" if dtype == "float32" else "small")
             assert planned(9000, length, 5, dtype)[0] == "columns_walk"
         assert planned(9, most + 1, 5, dtype)[0] == "none"
-    # Few flat rows are held by all multiprocessors, in units of 2048 elements; others are split.
-    for dtype, least in (("float32", 1 << 11), ("bfloat16", 1 << 16), ("float16", 1 << 16)):
-        assert planned(1, least, 4, dtype) == ("columns_flat", 1, 256, least // 512)
-        assert planned(10**4, least, 4, dtype)[0] == "columns_flat"
-        assert planned(1, least - 1, 4, dtype)[0] == planned(10**6, 10**6, 9, dtype)[0] == "none"
-        assert (
-            planned(1, 300_000, 4, dtype)[0]
-            == planned(1, 60_000, 5, dtype)[0]
-            == ("columns_flat" if dtype == "float32" else "none")
-        )
+    # A flat row is cut into units. A cluster has up to 16 of them; all multiprocessors hold more of few rows; others are
+    # split.
+    for dtype, size, unit in (("float32", 4, 2048), ("bfloat16", 2, 4096), ("float16", 2, 4096)):
+        for inner in (2, 4):
+            least, of_cluster = 512 // size // inner, 16 * unit // inner
+            assert planned(10**5, least, inner, dtype) == ("columns_flat", 1, 32, 1)
+            assert planned(1, least - 1, inner, dtype)[0] == "none"
+            assert planned(10**4, of_cluster, inner, dtype) == ("columns_flat", 1, 256, 16)
+            assert planned(1, of_cluster + 1, inner, dtype) == ("columns_flat", 1, 256, 17)
+        assert planned(1, 1 << 20, 9, dtype)[0] == "none"
+    taken = {("float32", 170): False, ("float32", 171): True, ("bfloat16", 87_381): False, ("bfloat16", 87_382): True}
+    for (dtype, length), expected in taken.items():
+        assert (planned(1, length, 3, dtype)[0] == "columns_flat") == expected, (dtype, length)
+    assert planned(1, 400_000, 3, "bfloat16")[0] == planned(1, 60_000, 5, "bfloat16")[0] == "none"
+    assert planned(10**4, 7 * 640, 3) == ("columns_flat", 1, 256, 7)
 
 
 def test_the_order_of_sums_does_not_depend_on_the_batch():

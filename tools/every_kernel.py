@@ -309,8 +309,10 @@ COLUMNS = [
     (40, 100, 5),  # few elements; flat rows
     (300, 100, 5),
     (2, 1001, 16),
+    (2, 2001, 4),  # gradients made of logits, by clusters
+    (2, 3001, 2),  # the same
     (2, 8093, 5),  # flat rows, shared by clusters; float32: gradients made of logits, by all multiprocessors
-    (2, 3001, 7),  # the same, gradients made of results
+    (2, 3001, 7),  # the same; gradients made of results, and of float32 of logits, by clusters
     (2, 28_001, 5),  # split flat rows
     (2, 66_001, 4),  # the same; 16 bits: gradients made of logits, too
     (5, 66_001, 4),  # too many elements for all multiprocessors to hold

@@ -15,14 +15,13 @@ namespace {
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
-// Gradients of rows that no cluster holds, and of columns in flat rows of at least kLeastFlatGradient bytes. A row has
-// at most kMostUnits units. Blocks hold their units if there are at most kHeldBlocks blocks per multiprocessor.
-// Otherwise, a block that writes results takes as many units as leave kResultBlocks blocks per multiprocessor, from one
-// to kMostMerged.
-constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 32 << 10, kHeldBlocks = 4;
-// Flat rows of 16 bits are faster from x only where blocks hold them. So they have from kLeastHalf to kMostHalf
-// elements, of which few arrays have more than that, and up to kHalfColumns columns.
-constexpr int64_t kLeastHalf = 1 << 18, kMostHalf = 1 << 20, kHalfColumns = 4;
+// Gradients of rows that no cluster holds, and of columns in flat rows. A row has at most kMostUnits units. Blocks hold
+// their units if a cluster has the row, or if all of them run at the same time. Otherwise, a block that writes results
+// takes as many units as leave kResultBlocks blocks per multiprocessor, from one to kMostMerged.
+constexpr int64_t kMostUnits = 512, kMostMerged = 8, kResultBlocks = 4, kLeastFlatGradient = 2 << 10;
+// Flat rows of vectors (takes_vectors()) have at least kLeastFlatVectors bytes. Others of 16 bits are faster from x
+// only where blocks hold them: kHalfColumns columns of kLeastHalf to kMostHalf elements, of which few arrays have more.
+constexpr int64_t kLeastFlatVectors = 512, kLeastHalf = 1 << 18, kMostHalf = 1 << 20, kHalfColumns = 3;
 // Gradients of columns of few positions, not of float32: the most elements of an array of which a lane has one
 // position, not a column.
 constexpr int64_t kMostSmallGradient = 1 << 15;
@@ -254,12 +253,17 @@ RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   const int64_t inner = problem.rows.inner, length = problem.rows.length * inner;
   plan.algorithm = inner == 1 ? RowAlgorithm::kRowsSplit : RowAlgorithm::kColumnsFlat;
   plan.block_warps = kPartWarps;
-  const int64_t turn = 32 / inner * inner * kPartWarps * kGradientEach;
+  const int64_t turn = 32 / inner * inner * kPartWarps * gradient_each(bytes_of(problem.dtype), inner);
   plan.part_length = ceil_div(ceil_div(length, turn), kMostUnits) * turn;
   plan.units = ceil_div(length, plan.part_length);
   plan.blocks = plan.units;
   plan.workspace_bytes = plan.units * inner * plan.traits.stat_bytes;
-  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > kHeldBlocks * gpu.multiprocessors;
+  if (gpu.max_cluster > 1 && plan.units <= std::min<int64_t>(kMaxCluster, gpu.max_cluster)) {
+    plan.workspace_bytes = 0;
+    if (plan.units == 1) plan.block_warps = static_cast<int>(ceil_div(length * kPartWarps, turn));
+    return plan;
+  }
+  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > kGradientBlocks * gpu.multiprocessors;
   if (!plan.split) return plan;
   const int64_t merged = ceil_div(problem.rows.outer * plan.units, kResultBlocks * gpu.multiprocessors);
   plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;
@@ -283,7 +287,8 @@ bool takes_logits(const Problem& problem) {
   if (problem.dtype == DType::kFloat64) return inner == 1 && row_spans(problem) <= kRowWarps * kMaxCluster;
   if (inner == 1) return true;
   const int64_t flat = problem.rows.length * inner;
-  if (bytes_of(problem.dtype) == 2) return inner <= kHalfColumns && flat >= kLeastHalf && flat <= kMostHalf;
+  if (takes_vectors(inner)) return flat * bytes_of(problem.dtype) >= kLeastFlatVectors;
+  if (bytes_of(problem.dtype) == 2) return inner == kHalfColumns && flat >= kLeastHalf && flat <= kMostHalf;
   return inner <= kGradientColumns && flat * bytes_of(problem.dtype) >= kLeastFlatGradient;
 }
 

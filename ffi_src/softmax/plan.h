@@ -18,9 +18,13 @@ bool takes_logits(const Problem& problem);
 // Whether that kernel is faster than the two of the forward pass and of a gradient from its result.
 bool prefers_logits(const Problem& problem, const Gpu& gpu);
 
-constexpr int kGradientWarps = 4;    // the most warps of a block of cuda/gradient_spread.cuh
-constexpr int kGradientEach = 8;     // elements that a lane of cuda/gradient_split.cuh takes at a time
-constexpr int kGradientColumns = 8;  // the most columns there
+constexpr int kGradientWarps = 4;  // the most warps of a block of cuda/gradient_spread.cuh
+// cuda/gradient_split.cu: the most columns; of how many columns lanes take vectors; elements that a lane takes at a
+// time; blocks of a multiprocessor.
+constexpr int kGradientColumns = 8;
+constexpr bool takes_vectors(int64_t inner) { return inner == 2 || inner == 4; }
+constexpr int gradient_each(int item_bytes, int64_t inner) { return takes_vectors(inner) && item_bytes == 2 ? 16 : 8; }
+constexpr int kGradientBlocks = 4;
 // cuda/gradient_rows.cuh: vectors of a lane, as many as in the forward pass, and the most warps of a block.
 constexpr int row_vectors(int item_bytes) { return item_bytes == 8 ? 4 : 8; }
 constexpr int kRowWarps = 16;

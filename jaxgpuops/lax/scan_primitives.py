@@ -34,14 +34,15 @@ SHORT = 3  # axes of up to so many positions are scanned in one expression
 
 def _leaves(name, rows, avals, **_):
     """Whether XLA is faster on a GPU, as measured on an H200: it makes one loop of a scan along a short axis, its
-    gradient, and what is around them. (Ours are faster at forward scans of 16-bit rows, which they load as vectors.)
-    The choice does not depend on the batch, so neither do the bits of floats.
+    gradient, and what is around them. (Ours are faster at forward scans of 16-bit rows that they load as vectors:
+    without h0 and segments, and with an a of the whole shape.) The choice does not depend on how many rows there are,
+    so neither do the bits of floats.
     """
     _, length, inner = rows
-    forward = name in _FOLD or name == "linear_scan"
-    return 0 < length <= SHORT and (
-        name == "cumlogsumexp" or not (forward and inner == 1 and avals[0].dtype.itemsize == 2)
-    )
+    linear = name == "linear_scan"
+    forward = (linear or (name in _FOLD and name != "cumlogsumexp")) and len(avals) == 1 + linear
+    vectors = inner == 1 and avals[0].dtype.itemsize == 2 and avals[0].shape == avals[-1].shape
+    return 0 < length <= SHORT and not (forward and vectors)
 
 
 def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, make=Kernel, **kwargs):

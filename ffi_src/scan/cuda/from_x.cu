@@ -15,7 +15,7 @@ cudaError_t launch_of(cudaStream_t stream, const Plan& plan, const Problem& prob
   if (plan.algorithm == Algorithm::kShort || plan.algorithm == Algorithm::kPacks)
     return launch_short_from_x<Forward, W>(stream, problem, buffers);
   if constexpr (sizeof(typename E::Bits) <= 4)
-    return launch_tile_from_x<Tangent<AnyWeights<E>>, Forward>(stream, plan, problem, buffers);
+    return launch_tile_from_x<Tangent<W>, Forward>(stream, plan, problem, buffers);
   return cudaErrorInvalidValue;
 }
 

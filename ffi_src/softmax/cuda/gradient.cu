@@ -5,7 +5,7 @@
 // added up in the order of rows_kernel, so the bits are those of the two kernels whose place this one takes.
 //
 // Small problems, and the shortest rows: gradient_spread.cuh. Longer rows: gradient_wide.cuh if they are few or not
-// much longer, else gradient_rows.cuh. Rows that no cluster holds, and few long columns of float32: gradient_split.cuh.
+// much longer, else gradient_rows.cuh. Rows that no cluster holds, and few long columns of float32: gradient_split.cu.
 // Columns of few positions: gradient_columns.cu.
 #include "common/cuda/residents.cuh"
 #include "common/rounding.h"
@@ -14,7 +14,7 @@
 #include "softmax/cuda/gradient_columns.h"
 #include "softmax/cuda/gradient_rows.cuh"
 #include "softmax/cuda/gradient_spread.cuh"
-#include "softmax/cuda/gradient_split.cuh"
+#include "softmax/cuda/gradient_split.h"
 #include "softmax/cuda/gradient_wide.cuh"
 #include "softmax/plan.h"
 
@@ -134,22 +134,7 @@ cudaError_t launch_kernel(cudaStream_t stream, const RowPlan& plan, const Proble
 }
 
 template <class E>
-cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
-                      void* workspace) {
-  if (plan.algorithm == RowAlgorithm::kRowsSplit) {
-    if constexpr (std::is_same_v<E, Float64>) {
-      return cudaErrorInvalidValue;
-    } else {
-      return launch_split<E, false>(stream, plan, problem, buffers, workspace);
-    }
-  }
-  if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
-    if constexpr (std::is_same_v<E, Float64>) {
-      return cudaErrorInvalidValue;
-    } else {
-      return launch_split<E, true>(stream, plan, problem, buffers, workspace);
-    }
-  }
+cudaError_t launch_of(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   using P = Softmax<E, false>;
   if (problem.op == Op::kSoftmaxJvp)
     return launch_kernel<P, SoftmaxTangent<E>, Op::kSoftmax>(stream, plan, problem, buffers);
@@ -163,11 +148,13 @@ cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Prob
   if (plan.algorithm == RowAlgorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == RowAlgorithm::kColumnsWalk || plan.algorithm == RowAlgorithm::kSmall)
     return launch_gradient_of_columns(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kRowsSplit || plan.algorithm == RowAlgorithm::kColumnsFlat)
+    return launch_gradient_split(stream, plan, problem, buffers, workspace);
   switch (problem.dtype) {
-    case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers, workspace);
-    case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers, workspace);
-    case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers, workspace);
-    case DType::kFloat64: return launch_of<Float64>(stream, plan, problem, buffers, workspace);
+    case DType::kFloat16: return launch_of<Float16>(stream, plan, problem, buffers);
+    case DType::kBFloat16: return launch_of<BFloat16>(stream, plan, problem, buffers);
+    case DType::kFloat32: return launch_of<Float32>(stream, plan, problem, buffers);
+    case DType::kFloat64: return launch_of<Float64>(stream, plan, problem, buffers);
     default: return cudaErrorInvalidValue;
   }
 }
