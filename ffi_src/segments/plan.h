@@ -136,6 +136,9 @@ constexpr int join_team_bits(int64_t inner) { return inner > 4 ? 3 : inner > 2 ?
 // The sort of the ids, as a problem of sort/.
 sort::Problem order_of(const Segments& problem);
 
+// Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
+void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan);
+
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 
 // The plans of softmax of segments and of its logarithms are kCells, kSorted, kOrdered or kNone.
