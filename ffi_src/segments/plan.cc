@@ -108,6 +108,13 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
     if (many) most_shared = 20 << 10;
   }
   int64_t warps = std::clamp<int64_t>(ceil_div(rows.length, 4 * teams), 1, kMostFewWarps);
+  // Of few segments and columns, one range takes less time, since its warps need no lists; with few warps, whose tables
+  // are sooner added up.
+  constexpr int64_t kWhole = 32, kWholeColumns = 4, kWholeWarps = 8;
+  if (may_cut && segments <= kWhole && rows.inner <= kWholeColumns) {
+    range = segments;
+    warps = std::min(warps, kWholeWarps);
+  }
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
   const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
@@ -359,6 +366,60 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
   return plan;
 }
 
+// Plans kBuckets. Returns false if other kernels are faster: for rows of which a block adds up some columns at a time,
+// and for very many rows in many buckets, whose runs are short. The order of additions follows from `shift` and
+// `piece`, which may not depend on the GPU.
+bool plan_buckets(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 256, kLeastShift = 5, kLeastPiece = 8192, kMostPiece = 64 << 10;
+  constexpr int64_t kStep = kBucketRows * kBucketThreads;
+  constexpr int64_t kLeastRows = 1 << 16, kMostRows = 1 << 24, kManyRows = 8 << 20, kMostOfMany = 640;
+  constexpr int64_t kMostSumBytes = 64 << 10, kMostBuckets = (1 << kMostBucketBits) - 1;
+  const auto [outer, length, inner] = problem.rows;
+  const int64_t width = bytes_of(problem.dtype), bytes = inner * width, acc = partial_bytes(problem);
+  if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.sorted || problem.byte_ids) return false;
+  if (inner * acc > 16 || bytes % 4 != 0 || outer > 65535) return false;
+  if (length < kLeastRows || length > kMostRows) return false;
+  BucketsPlan& own = plan.buckets;
+  own.shift = acc > 4 ? kMostShift - 1 : kMostShift;
+  while ((inner * acc) << own.shift > kMostSumBytes) --own.shift;
+  const auto buckets = [&] { return ceil_div(problem.segments, int64_t{1} << own.shift); };
+  while (own.shift > kLeastShift && buckets() < kBlocks) --own.shift;
+  const int64_t count = buckets();
+  if (count > (length > kManyRows ? kMostOfMany : kMostBuckets)) return false;
+  own.count = static_cast<uint32_t>(count);
+  own.digits = (own.count + 2) / 2 * 2;
+  // Two blocks fit on a multiprocessor, if possible, besides 1 KiB that the system takes and static variables.
+  const auto shared = [&, bytes = bytes](int64_t warps) {
+    return warps * (32 * kBucketItems * (bytes + 6) + 2 * own.digits) + 8 * own.digits;
+  };
+  const int64_t most = gpu.shared_bytes - 1024, half = gpu.multiprocessor_shared / 2 - 2048;
+  plan.warps = kBucketThreads / 32;
+  while (plan.warps > 8 && shared(plan.warps) > half) --plan.warps;
+  while (plan.warps > 1 && shared(plan.warps) > most) --plan.warps;
+  if (shared(plan.warps) > most) return false;
+  plan.shared_bytes = shared(plan.warps);
+  plan.columns = static_cast<int>(inner);
+  while (bucket_sum_bytes(own.shift, plan.columns * acc) > most) plan.columns = plan.columns == 4 ? 2 : 1;
+  own.tile = static_cast<uint32_t>(32 * kBucketItems * plan.warps);
+  own.tiles = static_cast<uint32_t>(ceil_div(length, own.tile));
+  const int64_t blocks = std::max<int64_t>(1, 2 * gpu.multiprocessors / outer);
+  own.blocks = static_cast<uint32_t>(std::min<int64_t>(own.tiles, blocks));
+  own.piece = static_cast<uint32_t>(std::clamp(length / kBlocks / kStep * kStep, kLeastPiece, kMostPiece));
+  own.pieces = own.count + static_cast<uint32_t>(length / own.piece);
+  plan.algorithm = Segmenting::kBuckets;
+  plan.rows = own.tile;
+  plan.tiles = own.tiles;
+  plan.overlap = gpu.dependent_launch;
+  own.before = aligned(2 * own.tiles * count);
+  own.totals = own.before + aligned(4 * own.tiles * count);
+  own.low = own.totals + aligned(4 * count);
+  own.moved = own.low + aligned(2 * length);
+  own.parts = own.moved + aligned(length * bytes);
+  plan.workspace_bytes = own.parts;
+  if (own.pieces > own.count) plan.workspace_bytes += aligned((own.pieces * inner * acc) << own.shift);
+  return true;
+}
+
 }  // namespace
 
 void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan) {
@@ -528,6 +589,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (plan_picks(problem, plan) && (!has_ranges || picks_at_once())) return plan;
   if (has_ranges && plan_ranges(problem, plan)) return plan;
   if (plan_picks(problem, plan)) return plan;
+  plan = {};
+  if (plan_buckets(problem, gpu, plan)) return plan;
   plan = {};
   plan_tiles(problem, partial_bytes(problem), gpu, plan);
   return plan;
