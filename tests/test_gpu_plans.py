@@ -219,6 +219,7 @@ KERNELS = {
         "long": "select_long_kernel",
     }
     | {"sorted": "segment_(tiles|teams)_kernel", "ordered": "segment_(tiles|teams)_kernel"}
+    | {"buckets": "segment_bucket_sum_kernel"}
     | {"cells": "segment_softmax_kernel"},
     "moe": {name: rf"route_(few_)?kernel<[^,]*Algorithm\){i}" for i, name in enumerate(("block", "cluster", "grid"), 1)}
     | {"warp": "route_warp_kernel"},

@@ -704,15 +704,27 @@ def test_plans_of_segments(capability):
         assert plan(op, 1, 10**6, 65, 10**6, dtype, False)["algorithm"] == "ordered"
     # Sums of float64 have room for numbers of any size, unless that is far more than the data.
     for inner, length, segments, algorithm in [
-        (1, 10**6, 1537, "atomics"), (1, 10**6, 160_000, "atomics"), (1, 10**6, 162_000, "ordered"),
-        (1, 1 << 22, 200_000, "atomics"), (1, 1 << 22, 500_000, "ordered"), (3, 10**6, 50_000, "atomics"), (4, 10**6, 30_000, "ordered"),
+        (1, 10**6, 1537, "atomics"), (1, 10**6, 160_000, "atomics"), (1, 10**6, 162_000, "buckets"),
+        (1, 1 << 22, 200_000, "atomics"), (1, 1 << 22, 500_000, "buckets"), (3, 10**6, 50_000, "atomics"), (4, 10**6, 30_000, "ordered"),
         (1, (1 << 26) + 1, 3000, "ordered"),
     ]:  # fmt: skip
         one, many = (plan("segment_sum", outer, length, inner, segments, "float64", False) for outer in (1, 1000))
         assert one == many and one["algorithm"] == algorithm
-    for inner, segments, dtype in [(1, 10**6, "float32"), (9, 129, "float32")]:
-        assert plan("segment_sum", 3, 10**6, inner, segments, dtype, False)["algorithm"] == "ordered"
+    assert plan("segment_sum", 3, 10**6, 9, 129, "float32", False)["algorithm"] == "ordered"
     assert plan("segment_sum", 3, 50_000, 1, 5, "float32", True)["algorithm"] == "sorted"
+    # Rows of few bytes are moved to buckets, by tiles as large as shared memory allows.
+    for dtype, inner, length, segments, algorithm in [
+        ("float32", 4, 1 << 20, 200_000, "buckets"), ("float32", 5, 1 << 20, 200_000, "ordered"),
+        ("bfloat16", 4, 1 << 20, 300_000, "buckets"), ("bfloat16", 3, 1 << 20, 300_000, "ordered"),
+        ("float64", 2, 1 << 20, 200_000, "buckets"), ("float64", 3, 1 << 20, 200_000, "ordered"),
+        ("float32", 4, 1 << 16, 50_000, "buckets"), ("float32", 4, (1 << 16) - 1, 50_000, "ordered"),
+    ]:  # fmt: skip
+        one, many = (plan("segment_sum", outer, length, inner, segments, dtype, False) for outer in (1, 1000))
+        assert one == many and one["algorithm"] == algorithm
+        if algorithm == "buckets":
+            assert one["shared_bytes"] <= (SHARED_LIMIT[capability] - 1) << 10 and one["rows"] == 256 * one["warps"]
+            assert one["workspace_bytes"] >= length * (inner * np.dtype(dtype).itemsize + 2)
+        assert plan("segment_sum", 1, length, inner, segments, dtype, True)["algorithm"] == "sorted"
     # One launch orders few rows, if blocks hold the counts of all segments.
     for length, segments, order in [
         (2049, 10**6, "block"), (16_385, 10**6, "sweep"), (12_289, 5000, "ranges"), (65_536, 5000, "ranges"),
@@ -729,7 +741,7 @@ def test_plans_of_segments(capability):
     for dtype, inner, length, segments, rows in [
         ("float32", 128, 1 << 20, 1 << 16, 256), ("bfloat16", 128, 1 << 20, 1 << 16, 512),
         ("float32", 18, 1 << 20, 10**5, 896), ("float32", 18, 1 << 20, 1 << 20, 224), ("float64", 16, 40_000, 5000, 256),
-        ("float32", 2, 1 << 22, 10**6, 2048), ("float64", 1000, 1 << 20, 10**6, 252), ("bfloat16", 4096, 65_536, 10**5, 172),
+        ("bfloat16", 8, 1 << 22, 10**6, 2048), ("float64", 1000, 1 << 20, 10**6, 252), ("bfloat16", 4096, 65_536, 10**5, 172),
         ("float64", 134, 1 << 20, 10**6, 180),
     ]:  # fmt: skip
         one, many = (plan("segment_sum", outer, length, inner, segments, dtype, False) for outer in (1, 40))

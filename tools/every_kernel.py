@@ -655,6 +655,9 @@ SEGMENTS = [
     ((5001, 14), 301),  # by blocks that pick the rows of eight segments, or order those of a range
     ((3001, 70), 2001),
     ((300, 1501), 40),
+    ((70_001, 4), 50_001),  # by buckets, whose rows are moved as whole vectors, or as several units
+    ((70_001, 3), 90_001),
+    ((70_001, 2), 90_001),
 ]
 
 

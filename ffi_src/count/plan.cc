@@ -153,7 +153,10 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   // Each range of bins reads all ids again. Where there are many ranges, or few ids (`few`, `sparse`), atomics on the
   // result cost less: they rarely meet in a bin.
   const int64_t ranges = ceil_div(problem.bins, gpu.shared_bytes / 4);
-  const bool few = rows.elements() <= kFewIds &&
+  // Once rows have that many ids for each bin together, a block with a table for each row takes less time.
+  constexpr int64_t kOfBin = 32, kFixedBins = 600, kMostWhole = 8192;
+  const bool dense = rows.length <= kMostWhole && rows.elements() >= kOfBin * (problem.bins + kFixedBins);
+  const bool few = !dense && rows.elements() <= kFewIds &&
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
   const bool sparse =

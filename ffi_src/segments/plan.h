@@ -61,11 +61,12 @@ enum class Segmenting {
   kScatter,  // few numbers that any order folds alike: atomics on the results
   kSorted,   // the ids ascend: tiles of rows in their order
   kOrdered,  // as kSorted, after a first step has found the order of the rows by id
+  kBuckets,  // sums of floats in rows of few bytes: rows are moved to the bucket of their segment, which a block has
   kCells,    // softmax only: atomics on integers, in shared memory or in the workspace
   kNone,     // ids are bytes, which only kLanes reads
 };
-constexpr const char* kSegmentingNames[] = {"empty",   "lanes",   "match",  "few",     "picks", "ranges", "tables",
-                                            "atomics", "scatter", "sorted", "ordered", "cells", "none"};
+constexpr const char* kSegmentingNames[] = {"empty",   "lanes",   "match",  "few",     "picks",   "ranges", "tables",
+                                            "atomics", "scatter", "sorted", "ordered", "buckets", "cells",  "none"};
 // Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
@@ -104,17 +105,37 @@ constexpr int64_t range_result_bytes(int64_t range, int team_bits, int64_t cell_
 // few vectors, and the step of the rows of a share: threads load so many at a time, or a divisor of it.
 constexpr int64_t kTileThreads = 256, kMostTileRows = 2048, kTileStep = 8;
 
+// For kBuckets: the threads of a block, the ids of a lane in a tile that is moved, and the rows that a lane adds up at
+// a time.
+constexpr int kBucketThreads = 512, kBucketItems = 8, kBucketRows = 4;
+constexpr int kMostBucketBits = 11, kMostShift = 13;  // bits of the number of a bucket, and of a segment in a bucket
+// Shared memory of a block that adds up rows whose sums have so many bytes: the sums of a bucket, and the rows and
+// segments of a step.
+constexpr int64_t bucket_sum_bytes(int shift, int64_t sum_bytes) {
+  return (sum_bytes << shift) + kBucketThreads * kBucketRows * (sum_bytes + 2);
+}
+
+struct BucketsPlan {
+  int shift = 0;                   // a bucket is 2^shift segments
+  uint32_t count = 0;              // of buckets
+  uint32_t digits = 0;             // buckets, and one more for ids out of range, up to an even number
+  uint32_t tile = 0, tiles = 0;    // rows of a tile that is moved, and how many tiles there are
+  uint32_t blocks = 0;             // that move the tiles of an outer index
+  uint32_t piece = 0, pieces = 0;  // the most rows of a piece of a bucket, and the most pieces of all together
+  int64_t before = 0, totals = 0, low = 0, moved = 0, parts = 0;  // offsets in the workspace of an outer index
+};
+
 struct SegmentsPlan {
   Segmenting algorithm = Segmenting::kEmpty;
   OrderPlan order;
-  int64_t rows = 0;          // rows of a tile or slice; for kFew, kMatch, kPicks and kRanges: segments of a range
-  int64_t tiles = 0;         // how many tiles, slices or ranges there are
-  int columns = 1;           // for kLanes: columns of a row that a lane has; for kTables and kCells: that a block has
-  int team_bits = 0;         // not for tiles: 2^team_bits lanes share a row, or as many columns
-  int parts = 1;             // for kLanes: warps of a slice; for kRanges: the most pieces of a list; shares of a tile
-  int64_t batch = 0;         // for kFew, kPicks and kRanges: the most outer indices of a launch
-  int warps = 0;             // warps of a block, but for tiles and atomics
-  int cluster = 1;           // for kCells: blocks of a cluster, which divides `tiles`
+  int64_t rows = 0;   // rows of a tile or slice; for kFew, kMatch, kPicks and kRanges: segments of a range
+  int64_t tiles = 0;  // how many tiles, slices or ranges there are
+  int columns = 1;    // for kLanes: columns of a row that a lane has; for kTables, kCells, kBuckets: that a block has
+  int team_bits = 0;  // not for tiles: 2^team_bits lanes share a row, or as many columns
+  int parts = 1;      // for kLanes: warps of a slice; for kRanges: the most pieces of a list; shares of a tile
+  int64_t batch = 0;  // for kFew, kPicks and kRanges: the most outer indices of a launch
+  int warps = 0;      // warps of a block, but for tiles and atomics
+  int cluster = 1;    // for kCells: blocks of a cluster, which divides `tiles`
   int64_t shared_bytes = 0;  // shared memory of a block
   ExactShape exact;          // for kAtomics: how sums of floats are kept
   int table_bins = 0;        // for kAtomics: how many accumulators of each sum a block has in shared memory
@@ -126,6 +147,7 @@ struct SegmentsPlan {
   int64_t tails = 0, counters = 0, joined_bytes = 0;
   int64_t pairs = 0;  // for softmax: offset of each segment's largest element and sum
   int64_t workspace_bytes = 0;
+  BucketsPlan buckets;  // for kBuckets
 };
 
 // A block of segment_join_kernel has 2^kJoinTeamBits threads. At most 2^3 of them, a team, share a tile, so that a
@@ -135,6 +157,9 @@ constexpr int join_team_bits(int64_t inner) { return inner > 4 ? 3 : inner > 2 ?
 
 // The sort of the ids, as a problem of sort/.
 sort::Problem order_of(const Segments& problem);
+
+// Plans tiles of rows in the order of their ids. `part_bytes`: the bytes of one column of a partial result.
+void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, SegmentsPlan& plan);
 
 SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu);
 

@@ -60,6 +60,9 @@ cudaError_t launch_segment_atomics(cudaStream_t stream, const SegmentsPlan& plan
 cudaError_t launch_segment_wide_sums(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                      const SegmentsBuffers& buffers);
 
+cudaError_t launch_segment_buckets(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
+                                   const SegmentsBuffers& buffers);
+
 cudaError_t launch_segment_scatter(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                    const SegmentsBuffers& buffers);
 

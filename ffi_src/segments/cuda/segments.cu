@@ -12,6 +12,7 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   if (plan.algorithm == Segmenting::kPicks) return launch_segment_picks(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kRanges) return launch_segment_ranges(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kAtomics) return launch_segment_atomics(stream, plan, problem, buffers);
+  if (plan.algorithm == Segmenting::kBuckets) return launch_segment_buckets(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kScatter) return launch_segment_scatter(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kLanes || plan.algorithm == Segmenting::kTables) {
     const auto run = plan.algorithm == Segmenting::kLanes ? launch_segment_lanes : launch_segment_tables;
