@@ -50,6 +50,9 @@ KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
 LEFT = "XLA's own kernels are faster"
 _OTHERS = "other kernels are faster"
+# As jit's `inline`: inlines a function while its caller is traced, so that lowering rules see where operands come from
+# and what reads them. (In jax 0.11 and later, True would lower it as a function of its own first.)
+INLINE = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -428,23 +431,6 @@ def _attribute(value):
     if isinstance(value, int) and not isinstance(value, bool):
         return np.int64(value)
     return np.float64(value) if isinstance(value, float) else value
-
-
-def jitted(static_argnums: Sequence[int]) -> Callable[[Callable], Callable]:
-    """Compiles a function for calls outside of a program. In a program it is called as it is: even with ``inline``, JAX
-    lowers a function by itself, where lowering rules do not see what reads their operands."""
-
-    def decorate(function):
-        compiled = jax.jit(function, static_argnums=tuple(static_argnums), inline=True)
-
-        @functools.wraps(function)
-        def call(*args):
-            in_program = any(isinstance(x, jax.core.Tracer) and not _core.is_concrete(x) for x in args)
-            return (function if in_program else compiled)(*args)
-
-        return call
-
-    return decorate
 
 
 def is_iota(operand, axis: int) -> bool:
