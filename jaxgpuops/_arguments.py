@@ -116,7 +116,10 @@ def size(op: str, name: str, value: Any, least: int = 0) -> int:
 def number(op: str, name: str, value: Any) -> float:
     """Checks that the value is a Python or NumPy number, and not a bool or an array; returns it as a float."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ValueError(f"{op}: {name} must be in the range of float64, got {value!r}") from error
     raise TypeError(f"{op}: {name} must be a number known at trace time, got {value!r} of type {type(value).__name__}")
 
 

@@ -34,7 +34,7 @@ import numpy as np
 # importing all of this package, since it imports Pallas.
 from jax._src import core as _core
 from jax._src.core import Primitive, ShardingTypeError
-from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
+from jax._src.interpreters.mlir import broadcast_in_dim, lower_per_platform, lower_with_sharding_in_types
 from jax._src.mesh import use_abstract_mesh
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.interpreters import batching, mlir
@@ -211,13 +211,15 @@ class Kernel:
         p.def_impl(self._eager)
         p.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[p] = self._batch
-        for platform in ("cpu", "cuda"):
-            # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
-            # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor
-            # whether anything else reads it.
-            keeps = not (self.aliases or self.known or self.splits_as_one or self.looks_at_uses)
-            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
-        mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
+        # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an argument
+        # of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor whether anything
+        # else reads it.
+        if self.aliases or self.known or self.splits_as_one or self.looks_at_uses:
+            mlir.register_lowering(p, self._lower_uncached, cacheable=False)
+        else:
+            for platform, rule in self._rules.items():
+                mlir.register_lowering(p, rule, platform=platform)
+            mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
 
     def __call__(self, *operands: jax.Array, axis: int | tuple[int, ...], split=None, **params: Any) -> list[jax.Array]:
@@ -328,6 +330,20 @@ class Kernel:
             why = _MADE_OF_OTHERS
         kernel = None if why else self.target
         return Lowering(self.name, whole, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
+
+    @property
+    def _rules(self):
+        return {platform: functools.partial(self._lower, platform) for platform in ("cpu", "cuda")}
+
+    def _lower_uncached(self, ctx, *operands, **params):
+        """Lowers for any platform, or for several. JAX 0.11 and 0.12 fail if a primitive has a rule for each of several
+        platforms that must not be cached: they add a tuple of types to a list."""
+        rules, others = self._rules, functools.partial(self._lower, None)
+        platforms = ctx.platforms or ctx.module_context.platforms
+        if len(platforms) == 1:
+            return rules.get(platforms[0], others)(ctx, *operands, **params)
+        ctx = ctx.replace(avals_out=list(ctx.avals_out))
+        return lower_per_platform(ctx, self.target, rules, others, frozenset(), *operands, **params)
 
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
         if split is not None:

@@ -119,6 +119,7 @@ def histogram(
     if x.dtype not in _arguments.FLOATS:
         x = x.astype(_arguments.inexact(x.dtype))
     weights, names = _weights(op, weights, x.shape), _arguments.names(op, axis_name)
+    bins = jnp.asarray(bins) if hasattr(bins, "__jax_array__") else bins
     even = not isinstance(bins, list | tuple) and np.ndim(bins) == 0
     if even:
         count = _arguments.size(op, "bins", bins)
