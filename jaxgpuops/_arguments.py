@@ -36,6 +36,11 @@ def inexact(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
 
 
+def int32(size: Any) -> Any:
+    """Returns a size as int32: a number, or an array if it is a symbolic dimension of an export."""
+    return jnp.asarray(size, np.int32) if jax.export.is_symbolic_dim(size) else np.int32(size)
+
+
 def given(*operands: jax.Array | None) -> list[jax.Array]:
     """Returns the operands that are not None."""
     return [x for x in operands if x is not None]

@@ -560,6 +560,9 @@ def _merged_spec(avals, apart=None):
         if len(named) > 1:
             raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
         spec.append(named.pop() if named else None)
+    names = list(itertools.chain(*(each if isinstance(each, tuple) else (each,) for each in spec if each)))
+    if len(set(names)) < len(names):
+        raise ShardingTypeError(f"jaxgpuops: operands are sharded along one mesh axis in several dimensions: {avals}")
     return spec
 
 

@@ -393,6 +393,28 @@ def test_expand_and_where_of_symbolic_shapes():
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jaxgpuops.nonzero(x, size=5, fill_value=-1),
+        lambda x: jaxgpuops.compact(x, x > 0, size=3),
+        lambda x: jaxgpuops.compact(x.T, x.T > 0, size=3),
+        lambda x: jax.grad(lambda x: (jaxgpuops.compact(x, x > 0, size=3) ** 2).sum())(x),
+        lambda x: jax.grad(lambda x: (jaxgpuops.unique(x, size=4, fill_value=1) ** 2).sum())(x),
+        lambda x: jaxgpuops.unique(x, size=x.shape[0], return_inverse=True, return_counts=True),
+    ],
+)
+def test_places_of_symbolic_shapes(fn):
+    m, n = jax.export.symbolic_shape("m, n")
+    fn = jax.jit(fn)
+    exported = jax.export.export(fn, disabled_checks=jaxgpuops.export_checks())(
+        jax.ShapeDtypeStruct((m, n), np.float32)
+    )
+    for shape in ((3, 4), (5, 1), (2, 7)):
+        x = np.random.default_rng(0).integers(-2, 3, shape).astype(np.float32)
+        jax.tree.map(np.testing.assert_array_equal, exported.call(x), fn(x))
+
+
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 X = np.ones((2, 3), np.float32)

@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import AxisName
+from jaxgpuops._arguments import AxisName, int32
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
@@ -193,11 +193,12 @@ def _nonzero(x, fills, size, computed):
     if x.ndim == 1:
         return (_lax.choose(row, size, fills[0]),)
     place = _lax.choose(row, size)
-    found = place < np.int32(x.size)
+    found = place < int32(x.size)
     indices = []
     for n in reversed(x.shape):
-        indices.append(place % np.int32(max(n, 1)))
-        place = place // np.int32(max(n, 1))
+        n = int32(jax.core.max_dim(n, 1))
+        indices.append(place % n)
+        place = place // n
     return tuple(jnp.where(found, i, fill) for i, fill in zip(reversed(indices), fills, strict=True))
 
 
@@ -246,7 +247,7 @@ def _compact(x, mask, fill, size, computed):
     place = _lax.choose(_padded(mask) if computed else mask, size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
     rows, place = align(gathered(x, axis), place)
-    return jnp.where(place < np.int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
+    return jnp.where(place < int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
 
 
 @overload
