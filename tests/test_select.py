@@ -380,6 +380,17 @@ def test_expand_and_where(dtype):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e3m4", "float8_e5m2fnuz", "float4_e2m1fn"])
+def test_gradients_of_expand_and_where_of_rare_floats(dtype):
+    x, ct = jnp.ones(3).astype(dtype), jnp.ones((2, 3)).astype(dtype)
+    assert jax.vjp(lambda x: jaxgpuops.expand(x, (2, 3)), x)[1](ct)[0].tolist() == [2, 2, 2]
+    mask = np.array([[True, False, True], [True, True, False]])
+    found = jax.vjp(lambda x, y: jaxgpuops.where(mask, x, y), x, ct)[1](ct)
+    assert {y.dtype for y in found} == {x.dtype}
+    assert found[0].tolist() == [2, 1, 1]
+    np.testing.assert_array_equal(found[1].astype(np.float32), ~mask)
+
+
 def test_expand_and_where_of_symbolic_shapes():
     (n,) = jax.export.symbolic_shape("n")
 
@@ -401,6 +412,7 @@ def test_expand_and_where_of_symbolic_shapes():
         lambda x: jaxgpuops.compact(x.T, x.T > 0, size=3),
         lambda x: jax.grad(lambda x: (jaxgpuops.compact(x, x > 0, size=3) ** 2).sum())(x),
         lambda x: jax.grad(lambda x: (jaxgpuops.unique(x, size=4, fill_value=1) ** 2).sum())(x),
+        lambda x: jaxgpuops.quantile(x, 0.3, method="inverted_cdf", weights=x + 3),
         lambda x: jaxgpuops.unique(x, size=x.shape[0], return_inverse=True, return_counts=True),
     ],
 )
