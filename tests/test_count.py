@@ -146,13 +146,15 @@ def test_complex_sums():
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "softmax", "logsumexp"])
-def test_symbolic_rows(name):
+@pytest.mark.parametrize("segments", [2, None])
+def test_symbolic_rows(name, segments):
     (n,) = jax.export.symbolic_shape("n")
     function = getattr(jaxgpuops, f"segment_{name}")
-    step = jax.jit(jax.value_and_grad(lambda x, ids: (function(x, ids, 2) ** 2).sum()))
+    loss = lambda x, ids: (jnp.exp(function(x, ids, segments or x.shape[0])) ** 2).sum()
+    step = jax.jit(jax.value_and_grad(loss))
     of = jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
     exported = jax.export.export(step, disabled_checks=jaxgpuops.export_checks())(*of)
-    x, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 1, -1], np.int32)
+    x, ids = np.arange(12, dtype=np.float32).reshape(4, 3) / 8, np.array([0, 1, 1, -1], np.int32)
     for found, wanted in zip(exported.call(x, ids), step(x, ids), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
