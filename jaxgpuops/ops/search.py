@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.core
@@ -133,6 +133,17 @@ def _flat(op, name, x):
     return x
 
 
+def _index(op: str, value: ArrayLike | None) -> Any:
+    """Checks that what comes after the last index is an integer, or None, which is 0; returns it as int32."""
+    if value is None:
+        return np.int32(0)
+    value = _arguments.array(op, "fill_value", value)
+    _arguments.dtype(op, "fill_value", value.dtype, _arguments.INTEGERS)
+    if value.ndim:
+        raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
+    return value.astype(np.int32)
+
+
 def nonzero(
     x: ArrayLike, *, size: int, fill_value: ArrayLike | tuple[ArrayLike, ...] | None = None
 ) -> tuple[jax.Array, ...]:
@@ -166,14 +177,10 @@ def nonzero(
     fills = fill_value if isinstance(fill_value, tuple) else (fill_value,) * x.ndim
     if len(fills) != x.ndim:
         raise ValueError(f"{op}: fill_value must have one entry for each of {x.ndim} dimensions, got {len(fills)}")
-    fills = [_arguments.array(op, "fill_value", 0 if value is None else value) for value in fills]
-    for value in fills:
-        _arguments.dtype(op, "fill_value", value.dtype, _arguments.INTEGERS)
-        if value.ndim:
-            raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
+    fills = [_index(op, value) for value in fills]
     computed = x.dtype != np.dtype(bool) or isinstance(x, jax.core.Tracer)
     size = _arguments.size(op, "size", size)
-    return _nonzero(x, [value.astype(np.int32) for value in fills], size, computed)
+    return _nonzero(x, fills, size, computed)
 
 
 # XLA computes four elements of a mask in a thread only if their number is a multiple of four. Padding is free: it is
