@@ -67,6 +67,8 @@ def _sort_call(avals, *, dimension, is_stable, num_keys):
     keys = {aval.dtype for aval in avals[:num_keys]}
     if num_keys > MAX_KEYS:
         return f"it has more than {MAX_KEYS} keys"
+    if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
+        return "it moves random keys"
     if not keys <= ORDERED_DTYPES | COMPLEX:
         return f"no kernel takes all of {', '.join(sorted(map(str, keys)))}"
     return lambda *operands: sort_operands(operands, dimension, num_keys)[0]

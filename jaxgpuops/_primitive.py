@@ -313,7 +313,7 @@ class Kernel:
             pass
         elif not self.accepts(x.dtype):
             why = f"no kernel takes {x.dtype}"
-        elif any(jax.export.is_symbolic_dim(params[name]) for name in self.attributes):
+        elif any(jax.export.is_symbolic_dim(params.get(name)) for name in self.attributes):
             why = "the kernel's parameters must be known"
         elif platform == "cpu" and not jax.export.is_symbolic_dim(length) and 0 < length < self.shortest:
             why = f"it is faster at rows of {length}"

@@ -1,5 +1,6 @@
 """install() and uninstall(): JAX's own primitives on our kernels, and back."""
 
+import contextlib
 import functools
 import re
 
@@ -194,6 +195,14 @@ def test_sorts_move_small_numbers(dtype):
         assert "jaxgpuops.sort" in targets(lambda *xs: jax.lax.sort(xs, num_keys=1), keys, values)
         shuffled = jax.jit(lambda x: jax.random.permutation(jax.random.key(0), x))(values)
     assert sorted(shuffled.tolist()) == [1, 2, 3]
+
+
+def test_sorts_of_random_keys_are_left_to_jax():
+    operands = jnp.arange(3), jax.random.split(jax.random.key(0), 3)
+    with jaxgpuops.install("sort"), jaxgpuops._primitive.recording() as lowerings:
+        with contextlib.suppress(ValueError):  # so far, JAX cannot lower them
+            jax.jit(lambda *xs: jax.lax.sort(xs, num_keys=1)).lower(*operands)
+    assert [call.why for call in lowerings] == ["it moves random keys"]
 
 
 def test_uncovered_calls_go_the_way_of_jax(monkeypatch):
