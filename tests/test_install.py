@@ -386,3 +386,73 @@ def test_segments_are_routed_when_asked_for():
                 getattr(jax.ops, name)(x, ids, -1)
         with jaxgpuops.install():
             assert "jaxgpuops" not in call(name).as_text()
+
+
+# ---- Programs -----------------------------------------------------------------------------------------------------------
+
+
+def attention(x):
+    scores = x @ x.T / 3
+    causal = jnp.tril(jnp.ones(scores.shape, bool))
+    return jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)) @ x
+
+
+def nucleus_sampling(x):
+    best = jnp.sort(x, descending=True)
+    below = (jnp.cumsum(jax.nn.softmax(best), -1) < 0.8).sum(-1, keepdims=True)
+    kept = jnp.where(x < jnp.take_along_axis(best, below, -1), -jnp.inf, x)
+    return jax.random.categorical(jax.random.key(0), kept)
+
+
+def beam_search(x):
+    def step(scores, logits):
+        total = scores[:, None] + jax.nn.log_softmax(logits)
+        scores, place = jax.lax.top_k(total.ravel(), 3)
+        return scores, jnp.divmod(place, logits.size)
+
+    return jax.lax.scan(step, jnp.zeros(3), x)
+
+
+def mixture_of_experts(x):
+    weights, experts = jax.lax.top_k(jax.nn.softmax(x), 2)
+    order = jnp.argsort(experts.ravel())
+    load = jax.ops.segment_sum(jnp.ones(order.size), experts.ravel(), num_segments=x.shape[1])
+    return weights / weights.sum(-1, keepdims=True), order // 2, load
+
+
+def graph_attention(x):
+    to = jnp.arange(len(x)) * 3 % 5
+    best = jax.ops.segment_max(x, to, 5)
+    share = jnp.exp(x - best[to])
+    share /= jax.ops.segment_sum(share, to, 5)[to]
+    return jax.ops.segment_sum(share * x[::-1], to, 5)
+
+
+def rank_statistics(x):
+    chosen = jax.random.choice(jax.random.key(1), x, (4,), replace=False)
+    unique = jnp.unique(x.round(), size=9, return_inverse=True, return_counts=True)
+    return jnp.median(x), jnp.quantile(x, 0.3, axis=0), chosen, unique, jnp.argmin(x, 1), jax.lax.cummax(x)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [attention, nucleus_sampling, beam_search, mixture_of_experts, graph_attention, rank_statistics],
+    ids=lambda program: program.__name__,
+)
+def test_programs_have_the_same_results(program):
+    def loss(x):
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(program(x)) if jnp.issubdtype(y.dtype, jnp.floating))
+
+    x = x_of(2, 12, 8)
+    run = lambda: (
+        jax.vmap(program)(x),
+        jax.jit(program)(x[0]),
+        jax.jit(jax.grad(lambda x: loss(x) + 0 * x.sum()))(x[0]),
+    )
+    expected = run()
+    with jaxgpuops.install([*FUNCTIONS, *NAMES, "segment_sum", "segment_max"]):
+        assert targets(program, x[0])
+        actual = run()
+    for y, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert y.dtype == e.dtype
+        np.testing.assert_allclose(y, e, rtol=1e-5, atol=1e-5)
