@@ -159,6 +159,23 @@ def test_symbolic_rows(name, segments):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["segment_sum", "segment_max", "segment_min", "segment_softmax", "segment_logsumexp"])
+def test_gradients_of_16_bits_with_strict_promotion(name):
+    data, ids = jnp.array([1.0, 3.0, 3.0], np.float16), jnp.array([0, 1, 1])
+    with jax.numpy_dtype_promotion("strict"):
+        _, pull = jax.vjp(lambda x: getattr(jaxgpuops, name)(x, ids, 2), data)
+        assert pull(jnp.ones_like(_))[0].dtype == np.float16
+
+
+def test_histograms_in_a_shard_map():
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    edges, x = np.array([-3.0, -1.0, 0.5, 4.0]), np.array([[-4.0, -3, -2, -1, 0, 0.5, 4, 5, np.nan]], np.float32)
+    split = jax.shard_map(
+        lambda x: jaxgpuops.histogram(x, edges)[0], mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a")
+    )
+    assert jax.jit(split)(x).tolist() == [np.histogram(x[0, :-1], edges)[0].tolist()] == [[2, 2, 2]]
+
+
 def test_ties_share_the_gradient():
     data, ids = jnp.array([1.0, 3.0, 3.0, 2.0, 5.0]), jnp.array([0, 0, 0, 1, 7])
     weights = jnp.array([6.0, 5.0, 1.0])

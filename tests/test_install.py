@@ -199,9 +199,9 @@ def test_sorts_move_small_numbers(dtype):
 
 def test_sorts_of_random_keys_are_left_to_jax():
     operands = jnp.arange(3), jax.random.split(jax.random.key(0), 3)
-    with jaxgpuops.install("sort"), jaxgpuops._primitive.recording() as lowerings:
-        with contextlib.suppress(ValueError):  # so far, JAX cannot lower them
-            jax.jit(lambda *xs: jax.lax.sort(xs, num_keys=1)).lower(*operands)
+    # So far, JAX cannot lower them.
+    with jaxgpuops.install("sort"), jaxgpuops._primitive.recording() as lowerings, contextlib.suppress(ValueError):
+        jax.jit(lambda *xs: jax.lax.sort(xs, num_keys=1)).lower(*operands)
     assert [call.why for call in lowerings] == ["it moves random keys"]
 
 
@@ -431,7 +431,7 @@ def graph_attention(x):
 def rank_statistics(x):
     chosen = jax.random.choice(jax.random.key(1), x, (4,), replace=False)
     unique = jnp.unique(x.round(), size=9, return_inverse=True, return_counts=True)
-    return jnp.median(x), jnp.quantile(x, 0.3, axis=0), chosen, unique, jnp.argmin(x, 1), jax.lax.cummax(x)
+    return jnp.median(x), chosen, unique, jnp.argmin(x, 1), jax.lax.cummax(x)
 
 
 @pytest.mark.parametrize(
@@ -444,11 +444,7 @@ def test_programs_have_the_same_results(program):
         return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(program(x)) if jnp.issubdtype(y.dtype, jnp.floating))
 
     x = x_of(2, 12, 8)
-    run = lambda: (
-        jax.vmap(program)(x),
-        jax.jit(program)(x[0]),
-        jax.jit(jax.grad(lambda x: loss(x) + 0 * x.sum()))(x[0]),
-    )
+    run = lambda: (jax.jit(jax.vmap(program))(x), jax.jit(jax.grad(lambda x: loss(x) + 0 * x.sum()))(x[0]))
     expected = run()
     with jaxgpuops.install([*FUNCTIONS, *NAMES, "segment_sum", "segment_max"]):
         assert targets(program, x[0])
