@@ -29,8 +29,9 @@ import numpy as np
 
 # There is no public API for what is imported here. `use_abstract_mesh` sets the mesh axes while functions are traced;
 # `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
-# `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
-# devices a program is for. `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
+# `lower_per_platform` lowers what JAX itself fails to lower (`Kernel._lower_uncached`); `auto_insert_reshard` aligns
+# operands that vary over different axes of a shard_map mesh; the contexts say how many devices a program is for.
+# `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
 # importing all of this package, since it imports Pallas.
 from jax._src import core as _core
 from jax._src.core import Primitive, ShardingTypeError
@@ -211,9 +212,9 @@ class Kernel:
         p.def_impl(self._eager)
         p.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[p] = self._batch
-        # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an argument
-        # of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor whether anything
-        # else reads it.
+        # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
+        # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor whether
+        # anything else reads it.
         if self.aliases or self.known or self.splits_as_one or self.looks_at_uses:
             mlir.register_lowering(p, self._lower_uncached, cacheable=False)
         else:
