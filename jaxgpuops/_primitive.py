@@ -143,6 +143,9 @@ class Kernel:
       dimensions: the params that are numbers of dimensions before the axis, or None, for which the handler reads -1. A
         result depends on the index along such a dimension, which is therefore not split over devices. A param may also
         be a tuple of dimensions: the handler does not get it, and these dimensions may be split.
+      lies: the param that is the number of a dimension up to the axis: the handler, which reads it, writes results whose
+        axis is before that dimension. The lowering moves it back; where the user moves it there, XLA does neither.
+        (Where XLA may split the program, the handler writes results of the ordinary shape.)
       aliases: ``{operand: result}``, by index: pairs that share memory. XLA copies an operand that lives on. So an
         argument of the program that is not donated shares no memory: it would be copied for nothing. (On a GPU, neither
         does an operand of less than 64 MiB: there a copy is one more kernel.)
@@ -179,6 +182,7 @@ class Kernel:
         accepts: Callable[[np.dtype], bool] | None,
         attributes: tuple[str, ...] = (),
         dimensions: tuple[str, ...] = (),
+        lies: str | None = None,
         aliases: dict[int, int] | None = None,
         broadcasts: Callable[..., Sequence[int]] = lambda count, **params: (),
         shortest: int = 0,
@@ -197,6 +201,7 @@ class Kernel:
         self.accepts = accepts
         self.attributes = attributes
         self.dimensions = dimensions
+        self.lies = lies
         self.aliases = aliases or {}
         self.broadcasts = broadcasts
         self.shortest = shortest
@@ -293,7 +298,7 @@ class Kernel:
         operands = [place(i, x, d) for i, (x, d) in enumerate(zip(operands, dims, strict=True))]
         axis = first + (home <= first) if isinstance(axis, int) else tuple(d + (home <= first) for d in axis)
         shifted = lambda d: tuple(map(shifted, d)) if isinstance(d, tuple) else d if d is None else d + (home <= d)
-        params |= {name: shifted(params[name]) for name in self.dimensions}
+        params |= {name: shifted(params[name]) for name in (*self.dimensions, *([self.lies] if self.lies else []))}
         outs = self(*operands, axis=axis, **params)
         # If a result lacks the axis, the dimensions after it have moved forward.
         return outs, [home - (operands[0].ndim - out.ndim if home >= after else 0) for out in outs]
@@ -410,10 +415,27 @@ class Kernel:
         aliases = {
             i: out for i, out in self.aliases.items() if _may_be_worth_a_copy(choice.platform, ctx, i, operands[i])
         }
+        count, to = len(ctx.avals_out), axis
+        if self.lies:
+            whole_program = _is_partitioned(ctx) or ctx.module_context.lowering_parameters.for_export
+            to = numbers[self.lies] = axis if whole_program else params[self.lies]
+        if to != axis:
+            contract = None  # nothing splits the call
+            moved = [aval.update(shape=tuple(_moved(aval.shape, axis, to))) for aval in ctx.avals_out]
+            outs[:count] = [(aval, True) for aval in moved]
         lower = jax.ffi.ffi_lowering(self.target, extra_attributes=contract, operand_output_aliases=aliases)
         attributes = {name: _attribute(params[name]) for name in self.attributes}
         attributes |= {name: np.int64(d) for name, d in (numbers | {"axis": axis}).items()}
-        return lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[: len(ctx.avals_out)]
+        results = lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[:count]
+        if to == axis:
+            return results
+        return _lower_fun(ctx.replace(avals_in=moved), lambda *ys: [jnp.moveaxis(y, to, axis) for y in ys], results)
+
+
+def _moved(dims: Sequence[int], source: int, to: int) -> list[int]:
+    """Returns the dimensions of an array, of which one is moved."""
+    others = [d for i, d in enumerate(dims) if i != source]
+    return [*others[:to], dims[source], *others[to:]]
 
 
 def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:

@@ -8,6 +8,7 @@ import re
 import gpu  # noqa: F401  skips this file where there is no GPU
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gpu import same_bits
 
@@ -48,7 +49,7 @@ def test_short_rows_left_to_xla_do_not_depend_on_the_batch():
         (rows, (2,)),
         (rows, (3,)),
         (rows, (8,)),
-        (rows[:2], (16,)),
+        (rows[:2], (15,)),
     ]
     for (fns, shape), dtype in itertools.product(shapes, ("bfloat16", "float16", "float32")):
         some = (3 * jax.random.normal(jax.random.key(len(shape)), (50, *shape))).astype(dtype)
@@ -56,6 +57,32 @@ def test_short_rows_left_to_xla_do_not_depend_on_the_batch():
             assert all(not call.kernel for call in jaxgpuops.explain(fn, some))
             whole, few = jax.jit(fn)(jnp.concatenate([some] * batch)), jax.jit(fn)(some[:3])
             assert same_bits(whole[:3], few) and same_bits(whole[-50:], whole[:50]), (shape, dtype, batch)
+    for fn, length, dtype in itertools.product(rows[:2], (4, 8), ("bfloat16", "float16")):  # many rows have a kernel
+        few = (3 * jax.random.normal(jax.random.key(length), (1001, length))).astype(dtype)
+        many = jnp.concatenate([few] * (1 + (1 << 22) // few.size))
+        [call] = jaxgpuops.explain(fn, many)
+        assert call.kernel and not jaxgpuops.explain(fn, few)[0].kernel
+        y = jax.jit(fn)(many)
+        assert same_bits(y[:1001], jax.jit(fn)(few)) and same_bits(y[-1001:], y[:1001]), (length, dtype)
+
+
+def test_sums_of_rows_that_are_not_whole_vectors():
+    """Of any number of rows, which decides how many threads share a row."""
+    rng = np.random.default_rng(0)
+    lengths = [513, 1025, 2303, 2305, 9217, 18_435, 36_863, 36_865]
+    for dtype, length in itertools.product(("bfloat16", "float16", "float32"), lengths):
+        length = length // 2 + 1 if dtype == "float32" else length
+        x = jnp.asarray(rng.standard_normal((600, length)), dtype)
+        fn = lambda x: (jaxgpuops.sum(x, axis=1), jaxgpuops.mean(x, axis=1))
+        total, mean = jax.jit(fn)(x)
+        exact = np.asarray(x, np.float64)
+        bound = 2.0**-17 * abs(exact).sum(1) + float(jnp.finfo(dtype).eps) * abs(exact.sum(1))
+        assert (abs(np.asarray(total, np.float64) - exact.sum(1)) <= bound).all(), (dtype, length)
+        assert (abs(np.asarray(mean, np.float64) - exact.mean(1)) <= bound / length + 1e-7).all(), (dtype, length)
+        for begin, rows in ((0, 1), (1, 1), (5, 40), (1, 200)):
+            some, some_mean = jax.jit(fn)(x[begin : begin + rows])
+            assert same_bits(some, total[begin : begin + rows]), (dtype, length, rows)
+            assert same_bits(some_mean, mean[begin : begin + rows]), (dtype, length, rows)
 
 
 def test_extremes_left_to_xla_have_the_bits_of_the_kernels(monkeypatch):
@@ -140,7 +167,7 @@ KERNELS = {
         "digits": "digits_kernel",
         "short": "short_columns_kernel",
         "block": "block_kernel",
-        "sweep": "pass_kernel",
+        "sweep": "(pass|splitters)_kernel",
     },
     "sort": {
         "short": "short_(tiles|columns)_kernel",
@@ -149,7 +176,7 @@ KERNELS = {
         "part": "select_(cluster_|registers_|teams_|long_|partition_)?kernel",
         "block": "block_kernel",
         "merge": "merge_(tiles|runs)_kernel",
-        "sweep": "(pass|fill)_kernel",
+        "sweep": "(pass|fill|splitters)_kernel",
         "segments": "segments_kernel",
         "compare": "compare_kernel",
     },
@@ -170,7 +197,7 @@ KERNELS = {
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
         "small": "(small_(flat_)?|shared_flat_)kernel",
-        "rows": "((lean_)?rows|spread|wide|sweep|gradient|short_sums)_kernel",
+        "rows": "((lean_)?rows|spread|wide|sweep|gradient|(short|loose|packed)_sums)_kernel",
         "rows_tiles": "((part_)?tile|column_tiles)_kernel",
     }
     | {"rows_stream": "stream_kernel", "rows_together": "rows_together_kernel"}

@@ -11,9 +11,10 @@ import reference
 from gpu import needs_memory, plan, run_in_command_buffers, same_bits, spread
 
 import jaxgpuops
-from jaxgpuops.lax._select import select_p
+from jaxgpuops.lax._select import quantile_p, select_p
 from jaxgpuops.lax._sort import lexsort_p, sort_p, sort_segments_p
 from jaxgpuops.lax.order import sort_keys
+from jaxgpuops.ops import select as ops
 
 # Every kernel and form of it: (shape, axis), its name in the plan, and whether columns are transposed to rows.
 REGIMES = {
@@ -115,6 +116,38 @@ def test_equal_values_keep_their_order(shape, axis, dtype):
         assert plan(sort, x)["algorithm"] == "network"
     for descending in (False, True):
         assert same_bits(jax.jit(functools.partial(sort, descending=descending))(x), expected(x, axis, descending)[0])
+
+
+# Rows of which each multiprocessor has one tile at most, of the two lengths of tiles.
+SPLIT = [
+    ((1, 20_001), 1),
+    ((3, 40_001), 1),
+    ((1, 135_168), 1),
+    ((1, 270_001), 1),
+    ((1, 33_001, 3), 1),
+    ((2, 9001, 5), 1),
+]
+
+
+def hidden(shape, axis, dtype):
+    """Rows whose samples (place_of_sample in sort/cuda/splitters.cu) are all the same."""
+    n, i = shape[axis], np.arange(1024, dtype=np.uint64)
+    places = ((i << 16 | (i * 2654435761 & 0xFFFFFFFF) >> 16) * np.uint64(n)) >> 26
+    x = jnp.moveaxis(jnp.abs(data(shape, axis, dtype)), axis, 0)
+    return jnp.moveaxis(x.at[places.astype(np.int64)].set(-1), 0, axis)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "int64"])
+@pytest.mark.parametrize("shape, axis", SPLIT, ids=str)
+def test_rows_are_split_by_samples(shape, axis, dtype):
+    """Where samples say nothing about the other elements, one block would get them all, and passes sort them."""
+    with jax.enable_x64(dtype in ("float64", "int64")):
+        for x in (hidden(shape, axis, jnp.dtype(dtype)), data(shape, axis, jnp.dtype(dtype))):
+            takes = x.dtype.itemsize == 8 or x.size < 200_000
+            assert (plan(lambda x: jaxgpuops.argsort(x, axis=axis), x)["items"] > 0) == takes
+            for descending in (False, True):
+                values, indices = expected(x, axis, descending)
+                assert same_bits(ours(x, axis, descending), (values, indices, values, indices))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "int64"])
@@ -374,3 +407,30 @@ def test_quantiles_of_many_rows(shape, dtype):
         expected = jnp.where(jnp.isnan(ordered[:, -1]), jnp.nan, expected)
         rtol = 1e-2 if dtype != "float32" else 1e-5
         np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(6, 900_001), (300, 60_001), (1, 1 << 22), (5, 300_001), (900, 100), (1500, 40, 3)])
+def test_quantiles_are_those_of_the_elements(shape, dtype):
+    """Several quantiles, bit for bit, of rows that are random, of few values, zeros of both signs, in order, of one
+    value, or with a NaN. Where blocks share a row, keys tell the elements, but for zeros."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jax.random.normal(jax.random.key(2), shape)
+        kinds = [x, jnp.round(3 * x), jnp.where(x > 0.3, x, jnp.where(x > -0.3, 0.0, -0.0)), jnp.sort(x, 1)]
+        kinds += [jnp.full_like(x, 1.5), x.at[:, 5].set(jnp.nan)]
+        row = jnp.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1)) % len(kinds)
+        for first in range(len(kinds) if shape[0] == 1 else 1):
+            y = jnp.select([row == (i - first) % len(kinds) for i in range(len(kinds))], kinds).astype(dtype)
+            for q, method in (([0.31, 0.5, 0.77], "linear"), ([0.5], "midpoint"), ([0.0, 1.0], "lower")):
+                found, expected = jax.jit(functools.partial(_both_quantiles, q=q, method=method))(y)
+                assert same_bits(jnp.nan_to_num(found, nan=-7), jnp.nan_to_num(expected, nan=-7))
+
+
+def _both_quantiles(x, q, method):
+    low, high, share = ops._places(np, np.asarray(q), x.shape[1], method)
+    ranks = [*low, *high] if method in ops.BETWEEN else low
+    ranks = np.array([*ranks, x.shape[1] - 1], np.int32).reshape(1, -1, *(1,) * (x.ndim - 2))
+    shares = share.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+    shares = shares.reshape(1, -1, *(1,) * (x.ndim - 2))
+    [y] = quantile_p.fallback(x, ranks, shares, axis=1, midpoint=method == "midpoint", before=1)
+    return jaxgpuops.quantile(x, q, axis=1, method=method), jnp.moveaxis(y, 1, 0)

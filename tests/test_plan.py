@@ -199,23 +199,52 @@ def test_few_rows_of_statistics():
     for op, length, dtype, warps, most in (
         ("logsumexp", 2982, "bfloat16", 12, 12),
         ("logsumexp", 518, "float16", 3, 12),
-        ("sum", 300, "bfloat16", 2, 6),
-        ("sum", 778, "bfloat16", 4, 32),
-        ("sum", 8190, "float16", 32, 56),
         ("sum", 1000, "bfloat16", 4, 0),
         ("logsumexp", 2982, "bfloat16", 6, 20),
         ("logsumexp", 2080, "float32", 9, 8),
         ("logsumexp", 2079, "float32", 9, 20),
         ("logsumexp", 4525, "float32", 18, 8),
         ("logsumexp", 6399, "float32", 25, 0),
-        ("sum", 1030, "float32", 5, 50),
-        ("sum", 515, "float32", 3, 16),
         ("sum", 516, "float32", 3, 0),
     ):
         planner = (reduce_planner if op == "sum" else softmax_planner)(op, dtype, False)
         rows = most * 132 // warps
         found = [planner(outer, length, 1, 90)["threads"] == 32 * warps for outer in (max(1, rows), rows + 1)]
         assert found == [most > 0, False], (op, length, dtype, found)
+
+
+def test_sums_of_rows_that_are_not_whole_vectors():
+    """The length decides how many warps share a row; if rows are few, up to eight times as many."""
+    for dtype, length, groups in (
+        ("float16", 513, [8, 8, 4]),  # a warp has a row, and a block four
+        ("float16", 2305, [8, 8, 4]),
+        ("float16", 2307, [16, 2, 2]),
+        ("float32", 1153, [16, 2, 2]),
+        ("float32", 257, [8, 8, 4]),
+        ("bfloat16", 9217, [32, 4, 4]),
+        ("bfloat16", 9219, [32, 8, 8]),
+        ("bfloat16", 36_863, [32, 16, 16]),
+    ):
+        planner = reduce_planner("sum", dtype, False)
+        found = [planner(rows, length, 1, 90) for rows in (65, 2 * 132, 10_000)]
+        assert [plan["threads"] for plan in found] == [32 * n for n in groups], (dtype, length, found)
+        assert {plan["algorithm"] for plan in found} == {"rows"} and not found[0]["workspace_bytes"]
+
+
+def test_blocks_of_rows_whose_last_span_is_short():
+    """Many rows of softmax that are not whole vectors; others have a warp for a span."""
+    for length, warps in ((1101, 3), (2202, 5), (3001, 6), (4097, 9), (1603, 1), (2208, 2), (6145, 4), (8190, 4)):
+        for op, dtype in itertools.product(("softmax", "log_softmax"), ("float16", "bfloat16")):
+            assert softmax_planner(op, dtype, False)(30_000, length, 1, 90)["threads"] == 32 * warps, (op, length)
+    for rows, length, warps in (
+        (30_000, 515, 3),
+        (3000, 515, 1),
+        (3000, 1101, 5),
+        (30_000, 1501, 6),
+        (30_000, 2050, 9),
+    ):
+        assert softmax_planner("softmax", "float32", False)(rows, length, 1, 90)["threads"] == 32 * warps, length
+    assert softmax_planner("softmax", "float32", False)(30_000, 3001, 1, 90)["threads"] == 96
 
 
 def test_lanes_that_share_short_rows():
@@ -248,8 +277,6 @@ def test_few_rows_of_float32_not_aligned():
     for length, warps, most in (
         (301, 2, 16),
         (915, 4, 24),
-        (1201, 5, 64),
-        (1401, 6, 32),
         (1775, 7, 24),
         (2501, 10, 24),
     ):

@@ -307,7 +307,7 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
         for dtype in ("int8", "int32", "bfloat16", "float32"):
             assert not kernel_of("max", *shape, dtype=dtype) and not kernel_of("min", *shape, dtype=dtype)
         assert not kernel_of("sum", *shape, dtype="int32")
-        assert bool(kernel_of("sum", *shape)) == (shape[1] > 16)
+        assert bool(kernel_of("sum", *shape)) == (shape[1] >= 16)
     assert kernel_of("max", 1 << 16, 1024) and not kernel_of("max", 1 << 16, 1024, dtype="int32")
     assert kernel_of("min", 494, 30_184, dtype="bfloat16") and kernel_of("min", 494, 30_184)
     assert kernel_of("max", 10, 100_000, dtype="bfloat16") and not kernel_of("max", 9, 200_000, dtype="bfloat16")
@@ -333,9 +333,20 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
     for shape in ((1134, 66, 424), (300, 200, 425), (3000, 20, 425), (220, 66, 425), (6000, 66, 75)):
         assert not kernel_of("min", *shape)
     assert not kernel_of("max", 1134, 66, 425, dtype="bfloat16")
+    with x64("float64"):  # columns of float64 whose lines XLA does not read evenly
+        for shape in ((29_539, 71, 19), (100_000, 31, 3), (20_000, 100, 10)):
+            assert kernel_of("max", *shape, dtype="float64") and kernel_of("min", *shape, dtype="float64")
+            assert not kernel_of("max", *shape, dtype="int64")
+        for shape in ((30_000, 64, 16), (20_000, 50, 45), (100, 71, 19), (300, 1000, 27)):
+            assert not kernel_of("max", *shape, dtype="float64")
     assert kernel_of("max", 40, 50, dtype="float8_e5m2") and kernel_of("sum", 3, 4, 5)
     for rows in (1, 1 << 22):
-        assert not kernel_of("mean", rows, 16) and kernel_of("mean", rows, 17)
+        assert not kernel_of("mean", rows, 15) and kernel_of("mean", rows, 16)
+        with x64("float64"):
+            assert not kernel_of("mean", rows, 16, dtype="float64") and kernel_of("mean", rows, 17, dtype="float64")
+    for length, dtype in itertools.product((4, 8), ("bfloat16", "float16")):  # of 16 bits, many have a kernel
+        assert kernel_of("sum", 1 << 20, length, dtype=dtype) and not kernel_of("sum", 1000, length, dtype=dtype)
+        assert not kernel_of("sum", 1 << 20, length) and not kernel_of("sum", 1 << 20, length + 1, dtype=dtype)
     masked = lambda x: jaxgpuops.max(x, where=x > 0)
     [call] = jaxgpuops.explain(masked, jax.ShapeDtypeStruct((5, 9), "float32"), platform="cuda")
     assert call.kernel

@@ -335,7 +335,12 @@ WRONG_QUANTILES = {
 @pytest.mark.parametrize("x, ranks, shares, out, message", WRONG_QUANTILES.values(), ids=WRONG_QUANTILES)
 def test_quantile_refuses(x, ranks, shares, out, message):
     with jax.enable_x64(True), refuses("quantile", message):
-        call("quantile", [out], x, ranks, shares, axis=1, midpoint=False)
+        call("quantile", [out], x, ranks, shares, axis=1, midpoint=False, before=1)
+
+
+def test_quantile_refuses_a_place_behind_the_axis():
+    with refuses("quantile", "before must be between 0 and 1, got 2"):
+        call("quantile", [BETWEEN], ROWS_SEARCHED, RANKS, SHARES, axis=1, midpoint=False, before=2)
 
 
 WRONG_COUNTS = {

@@ -1,6 +1,7 @@
 """Places in sorted rows, elements by their rank, what a mask chooses, and arrays that are expanded."""
 
 import functools
+import re
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import jaxgpuops
 from jaxgpuops import _arguments
+from jaxgpuops.lax._search import choose_p
 from jaxgpuops.lax._select import quantile_p, select_p
 from jaxgpuops.lax.order import sort_keys
 from jaxgpuops.ops import select as ops
@@ -152,7 +154,7 @@ def test_quantiles_of_the_kernel_are_those_of_the_fallback(dtype):
             ranks = [*low, *high] if method in ops.BETWEEN else low
             ranks = np.array([*ranks, x.shape[1] - 1], np.int32).reshape(1, -1, *(1,) * (x.ndim - 2))
             shares = share.astype(_arguments.wide(x.dtype)).reshape(1, -1, *(1,) * (x.ndim - 2))
-            [y] = quantile_p.fallback(x, ranks, shares, axis=1, midpoint=method == "midpoint")
+            [y] = quantile_p.fallback(x, ranks, shares, axis=1, midpoint=method == "midpoint", before=1)
             return found, jnp.moveaxis(y, 1, 0)
 
         for found, expected in jax.jit(lambda x: [both(x, *call) for call in calls])(x):
@@ -160,6 +162,29 @@ def test_quantiles_of_the_kernel_are_those_of_the_fallback(dtype):
             numbers = ~np.isnan(expected)
             np.testing.assert_array_equal(np.isnan(found), ~numbers)
             np.testing.assert_array_equal(bits(found)[numbers], bits(expected)[numbers])
+
+
+def test_quantiles_lie_as_they_are_wanted():
+    """Of several quantiles, the kernel writes the first one of each row, then the second one of each, and so on."""
+    q = [0.1, 0.5, 0.9]
+    x = np.random.default_rng(7).standard_normal((3, 600, 5, 2)).astype(np.float32)
+    calls = [
+        (lambda x: jaxgpuops.quantile(x, q, axis=1), np.quantile(x, q, axis=1)),
+        (lambda x: jaxgpuops.quantile(x, q, axis=1, keepdims=True), np.quantile(x, q, axis=1, keepdims=True)),
+        (lambda x: jaxgpuops.quantile(x[0, :, 0, 0], q), np.quantile(x[0, :, 0, 0], q)),
+        (jax.vmap(lambda x: jaxgpuops.quantile(x, q, axis=0)), np.moveaxis(np.quantile(x, q, axis=1), 0, 1)),
+        (jax.vmap(lambda x: jaxgpuops.quantile(x, q, axis=1), 2, 1), np.moveaxis(np.quantile(x, q, axis=1), 2, 1)),
+        (
+            jax.vmap(jax.vmap(lambda x: jaxgpuops.quantile(x, q, axis=0)), 3, 2),
+            np.quantile(x, q, axis=1).transpose(1, 0, 3, 2),
+        ),
+    ]
+    for n, (call, expected) in enumerate(calls):
+        compiled = jax.jit(call).lower(x).compile()
+        assert 'custom_call_target="jaxgpuops.quantile"' in compiled.as_text()
+        if n not in (1, 4, 5):  # dimensions of size 1 are added; the batch is to lie behind other dimensions
+            assert not re.search(r"\b(copy|transpose)(-start)?\(", compiled.as_text()), n
+        np.testing.assert_allclose(compiled(x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_quantiles_of_several_calls():
@@ -187,6 +212,20 @@ def test_weighted_quantile_is_numpys():
         expected = np.quantile(x, q, axis=-1, method="inverted_cdf", weights=weights)
         np.testing.assert_array_equal(found, expected)
     assert np.isnan(jaxgpuops.quantile(x[0], 0.5, method="inverted_cdf", weights=np.zeros(31)))
+
+
+def test_weighted_quantiles_along_an_axis_of_symbolic_length():
+    n, m = jax.export.symbolic_shape("n, m")
+    rng = np.random.default_rng(8)
+    x, weights = rng.standard_normal((7, 4, 3)).astype(np.float32), rng.random((7, 4, 3)).astype(np.float32)
+    shape = (n, 4, m)
+    for axis in range(3):
+        for own in (weights, np.moveaxis(weights, axis, 0)[:, 0, 0]):
+            fn = lambda x, w, axis=axis: jaxgpuops.quantile(x, [0.2, 0.5], axis=axis, method="inverted_cdf", weights=w)
+            of = [jax.ShapeDtypeStruct(shape, np.float32)]
+            of.append(of[0] if own is weights else jax.ShapeDtypeStruct((shape[axis],), np.float32))
+            exported = jax.export.export(jax.jit(fn), disabled_checks=jaxgpuops.export_checks())(*of)
+            np.testing.assert_array_equal(exported.call(x, own), fn(x, own))
 
 
 def test_derivatives_of_quantiles_are_jaxs():
@@ -245,6 +284,19 @@ def test_nonzero_is_jaxs(seed, shape, size):
         for ours, theirs in zip(found, jnp.nonzero(x, size=size, fill_value=fill), strict=True):
             np.testing.assert_array_equal(ours, theirs)
             assert ours.dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [0, 1, 6, 31, 32])
+def test_bits_of_short_masks_are_one_word(n):
+    """What a GPU computes for rows of up to 32 elements."""
+    kernel = choose_p
+    assert kernel.leaves((1, 32, 1), ()) and not kernel.leaves((1, 33, 1), ())
+    rng = np.random.default_rng(n)
+    mask = np.stack([rng.random(n) < share for share in (0, 0.3, 0.5, 0.9, 1) for _ in range(20)])
+    fill = np.full((1, 1), -7, np.int32)
+    for size in (0, 1, 5, 32, 50):
+        both = [jax.jit(functools.partial(f, axis=1, size=size))(mask, fill) for f in (kernel.left, kernel.fallback)]
+        np.testing.assert_array_equal(*both[0], *both[1])
 
 
 @given(st.integers(0, 1 << 30), st.sampled_from([0, 1, 9, 100]), st.sampled_from([0, 1, 5, 120]))

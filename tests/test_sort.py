@@ -384,7 +384,7 @@ def test_plan_of_a_part_of_a_batch_needs_no_more():
 
 def test_few_rows_are_spread():
     """Blocks that share a row need a workspace; a call that has none, since it is a part of many rows, does without."""
-    for length, bits, algorithm in ((8193, 32, "sweep"), (16_384, 16, "sweep"), (7000, 64, "merge")):
+    for length, bits, algorithm in ((8193, 32, "sweep"), (16_384, 16, "sweep"), (7000, 64, "sweep")):
         few, many = (plan_sort(outer, length, 1, bits, True, True, 90) for outer in (5, 500))
         assert (few["algorithm"], many["algorithm"]) == (algorithm, "block")
         assert few["workspace_bytes"] > many["workspace_bytes"] == 0
@@ -481,9 +481,9 @@ def test_threads_of_a_block_have_fewer_elements_in_short_and_few_rows():
 @pytest.mark.parametrize(
     "outer, length, inner, bits, algorithm",
     [
-        (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (4, 1 << 15, 1, 64, "merge"),
+        (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (4, 1 << 15, 1, 64, "sweep"),
         (4, (1 << 15) + 1, 1, 64, "sweep"), (32, 16_384, 1, 64, "merge"), (33, 16_384, 1, 64, "sweep"),
-        (60, 8192, 1, 64, "merge"), (100, 8192, 1, 64, "block"), (60, 6656, 1, 64, "block"), (1, 8192, 2, 64, "merge"),
+        (60, 8192, 1, 64, "merge"), (100, 8192, 1, 64, "block"), (60, 6656, 1, 64, "block"), (1, 6656, 2, 64, "merge"),
         (1, 2000, 16, 64, "merge"), (1, 2000, 17, 64, "block"), (1, 16_384, 1, 32, "sweep"),
     ],
 )  # fmt: skip
@@ -491,6 +491,25 @@ def test_few_elements_are_merged(outer, length, inner, bits, algorithm):
     plan = plan_sort(outer, length, inner, bits, True, True, 90)
     assert plan["algorithm"] == algorithm
     assert plan["turns"] == (inner > 1 and algorithm != "merge")
+
+
+@pytest.mark.parametrize(
+    "outer, length, inner, bits, items",
+    [
+        (1, 9000, 1, 32, 1), (1, 132 * 512, 1, 32, 1), (1, 132 * 512 + 1, 1, 32, 2), (1, 132 * 1024, 1, 32, 2),
+        (1, 132 * 1024 + 1, 1, 32, 0), (1, 9000, 1, 16, 0), (1, 132 * 1024, 1, 64, 2), (1, 132 * 2048, 1, 64, 4),
+        (1, 132 * 2048 + 1, 1, 64, 0), (9, 19_530, 1, 64, 4), (1, 16_384, 3, 64, 2), (2, 9001, 5, 32, 2),
+    ],
+)  # fmt: skip
+def test_few_elements_take_one_launch(outer, length, inner, bits, items):
+    plan = plan_sort(outer, length, inner, bits, True, True, 90)
+    assert (plan["algorithm"], plan["items"], plan["turns"]) == ("sweep", items, False)
+    given = plan["workspace_bytes"]
+    again = plan_sort(outer, length, inner, bits, True, True, 90, workspace_bytes=given)
+    assert again["items"] == items and again["workspace_bytes"] <= given
+    for rows in range(1, outer):  # a part of the batch
+        part = plan_sort(rows, length, inner, bits, True, True, 90, workspace_bytes=given)
+        assert part["workspace_bytes"] <= given
 
 
 def test_few_short_rows_are_spread_over_more_blocks():

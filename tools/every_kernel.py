@@ -119,6 +119,7 @@ SORTS = [  # (shape, axis)
     ((2, 16_001), 1),  # few
     ((50, 9001), 1),
     ((2, 3001, 17), 1),
+    ((2, 40_001), 1),
     ((3, 50_001), 1),
     ((1, 33_001, 5), 1),
     ((1, 1_100_003), 1),
@@ -265,6 +266,7 @@ def run_gates(rng):
 ROWS = [  # along axis 1
     (37, 7),
     (180_000, 3),  # tiles of rows of less than a vector
+    *(((1 << 20) // n * 4 + 1, n) for n in (4, 8)),  # vectors of two rows, or one
     (37, 61),
     *((37, n) for n in (32, 64, 128, 256)),  # whole vectors
     (37, 250),
@@ -672,7 +674,7 @@ def run_counts(rng):
             queries.sort()  # for queries in order, blocks need no tree
             in_order = jaxgpuops.searchsorted(jnp.asarray(table[0], dtype), jnp.asarray(queries, dtype))
             np.testing.assert_array_equal(in_order, np.searchsorted(table[0], queries))
-    for (rows, n), size in itertools.product([(3, 1025), (2, 70_001), (1, 3), (2, 0)], (0, 2, 9001)):
+    for (rows, n), size in itertools.product([(3, 1025), (2, 70_001), (1, 33), (2, 0)], (0, 2, 9001)):
         mask = rng.random((rows, n)) < 0.3
         kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(lambda m: choose(m, size), mask)}
         mask[:, :1] = True

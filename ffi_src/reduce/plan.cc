@@ -1,5 +1,8 @@
 #include "reduce/plan.h"
 
+#include <algorithm>
+
+#include "common/rounding.h"
 #include "row_engine/plan.h"
 
 namespace jaxgpuops::reduce {
@@ -27,6 +30,45 @@ bool holds_spans(const RowPlan& plan, const Problem& problem, const Gpu& gpu) {
          problem.rows.outer * plan.spans <= kHeldResident * gpu.multiprocessors;
 }
 
+// Sums of rows that are not whole vectors (cuda/loose_rows.cu), if they are so long that this is faster for few rows,
+// too. A warp has at most kLooseWords words of a row.
+constexpr int64_t kShortestLoose = 64 * 16, kLooseWords = 36 * 32, kMostLooseWarps = 16;
+constexpr int kLooseBlockWarps = 4;  // rows of a block whose warps have a row each
+// Few rows: kMostLooseGroups groups of that many warps have a row, or as many as a block has warps for, if that makes
+// at most so many warps per multiprocessor.
+constexpr int64_t kMostLooseGroups = 8, kLooseResident = 16;
+
+bool is_loose(const Problem& problem, int64_t item_bytes) {
+  const int64_t row_bytes = problem.rows.length * item_bytes;
+  return problem.op == Op::kSum && !problem.masked && !is_rare(problem.dtype) && problem.rows.inner == 1 &&
+         problem.rows.outer > 0 && row_bytes % 16 != 0 && row_bytes > kShortestLoose &&
+         row_bytes <= 4 * kLooseWords * kMostLooseWarps;
+}
+
+// The number of warps that share a row (`spans`, a power of two) follows from its length, since it decides the order of
+// additions. `wide` is the number of groups of that many warps, or 0 if a warp has a row alone.
+void plan_loose(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
+  const int64_t outer = problem.rows.outer, words = problem.rows.length * plan.traits.item_bytes / 4;
+  plan.lane_bits = 5;
+  plan.spans = 1;
+  while (words > kLooseWords * plan.spans) plan.spans *= 2;
+  const int64_t groups = std::min<int64_t>(kMostLooseGroups, kMaxBlockWarps / plan.spans);
+  const bool few = outer * groups * plan.spans <= kLooseResident * gpu.multiprocessors;
+  plan.wide = few ? static_cast<int>(groups) : plan.spans > 1 ? 1 : 0;
+  plan.block_warps = static_cast<int>(std::max(plan.wide, 1) * plan.spans);
+  if (plan.wide) return;
+  plan.block_warps = kLooseBlockWarps;
+  while (plan.block_warps > 1 && ceil_div(outer, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+}
+
+constexpr int kPackedWarps = 8;  // of a block
+
+// Sums of rows of which a vector of 16-bit floats has one or two (cuda/packed_rows.cu).
+bool is_packed(const Problem& problem, int64_t item_bytes) {
+  return problem.op == Op::kSum && !problem.masked && !is_rare(problem.dtype) && item_bytes == 2 &&
+         problem.rows.inner == 1 && problem.rows.outer > 0 && (problem.rows.length == 4 || problem.rows.length == 8);
+}
+
 }  // namespace
 
 bool is_rare(DType dtype) { return dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat32; }
@@ -40,9 +82,8 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   traits.large = traits.fast && traits.operands == 1;
   traits.output = false;
   traits.lean = traits.staged = traits.wide = traits.fast && problem.op == Op::kSum;
-  // A warp is as fast alone if it holds a row of whole vectors.
-  const int64_t row_bytes = problem.rows.length * traits.item_bytes;
-  traits.wide_statistics = row_bytes > kWarpBytes ? 50 : row_bytes % 16 ? 16 : 0;
+  // A warp is as fast alone if it holds a row.
+  traits.wide_statistics = problem.rows.length * traits.item_bytes > kWarpBytes ? 50 : 0;
   traits.strips =
       traits.item_bytes < 4 && traits.operands == 1 && !problem.masked && (traits.fast || !is_float(problem.dtype));
   // Along long axes. (The maximum of 3 x 70 x 100004 takes 27 us where lanes have columns one by one, and would
@@ -51,8 +92,21 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
                  (problem.op == Op::kMax || problem.op == Op::kMin) && problem.rows.length >= kPackedLength;
   traits.swept = is_rare(problem.dtype) && !problem.masked;
   traits.stat_bytes = traits.final_bytes = traits.item_bytes == 8 ? 8 : 4;
-  RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
   const bool tuned = tuning.vectors || tuning.cluster || tuning.block_warps || tuning.split;
+  const bool packed = is_packed(problem, traits.item_bytes);
+  if (!tuned && (packed || is_loose(problem, traits.item_bytes))) {
+    RowPlan plan;
+    plan.traits = traits;
+    plan.algorithm = RowAlgorithm::kRows;
+    plan.single = true;
+    if (packed) {
+      plan.block_warps = kPackedWarps;
+    } else {
+      plan_loose(plan, problem, gpu);
+    }
+    return plan;
+  }
+  RowPlan plan = plan_row_engine(problem.rows, traits, gpu, workspace_bytes, tuning);
   if (!tuned && holds_spans(plan, problem, gpu)) {
     plan.wide = plan.vectors;
     plan.blocks = 1;

@@ -148,8 +148,7 @@ int64_t one_vector_resident(const RowTraits& traits, int64_t row_bytes, int64_t 
   if (traits.operands != 1 || traits.item_bytes == 8 || warps > kMaxBlockWarps) return 0;
   if (traits.output) return warps <= (loose ? 2 : 4) && row_bytes > 512 ? 8 : 0;
   if (!loose) return 0;
-  if (traits.stat_bytes == 8) return 12;  // the log-sum-exp
-  return warps >= 8 ? 56 : warps > 2 ? 32 : 6;
+  return traits.stat_bytes == 8 ? 12 : 6;  // of sums, longer rows have a kernel of their own
 }
 
 // See RowPlan::single. With eight vectors in a lane, only for arrays so small that memory does not limit them.

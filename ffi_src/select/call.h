@@ -1,6 +1,8 @@
 // Turns the buffers and attributes of a target into a checked problem. The handlers of both backends start here.
 #pragma once
 
+#include <algorithm>
+
 #include "ffi.h"
 #include "select/select.h"
 
@@ -32,7 +34,7 @@ inline Select select_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer v
 }
 
 inline Select quantile_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer shares, ffi::AnyBuffer out,
-                          int64_t axis, bool midpoint) {
+                          int64_t axis, bool midpoint, int64_t before) {
   Select problem = ranks_of(x, ranks, axis);
   problem.dtype = require_dtype("x", x);
   if (!is_float(problem.dtype) || problem.bits == 8)
@@ -45,11 +47,22 @@ inline Select quantile_of(ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer
     throw invalid("ranks has ", problem.count, " along axis ", axis, ", expected one or two for each of ",
                   problem.quantiles, " shares, and one more");
   if (problem.quantiles == 0) problem.count = 0;
-  const Dims dims = with_axis(dims_of(x), axis, problem.quantiles);
+  Dims dims = with_axis(dims_of(x), axis, problem.quantiles);
   problem.shares = require_broadcast("shares", shares, dims, axis);
   require_type("out", out, x.element_type());
+  if (before < 0 || before > axis) throw invalid("before must be between 0 and ", axis, ", got ", before);
+  std::rotate(dims.begin() + before, dims.begin() + axis, dims.begin() + axis + 1);
   require_shape("out", out, dims);
   return problem;
+}
+
+// Returns how many neighbouring rows have their quantiles beside each other (quantile.h), if the axis of the results is
+// before this dimension of x.
+inline int64_t beside_of(ffi::AnyBuffer x, int64_t axis, int64_t before) {
+  int64_t beside = 1;
+  for (int64_t d = before; d < static_cast<int64_t>(x.dimensions().size()); ++d)
+    if (d != axis) beside *= x.dimensions()[d];
+  return beside;
 }
 
 // The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
@@ -73,7 +86,8 @@ auto quantile_binding() {
                               .template Arg<ffi::AnyBuffer>()   // shares
                               .template Ret<ffi::AnyBuffer>())  // out
       .template Attr<int64_t>("axis")
-      .template Attr<bool>("midpoint");
+      .template Attr<bool>("midpoint")
+      .template Attr<int64_t>("before");
 }
 
 // Defined in cpu/handlers.cc and cuda/handlers.cc.

@@ -14,6 +14,13 @@ bool reads_columns(const Rows& rows, int bits) {
   return rows.elements() <= most;
 }
 
+// Whether a warp sorts rows of more than kMostThreadSelect elements, if it takes them.
+bool warp_sorts(const Select& problem) {
+  const int64_t length = problem.rows.length, rows = problem.rows.count();
+  return problem.bits <= 32 &&
+         ((length <= 128 && rows <= 2048) || (length <= 256 && rows <= 1000 && problem.bits <= 16));
+}
+
 // Chooses the kernel for rows of up to kMostWarpSelect elements, or kNone where sorting them takes less time. If a
 // kernel takes the whole batch, one must take every part of it, too: that part only has its part of the workspace.
 Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
@@ -35,7 +42,8 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
                                            : rows.count() <= 128 * rows.length;
     return by_warp && reads ? Selecting::kWarp : Selecting::kThread;
   }
-  if (problem.count > 3) return rows.length > 512 && problem.bits == 32 ? Selecting::kWarp : Selecting::kNone;
+  if (problem.count > 3)
+    return warp_sorts(problem) || (rows.length > 512 && problem.bits == 32) ? Selecting::kWarp : Selecting::kNone;
   return rows.length > kMostThreadSelect || few ? Selecting::kWarp : Selecting::kNone;
 }
 
@@ -48,10 +56,7 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
     plan.bisects = few_ranks && problem.bits <= 32 && (length > 50 || (length > 16 && rows > 1024));
     return;
   }
-  if (few_ranks && problem.bits <= 32) {
-    if (length <= 128 && rows <= 2048) return;
-    if (length <= 256 && rows <= 1000 && problem.bits <= 16) return;
-  }
+  if (warp_sorts(problem)) return;
   plan.bisects = few_ranks && (length <= 256 || rows <= 1000);
   if (plan.bisects) return;
   constexpr int64_t kStep = 128;  // elements that a warp takes at a time
@@ -65,30 +70,38 @@ void plan_warp_select(const Select& problem, SelectPlan& plan) {
 // where blocks would have much of it each. `must`: whether a block has no room for a row. If a cluster takes the whole
 // batch, one takes every part of it, too, or kernels that need no more workspace.
 bool plan_select_cluster(const Select& problem, bool must, const Gpu& gpu, SelectPlan& plan) {
-  constexpr int64_t kStatic = 8 << 10;         // bytes of shared memory that the kernel declares itself
-  constexpr int64_t kLargePart = 104 << 10;    // bytes of a row in a block
-  constexpr int64_t kMostElements = 25000;     // of a part, if a cluster has few ranks to find
-  constexpr int64_t kMostQuantiles = 5 << 16;  // elements of a row with more ranks
+  constexpr int64_t kStatic = 8 << 10;       // bytes of shared memory that the kernel declares itself
+  constexpr int64_t kLargePart = 104 << 10;  // bytes of a row in a block
   const Rows& rows = problem.rows;
   const bool parts = problem.kth >= 0, many = parts || problem.count > 3;
   // Shorter rows than these are faster in one block.
   const int64_t least = parts ? 16384 : problem.bits == 64 ? 12000 : 24000;
-  if (!must && (rows.length < least || rows.count() * (parts ? 2 : 4) > gpu.multiprocessors)) return false;
-  if (!parts && many && rows.length > kMostQuantiles) return false;
+  if (!must && (rows.length < least || rows.count() * 2 > gpu.multiprocessors)) return false;
   const int64_t packs = rows.length * problem.bits / 128 + 2, tables = problem.count * int64_t{4} << kSelectBinBits;
   const int64_t most = gpu.shared_bytes - kStatic - tables;
   // Elements that a block should have at least.
   const int64_t least_part = parts ? 2000 : problem.bits == 64 ? 3000 : 6000;
   const auto part = [&](int64_t blocks) { return 16 * ceil_div(packs, blocks); };
-  const auto alone = [&](int64_t blocks) { return blocks * rows.count() <= gpu.multiprocessors; };
+  // Elements of a part, if all clusters run at the same time. (Long rows of few bits have intervals of single keys.)
+  const int64_t most_elements = problem.bits > 16 || (problem.bits == 16 && !must) ? 50000
+                                : problem.bits == 16 && many                       ? 44000
+                                                                                   : 25000;
+  // Elements of a row with more ranks, if clusters take turns.
+  const int64_t most_in_turns = problem.bits == 32 ? 90000 : problem.bits == 16 ? 240000 : 5 << 16;
+  // Whether all clusters run at the same time. Not every multiprocessor gets a block of a large one: an H200 runs 66
+  // clusters of 2 blocks, 30 of 4, 15 of 8 and 7 of 16.
+  const auto alone = [&](int64_t blocks) {
+    return blocks * rows.count() <= (blocks == 2 ? gpu.multiprocessors : gpu.multiprocessors * 10 / 11);
+  };
   int64_t blocks = 2;
   while (blocks <= gpu.max_cluster && part(blocks) > most) blocks *= 2;
   if (blocks > gpu.max_cluster || rows.count() * gpu.max_cluster >= int64_t{1} << 31) return false;
-  while (2 * blocks <= gpu.max_cluster &&
-         (alone(2 * blocks) ? rows.length >= 2 * blocks * least_part : many && part(blocks) > kLargePart))
+  while (2 * blocks <= gpu.max_cluster && (alone(2 * blocks) ? rows.length >= 2 * blocks * least_part
+                                                             : many && !alone(blocks) && part(blocks) > kLargePart))
     blocks *= 2;
   const int64_t elements = ceil_div(rows.length, blocks);
-  if (!many && (!alone(blocks) || elements > kMostElements)) return false;
+  const bool fast = alone(blocks) && elements <= most_elements;
+  if (!fast && !parts && (!many || rows.length > most_in_turns)) return false;
   // All multiprocessors share a partition of longer rows.
   if (parts && problem.bits > 8 && rows.length * problem.bits >= 1 << 24) return false;
   plan.algorithm = Selecting::kCluster;
@@ -268,10 +281,6 @@ SelectPlan plan_select(const Select& problem, const Gpu& gpu) {
     return plan;
   }
   if (plan_select_cluster(problem, true, gpu, plan)) return plan;
-  if (problem.quantiles) {  // to tell the last block would take as long as a launch
-    plan.algorithm = Selecting::kNone;
-    return plan;
-  }
   plan_long(problem, gpu, plan);
   return plan;
 }

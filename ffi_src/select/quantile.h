@@ -30,4 +30,12 @@ JAXGPUOPS_HD Number number_between(Number low, Number high, Number share, bool m
   return share < half ? multiply_add(step, share, low) : multiply_add(-step, rest, high);
 }
 
+// Where a quantile of a row is among the results, if those of so many neighbouring rows lie beside each other: the
+// first quantile of each of these rows, then the second one of each, and so on.
+template <class Row>
+JAXGPUOPS_HD int64_t quantile_at(Row row, int64_t quantile, int64_t quantiles, int64_t beside) {
+  const auto group = static_cast<Row>(beside), in_group = row % group;
+  return (row - in_group) * quantiles + quantile * group + in_group;
+}
+
 }  // namespace jaxgpuops::select

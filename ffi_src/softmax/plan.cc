@@ -32,7 +32,8 @@ constexpr int64_t kFewWarps = 16;
 // Teams of lanes that share a row (share_rows): up to kFewTeams warps per multiprocessor, a lane has one vector; with
 // two or four, there are at most kManyTeams of them, and without results kManyFolds.
 constexpr int64_t kFewTeams = 8, kManyTeams = 64, kManyFolds = 16;
-constexpr int64_t kNarrowWarps = 16;  // narrow_lanes: the most warps per multiprocessor
+constexpr int64_t kMostElements = 16 << 20;  // widen_loose: bytes of arrays that are loaded element by element
+constexpr int64_t kNarrowWarps = 16;         // narrow_lanes: the most warps per multiprocessor
 // Rows of 16 bits of more than two vectors, up to kLooseRow bytes, that are not whole vectors: gradients of arrays of
 // more than kMostLoose bytes are faster from y, by tiles. (300000 x 29 bfloat16 took 30 us with the forward pass, and
 // 35 from x.)
@@ -140,6 +141,22 @@ void narrow_lanes(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   if (bytes % 16 == 0 || warps > kMaxBlockWarps || problem.rows.outer * warps > kNarrowWarps * gpu.multiprocessors)
     return;
   plan.wide = 1;
+  plan.block_warps = static_cast<int>(warps);
+}
+
+// Many rows of 16 and 32 bits that are not aligned: a block has a row, too, where the last span of rows_kernel would
+// have few vectors, since a warp takes as long for them as for a whole span. (22857 x 2202 float16 take 74 us, and
+// would take 122; 12276 x 2050 float32 57 and 69.) Small arrays of the shortest rows of float32 are loaded element by
+// element.
+void widen_loose(RowPlan& plan, const Problem& problem) {
+  const int64_t warps = wide_warps(problem), bytes = row_bytes(problem);
+  const bool single = problem.dtype == DType::kFloat32 && problem.rows.outer * bytes <= kMostElements;
+  const bool empty = (warps == 3 && !single) || warps == 5 || warps == 6 || warps == 9;
+  if (!empty || plan.algorithm != RowAlgorithm::kRows || plan.spread || plan.wide || !plan.traits.output ||
+      plan.traits.item_bytes > 4 || bytes % 16 == 0)
+    return;
+  plan.wide = kWideVectors;
+  plan.blocks = 1;
   plan.block_warps = static_cast<int>(warps);
 }
 
@@ -293,6 +310,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   if (problem.op != Op::kLogSumExpGrad) {
     share_rows(plan, problem, gpu);
     narrow_lanes(plan, problem, gpu);
+    widen_loose(plan, problem);
   }
   const RowPlan small =
       small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));

@@ -220,6 +220,38 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
   plan.overlap = gpu.dependent_launch;
 }
 
+// Returns how many elements a thread has if one launch can sort so many rows (`count`); 0 if none can.
+int items_to_split(const Problem& problem, int64_t count, int64_t shared_limit, const Gpu& gpu) {
+  const int key_bytes = problem.key_bits / 8;
+  if (key_bytes < 4 || problem.offsets > 0) return 0;
+  for (const bool few : {true, false}) {
+    const int items = split_items(key_bytes, few);
+    const int64_t tiles = ceil_div(problem.rows.length, int64_t{kSplitThreads} * items);
+    if (count * tiles <= gpu.multiprocessors && split_shared_bytes(key_bytes, items) <= shared_limit) return items;
+  }
+  return 0;
+}
+
+// Plans one launch in place of a sweep that has been planned, if that is possible. The sweep remains as it is, for
+// devices that cannot run all blocks at once.
+void plan_split(const Problem& problem, int64_t shared_limit, const Gpu& gpu, int64_t workspace_bytes, Plan& sweep) {
+  const Rows& rows = problem.rows;
+  const int key_bytes = problem.key_bits / 8, items = items_to_split(problem, rows.count(), shared_limit, gpu);
+  if (items == 0) return;
+  const bool in_place = sweep.turns && rows.inner <= kMostColumns;  // columns are read and written there
+  int64_t turned = 0;
+  if (sweep.turns)
+    turned = TurnShape({1, rows.length, rows.inner}, problem.k, key_bytes, problem.values, problem.indices).bytes;
+  // A part of the batch, which may have smaller tiles, takes this launch if the workspace of the whole is enough.
+  const int least = workspace_bytes < 0 ? items_to_split(problem, rows.inner, shared_limit, gpu) : items;
+  const int64_t own = (in_place ? 0 : turned) + SplitShape(rows.inner, rows.length, key_bytes, least).bytes;
+  const int64_t bytes = std::max(sweep.workspace_bytes - (in_place ? turned : 0), own);
+  if (workspace_bytes >= 0 && bytes > workspace_bytes) return;
+  sweep.items = items;
+  sweep.turns &= !in_place;
+  sweep.workspace_bytes = bytes;
+}
+
 // The longest rows that always have one block. Longer ones are swept if they are few.
 constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 6656 : 8192; }
 
@@ -305,7 +337,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     alone.carries = false;
     const bool sweeps = workspace_bytes >= 0 || plan_sort(alone, gpu, -1).algorithm == Algorithm::kSweep;
     plan.algorithm = Algorithm::kNone;
-    if (rows.inner == 1 && sweeps) plan_sweep(problem, shared_limit, gpu, plan);
+    if (rows.inner == 1 && sweeps) {
+      plan_sweep(problem, shared_limit, gpu, plan);
+      plan_split(problem, shared_limit, gpu, workspace_bytes, plan);
+    }
     return plan;
   }
   // kShort reads columns in place. That needs many columns side by side, or else tiles of whole outer indices in shared
@@ -376,14 +411,18 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     sweep.turns = false;
     sweep.workspace_bytes -= plan.workspace_bytes;
   }
+  plan_split(problem, shared_limit, gpu, workspace_bytes, sweep);
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
-  const bool spreads = rows.length > longest_of_one_block(key_bytes) && sweep.exchanges &&
-                       (sweep.small || key_bytes == 1) && (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;
+  const bool spreads = rows.length > longest_of_one_block(key_bytes) &&
+                       (sweep.items > 0 || (sweep.exchanges && (sweep.small || key_bytes == 1))) &&
+                       (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;
   const auto has_workspace = [&](const Plan& of) {
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };
   // A part of a batch may have only the workspace of large tiles, which need less.
-  for (int bits = merge_tile_bits(rows, key_bytes); bits; bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
+  const bool splits = sweep.items > 0 && rows.length > longest_of_one_block(key_bytes) && has_workspace(sweep);
+  for (int bits = splits ? 0 : merge_tile_bits(rows, key_bytes); bits;
+       bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
     Plan merge = plan;
     plan_merge(problem, gpu, bits, merge);
     if (has_workspace(merge)) return merge;

@@ -34,7 +34,7 @@ struct Plan {
   bool pairs = false;  // for kNetwork: a network sorts two rows at once
   bool turns = false;  // the axis is not the last: columns are transposed to rows, and results are transposed back
   int threads = 0;     // threads of a block
-  int items = 0;       // for kBlock and kSegments: elements of a thread
+  int items = 0;       // for kBlock, kSegments: elements of a thread; for kSweep: the same if one launch sorts, else 0
   int64_t blocks = 0;  // blocks of the largest launch
   int64_t workspace_bytes = 0;  // workspace of one outer index
   int64_t shared_bytes = 0;

@@ -25,7 +25,8 @@ SUMMED_DTYPES = FLOATS | FLOATS8 | INTEGERS
 
 
 # What is left to XLA on a GPU, as measured on an H200.
-SHORT = 16  # rows of up to so many floats are added up in one expression, so that the order is always the same
+SHORT = 16  # rows of up to so many floats are added up in one expression, so that the order is always the same; on a
+# GPU, those of less than 64 bits only if they are shorter
 
 
 def _leaves_exact(rows, avals, *, masked, **_):
@@ -61,6 +62,9 @@ def _leaves_extreme(rows, avals, *, masked, **_):
     float32 45, XLA's 56."""
     (outer, length, inner), dtype = rows, avals[0].dtype
     size = outer * length * inner * dtype.itemsize
+    # Lines that are not whole sectors: 20000 x 100 x 10 take 47 us, XLA's 79. (Of 16, 63 and 59; of 45, 112 and 110.)
+    if not masked and dtype in FLOATS and dtype.itemsize == 8 and 1 < inner <= 32 and inner % 16 and size >= 8 << 20:
+        return not 8 < length <= 128
     if not masked and dtype.itemsize == 4 and inner >= 256:
         if dtype in INTEGERS and 64 <= length <= 1024 and inner % 32 and size >= 24 << 20:
             return False
@@ -72,7 +76,12 @@ def _leaves_extreme(rows, avals, *, masked, **_):
 def _leaves_sum(rows, avals, **params):
     if avals[0].dtype in INTEGERS:
         return _leaves_exact(rows, avals, **params)
-    return not params["masked"] and avals[0].dtype in FLOATS and 0 < rows[1] <= SHORT and rows[2] == 1
+    (outer, length, inner), dtype = rows, avals[0].dtype
+    # 800000 x 16 float32 take 24 us, ours 14.
+    if params["masked"] or dtype not in FLOATS or inner > 1 or not 0 < length <= SHORT - (dtype.itemsize < 8):
+        return False
+    # Of such rows, a vector has one or two, and ours has the same order of additions: 5993813 x 4 bfloat16 take 29 us.
+    return not (dtype.itemsize == 2 and length in (4, 8) and outer * length >= 1 << 22)
 
 
 def _total(x, axis, dtype):

@@ -90,6 +90,27 @@ def _choose_fallback(mask, fill, *, axis, size):
     return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, fill),)
 
 
+MOST_IN_WORD = 32  # elements of a row whose bits are one word
+
+
+def _choose_in_word(mask, fill, *, axis, size):
+    """The same for short rows: a sum gives the word of a row, and a binary search in its bits each place. XLA makes one
+    or two kernels of that and of what the mask is computed from."""
+    bit = lax.shift_left(np.uint32(1), lax.broadcasted_iota(np.uint32, mask.shape, axis))
+    word = jnp.sum(jnp.where(mask, bit, np.uint32(0)), axis, keepdims=True, dtype=np.uint32)
+    shape = tuple(size if d == axis else n for d, n in enumerate(mask.shape))
+    word, number = jnp.broadcast_to(word, shape), lax.broadcasted_iota(np.int32, shape, axis)
+    found = number < lax.population_count(word).astype(np.int32)
+    place = jnp.zeros(shape, np.int32)
+    for bits in (16, 8, 4, 2, 1):
+        below = lax.population_count(word & np.uint32((1 << bits) - 1)).astype(np.int32)
+        above = number >= below
+        number -= jnp.where(above, below, np.int32(0))
+        place += jnp.where(above, np.int32(bits), np.int32(0))
+        word = jnp.where(above, word >> np.uint32(bits), word)
+    return (jnp.where(found, place, fill),)
+
+
 def _plan_choose(rows, avals, compute_capability, axis, *, size, starts=False):
     return _native.modules["cpu"].plan_choose(*rows, size, starts, compute_capability)
 
@@ -101,6 +122,8 @@ choose_p = Kernel(
     accepts=lambda dtype: dtype == np.dtype(bool),
     broadcasts=lambda count, **_: (1,),
     plan=_plan_choose,
+    leaves=lambda rows, avals, **_: 0 < rows[1] <= MOST_IN_WORD,
+    left=_choose_in_word,
     reindexes=True,
 )
 batch_first(choose_p, always=True)

@@ -145,25 +145,21 @@ def _quantiles_of(at, is_nan, ranks, shares, axis, midpoint):
     return jnp.where(is_nan | jnp.isnan(shares), np.array(np.nan, wide), y)
 
 
-def _quantile_fallback(x, ranks, shares, *, axis, midpoint):
+def _quantile_fallback(x, ranks, shares, *, axis, midpoint, before):
     own = lax.slice_in_dim(ranks, 0, ranks.shape[axis] - 1, axis=axis)
     return [_quantiles_of(*ranked(x, own, axis), own, shares, axis, midpoint).astype(x.dtype)]
 
 
-def _plan_quantile(rows, avals, compute_capability, axis, midpoint):
-    plan = _plan_select(rows, avals[:2], compute_capability, axis)
-    return {"algorithm": "none"} if plan["algorithm"] == "long" else plan
-
-
 quantile_p = Kernel(
     "quantile",
-    results=lambda x, ranks, shares, *, axis, midpoint: [(shares.shape[axis], x.dtype)],
+    results=lambda x, ranks, shares, *, axis, midpoint, before: [(shares.shape[axis], x.dtype)],
     fallback=_quantile_fallback,
     accepts=QUANTILE_DTYPES.__contains__,
     attributes=("midpoint",),
+    lies="before",
     broadcasts=lambda count, **_: (1, 2),
     shortest=512,
-    plan=_plan_quantile,
+    plan=lambda rows, avals, compute_capability, axis, **_: _plan_select(rows, avals[:2], compute_capability, axis),
     reindexes=True,
     splits_as_one=True,
 )
@@ -172,12 +168,13 @@ def_jvp_by_formula(quantile_p, _quantile_fallback)
 
 def quantiles(x: jax.Array, ranks: jax.Array, shares: jax.Array, axis: int, midpoint: bool, split) -> jax.Array:
     """Returns the numbers between the elements of the first and the second half of the ranks, or the elements of all
-    ranks, if there is one for each share. NaN where the row has a NaN, or the share is NaN."""
+    ranks, if there is one for each share. NaN where the row has a NaN, or the share is NaN. The axis of several
+    quantiles is moved to the front by callers, so the kernel puts it there."""
     length, count = x.shape[axis], ranks.shape[axis]
     takes = x.dtype in QUANTILE_DTYPES and 0 < count < MOST_RANKS
     if takes and split is None and isinstance(length, int):
         operands = align(x, _and_last(length, ranks, axis), shares, apart=axis)
-        return quantile_p(*operands, axis=axis, midpoint=midpoint)[0]
+        return quantile_p(*operands, axis=axis, midpoint=midpoint, before=0 if shares.shape[axis] > 1 else axis)[0]
     at, is_nan = ranked(x, ranks, axis, split)
     return _quantiles_of(at, is_nan, ranks, shares, axis, midpoint)
 

@@ -15,7 +15,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import Axis, AxisName, int32
+from jaxgpuops._arguments import Axis, AxisName
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
@@ -229,7 +229,7 @@ def _weighted(rows, q, weights, axis, wide, split):
     queries = q.astype(wide).reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
     place = searchsorted(*align(share, queries), axis)
-    place = jnp.minimum(place if split is None else split.sum(place), int32(length - 1))
+    place = jnp.minimum(place if split is None else split.sum(place), jnp.full((), length - 1, np.int32))
     return follow(values, place, q.size, axis, split), last, total
 
 

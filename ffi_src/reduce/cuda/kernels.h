@@ -13,5 +13,9 @@ cudaError_t launch_rows(cudaStream_t, const RowPlan&, const Problem&, const Buff
 cudaError_t launch_small(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
 // For sums of few rows that a block has.
 cudaError_t launch_short(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
+// For sums of rows of 8 or 16 bytes of 16-bit floats.
+cudaError_t launch_packed(cudaStream_t, const Problem&, const Buffers&);
+// For sums of rows that are not whole vectors.
+cudaError_t launch_loose(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::reduce

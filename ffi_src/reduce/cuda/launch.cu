@@ -9,6 +9,9 @@ cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Proble
                           void* workspace) {
   const bool tiled_columns = plan.algorithm == RowAlgorithm::kRowsTiles && problem.rows.inner > 1;
   if (plan.algorithm == RowAlgorithm::kSmall || tiled_columns) return launch_small(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kRows && plan.single)
+    return problem.rows.length > 8 ? launch_loose(stream, plan, problem, buffers)
+                                   : launch_packed(stream, problem, buffers);
   if (plan.wide) return launch_short(stream, plan, problem, buffers);
   return launch_rows(stream, plan, problem, buffers, workspace);
 }

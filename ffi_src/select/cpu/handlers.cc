@@ -15,9 +15,9 @@ ffi::Error select_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
 }
 
 ffi::Error quantile_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer shares,
-                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool midpoint) {
+                            ffi::Result<ffi::AnyBuffer> out, int64_t axis, bool midpoint, int64_t before) {
   return handle("jaxgpuops.quantile", [&] {
-    quantile(quantile_of(x, ranks, shares, *out, axis, midpoint), x.untyped_data(),
+    quantile(quantile_of(x, ranks, shares, *out, axis, midpoint, before), beside_of(x, axis, before), x.untyped_data(),
              static_cast<const int32_t*>(ranks.untyped_data()), shares.untyped_data(), out->untyped_data(),
              workers_of(pool));
   });

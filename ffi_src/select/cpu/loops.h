@@ -10,8 +10,8 @@ namespace jaxgpuops::select {
 void select(const Select& problem, const void* x, const int32_t* ranks, void* values, int32_t* indices,
             const Workers& workers);
 
-// Finds quantiles of x between the elements of the given ranks.
-void quantile(const Select& problem, const void* x, const int32_t* ranks, const void* shares, void* out,
+// Finds quantiles of x between the elements of the given ranks. `beside`: how they lie (quantile.h).
+void quantile(const Select& problem, int64_t beside, const void* x, const int32_t* ranks, const void* shares, void* out,
               const Workers& workers);
 
 }  // namespace jaxgpuops::select

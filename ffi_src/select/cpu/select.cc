@@ -117,8 +117,8 @@ void select(const Select& problem, const void* x_, const int32_t* ranks, void* v
   });
 }
 
-void quantile(const Select& problem, const void* x_, const int32_t* ranks, const void* shares_, void* out_,
-              const Workers& workers) {
+void quantile(const Select& problem, int64_t beside, const void* x_, const int32_t* ranks, const void* shares_,
+              void* out_, const Workers& workers) {
   const auto [outer, length, inner] = problem.rows;
   with_format(problem.dtype, [&](auto format) {
     using Format = decltype(format);
@@ -138,7 +138,7 @@ void quantile(const Select& problem, const void* x_, const int32_t* ranks, const
         const int64_t upper = problem.upper(j);
         Number y = rank(j) == rank(upper) ? low : number_between(low, number(upper), share, problem.midpoint);
         if (std::isnan(last) || std::isnan(share)) y = std::numeric_limits<Number>::quiet_NaN();
-        out[(o * problem.quantiles + j) * inner + column] = Format::encode(y);
+        out[quantile_at(o * inner + column, j, problem.quantiles, beside)] = Format::encode(y);
       }
     });
   });

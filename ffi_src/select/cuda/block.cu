@@ -277,7 +277,7 @@ __global__ void __maxnreg__(48)
     __syncthreads();
     const uint32_t j = threadIdx.x;
     if (j < problem.quantiles)
-      static_cast<T*>(results.values)[(outer * problem.quantiles + j) * inner + column] =
+      static_cast<T*>(results.values)[quantile_at(row, j, problem.quantiles, results.beside)] =
           static_cast<T>(quantiles(problem, j));
   }
   if (problem.kth < 0) return;

@@ -32,6 +32,8 @@ struct Args {
   char* workspace;  // heads and tables of all rows, and then lists
   SelectPlan plan;
   int64_t first_row;
+  const void* shares;  // of quantiles
+  int64_t beside;      // how quantiles lie (quantile.h)
 
   __device__ char* own(int64_t row) const { return workspace + row * plan.list_at; }
   __device__ Head<T>& head(int64_t row) const { return *reinterpret_cast<Head<T>*>(own(row)); }

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   const auto write_quantiles = [&] {
     const uint32_t j = threadIdx.x;
     if (block == 0 && j < problem.quantiles)
-      static_cast<T*>(results.values)[(outer * problem.quantiles + j) * inner + column] =
+      static_cast<T*>(results.values)[quantile_at(row, j, problem.quantiles, results.beside)] =
           static_cast<T>(quantiles(problem, j));
   };
   if (told == (1u << wanted) - 1) {

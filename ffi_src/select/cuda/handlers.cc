@@ -27,11 +27,12 @@ ffi::Error select(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, f
 }
 
 ffi::Error quantile(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ranks, ffi::AnyBuffer shares,
-                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis,
-                    bool midpoint) {
+                    ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> workspace, int64_t axis, bool midpoint,
+                    int64_t before) {
   return handle("jaxgpuops.quantile", [&] {
-    const SelectResults results = {out->untyped_data(), nullptr, shares.untyped_data()};
-    run(stream, quantile_of(x, ranks, shares, *out, axis, midpoint), x, ranks, results, *workspace, axis);
+    const Select problem = quantile_of(x, ranks, shares, *out, axis, midpoint, before);
+    const SelectResults results = {out->untyped_data(), nullptr, shares.untyped_data(), beside_of(x, axis, before)};
+    run(stream, problem, x, ranks, results, *workspace, axis);
   });
 }
 

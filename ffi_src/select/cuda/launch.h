@@ -11,6 +11,7 @@ struct SelectResults {
   void* values;
   int32_t* indices;              // not of quantiles
   const void* shares = nullptr;  // of quantiles
+  int64_t beside = 1;            // how quantiles lie (quantile.h)
 };
 
 cudaError_t launch_select(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x,

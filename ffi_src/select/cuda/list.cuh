@@ -108,6 +108,62 @@ __device__ __forceinline__ void choose_in_warp(const T* keys, const uint32_t* in
   }
 }
 
+// Returns the key that is number `left` of the `size` keys of a list, which are from `low` to `low + span`. A warp
+// calls this. `counts`: room for 2^kLongBinBits words, at a multiple of 16 bytes.
+template <class T, class Word>
+__device__ __forceinline__ Word choose_key_in_warp(const T* list, uint32_t size, Word low, Word span, uint32_t left,
+                                                   uint32_t* counts) {
+  constexpr uint32_t kAhead = 16;
+  const uint32_t lane = threadIdx.x & 31;
+  // Calls visit(key, whether it is left) for the keys.
+  const auto each = [&](auto visit) {
+#pragma unroll 1
+    for (uint32_t start = lane; start - lane < size; start += 32 * kAhead) {
+      T key[kAhead];
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) key[i] = __ldcg(list + min(start + 32 * i, size - 1));
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) visit(Word{key[i]}, start + 32 * i < size && key[i] - low <= span);
+    }
+    __syncwarp();
+  };
+#pragma unroll 1
+  for (uint32_t count = size; count > 32 && span > 0;) {
+    const auto parts = Parts<Word>::template between<T>(kLongBinBits, low, low + span);
+#pragma unroll
+    for (int b = 0; b < 1 << kLongBinBits; b += 128) *reinterpret_cast<uint4*>(counts + b + 4 * lane) = uint4{};
+    __syncwarp();
+    each([&](Word key, bool is_left) {
+      if (is_left) atomicAdd(counts + parts.between_ends(key), 1u);
+    });
+    const PartOfRank part = find_rank(counts, sum_counts(counts), left);
+    __syncwarp();
+    Word first, last;
+    parts.template bounds<T>(part.part, first, last);
+    const Word begin = max(first, low);
+    span = min(first + last, low + span) - begin, low = begin;
+    count = part.size, left = part.left;
+  }
+  if (span == 0) return low;
+  // Each lane gets one of the keys that are left.
+  auto* const few = reinterpret_cast<Word*>(counts);
+  uint32_t listed = 0;
+  each([&](Word key, bool is_left) {
+    const unsigned lanes = __ballot_sync(kEveryLane, is_left);
+    if (is_left) few[listed + __popc(lanes & ((1u << lane) - 1))] = key;
+    listed += __popc(lanes);
+  });
+  const Word own = few[min(lane, listed - 1)];
+  uint32_t before = 0;
+#pragma unroll 1
+  for (uint32_t j = 0; j < listed; ++j) {
+    const Word its = shuffle_from(own, j);
+    before += its < own || (its == own && j < lane);
+  }
+  const unsigned wanted = __ballot_sync(kEveryLane, lane < listed && before == left);
+  return shuffle_from(own, __ffs(static_cast<int>(wanted)) - 1);
+}
+
 // `list` has, for each slice of a row, the number of elements that are left in it. Returns the slice that has number
 // `left` of all these elements, and makes `left` its number within the slice. The whole block calls this. `result`:
 // room for two words; `sums`: room for kWarps words.

@@ -10,6 +10,9 @@
 //   longer. The steps end when few elements, or only equal ones, are left for each rank.
 // - The blocks list the elements that are left. If they are equal and many, a block says only how many its slice has.
 // - For each rank, one block finds the wanted element, in the list or in the slice that has it (list.cuh).
+// Of quantiles, one block of the row finds the elements of all ranks and writes the quantiles. Where all these ranks
+// have intervals of a single key, as of numbers of few bits, that tells the elements, and there are no lists. Otherwise
+// lists have keys only, unless some of these may be zeros: both zeros have one key.
 // - For a partition, another kernel moves the elements (partition.cuh).
 // Many rows: each row has one block, which also takes the sample and shares nothing.
 //
@@ -90,6 +93,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __shared__ float least_number[kMostRanks], most_number[kMostRanks];  // the ends of intervals
   __shared__ Choice<Word> choice;
   __shared__ Sample<T> sample;
+  __shared__ Quantiles<Word> quantiles;  // of the first slice
   // Tables of counts, and what warps keep; in the end, the keys of a list and their indices.
   auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -127,6 +131,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   cg::grid_group::arrival_token cleared{};
   if (awaits) cleared = cg::this_grid().barrier_arrive();
   const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, column);
+  const bool has_quantiles = !kIsByte<T> && a.problem.quantiles > 0;
+  if (has_quantiles && slice == 0 && threadIdx.x < a.problem.quantiles)
+    quantiles.own[threadIdx.x].load(a.problem, a.shares, ranks, outer, column, threadIdx.x);
   if constexpr (kIsByte<T>) {
     if (warp == 0) set_byte_table(a.problem, own.length, ranks, found);
     __syncthreads();
@@ -306,7 +313,24 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     choose_lists(found, wanted);
   }
   __syncthreads();
-  const bool has_list = lane < wanted && !(ends >> lane & 1) && found.table[lane] == lane;
+  // Ranks of quantiles whose elements are told by their keys.
+  const bool is_told = has_quantiles && lane < wanted && found.last[lane] == 0 &&
+                       is_told_by_key(a.problem, static_cast<T>(found.first[lane]));
+  const uint32_t told = __ballot_sync(kEveryLane, is_told);
+  if (warp == 0 && is_told) quantiles.taken[lane] = element_of_key(a.problem, static_cast<T>(found.first[lane]));
+  const auto write_quantiles = [&] {
+    const uint32_t j = threadIdx.x;
+    __syncthreads();
+    if (slice == 0 && j < a.problem.quantiles)
+      a.values[quantile_at(static_cast<uint32_t>(row), j, a.problem.quantiles, a.beside)] =
+          static_cast<T>(quantiles(a.problem, j));
+  };
+  if (told == (1u << wanted) - 1) return write_quantiles();
+  // Whether keys tell all elements, so that quantiles need no indices: if no interval that is left has zeros.
+  const bool needs_index = lane < wanted && !is_told &&
+                           ((ends >> lane & 1) || sort_key(T{0}, order) - found.first[lane] <= found.last[lane]);
+  const bool by_key = has_quantiles && !__any_sync(kEveryLane, needs_index);
+  const bool has_list = lane < wanted && !((ends | told) >> lane & 1) && found.table[lane] == lane;
   const uint32_t lists = __ballot_sync(kEveryLane, has_list);
   // Two sets of lists. `open`: the elements of the list still have to be found in the slice. `by_slice`: the list only
   // says how many elements each slice has, since its elements are equal, and either many or counted by the first step.
@@ -326,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
       atomicAdd(left_of + threadIdx.x, 0u - own.after);
   }
   // The last step that has a largest key is read again, to find the last of these keys.
-  const bool has_largest = ends && highest == found.largest && highest_step >= 0;
+  const bool has_largest = (ends & ~told) && highest == found.largest && highest_step >= 0;
   typename Own::Packs of_largest;
   int largest_count = 0;
   if (has_largest) largest_count = own.load(highest_step, of_largest);
@@ -345,7 +369,26 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     return keys_between(key, has, first, last);
   };
   const auto index_of = [&](int step, int place) { return own.at(step, place / Own::kPack, place % Own::kPack); };
-  if (has_all) {
+  if (by_key && has_all && own.before + own.after == 0) {
+    uint32_t of_list = 0;  // how many of the warp's keys are in the list of the lane's rank
+    for_bits(open, [&](int r) {
+      const uint32_t left = kept.count_between(found.first[r], found.last[r]);
+      if (lane == r) of_list = left;
+    });
+    const uint32_t place = of_list ? atomicAdd(head.listed + lane, of_list) : 0;
+    for_bits(__ballot_sync(kEveryLane, of_list > 0), [&](int r) {
+      const Word first = found.first[r], last = found.last[r];
+      T* to = a.list_keys(row, r) + shuffle_from(place, r);
+#pragma unroll 1
+      for (uint32_t i = lane; i - lane < kept.size; i += 32) {
+        const T key = kept.keys[min(i, kept.size - 1)];
+        const bool is_in = i < kept.size && key - first <= last;
+        const unsigned lanes = __ballot_sync(kEveryLane, is_in);
+        if (is_in) to[__popc(lanes & ((1u << lane) - 1))] = key;
+        to += __popc(lanes);
+      }
+    });
+  } else if (has_all) {
     for_bits(open, [&](int r) {
       const Word first = found.first[r], last = found.last[r];
       const uint32_t left = kept.count_between(first, last);
@@ -386,18 +429,34 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   __syncthreads();
   if (ends && threadIdx.x == 0 && last_of_largest > 0) atomicMax(&head.last_of_largest, last_of_largest);
   if (threadIdx.x < wanted && (by_slice >> threadIdx.x & 1)) a.list(row, threadIdx.x)[slice] = left_of[threadIdx.x];
-  // For each rank, one block chooses the element.
-  wait_for_all(a, head, step, slice < wanted);
-  if (slice >= wanted) return;
+  // For each rank, one block chooses the element; of quantiles, one block those of all ranks.
+  const bool chooses = slice < (has_quantiles ? 1 : wanted);
+  wait_for_all(a, head, step, chooses);
+  if (!chooses) return;
+  if (by_key) {
+    const int r = warp;
+    if (r < wanted && !(told >> r & 1)) {
+      const Word key = choose_key_in_warp(a.list_keys(row, static_cast<int>(found.table[r])), found.size[r],
+                                          found.first[r], found.last[r], found.left[r], counts + (r << kLongBinBits));
+      if (lane == 0) quantiles.taken[r] = element_of_key(a.problem, static_cast<T>(key));
+    }
+    return write_quantiles();
+  }
+  const auto is_own = [&](int r) { return !(told >> r & 1) && (has_quantiles || r % slices == slice); };
 
   const auto write = [&](int r, uint32_t at, Word key) {
     if (a.problem.kth >= 0) {
       head.chosen = at;
       return;
     }
-    const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
     const auto narrow = static_cast<T>(key);
-    a.values[to] = tells_element(a.problem, narrow) ? element_of_key(a.problem, narrow) : x[at];
+    const T element = tells_element(a.problem, narrow) ? element_of_key(a.problem, narrow) : x[at];
+    if (has_quantiles) {
+      quantiles.taken[r] = element;
+      return;
+    }
+    const int64_t to = (int64_t{outer} * wanted + r) * inner + column;
+    a.values[to] = element;
     a.indices[to] = static_cast<int32_t>(at);
   };
   // A warp chooses for a rank of which few elements are left.
@@ -407,7 +466,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
 #pragma unroll 1
   for (int r = warp; !kIsByte<T> && r < wanted; r += kWarps) {
     const auto table = found.table[r];
-    if (r % slices != slice || (ends >> r & 1) || !is_few(table)) continue;
+    if (!is_own(r) || (ends >> r & 1) || !is_few(table)) continue;
     choose_in_warp(a.list_keys(row, table), a.list(row, table), found.size[r], found.left[r],
                    [&](uint32_t at, Word key) { write(r, at, key); });
   }
@@ -415,7 +474,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   for (int r = 0; r < wanted; ++r) {
     const bool is_end = ends >> r & 1;
     const auto table = static_cast<int>(is_end ? r : found.table[r]);
-    if (r % slices != slice || is_few(table)) continue;
+    if (!is_own(r) || is_few(table)) continue;
     const uint32_t* const list = a.list(row, table);
     const uint32_t size = found.size[r];
     uint32_t left = found.left[r], at = 0;
@@ -434,6 +493,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     }
     if (threadIdx.x == 0) write(r, at, found.first[r]);
   }
+  if (has_quantiles) write_quantiles();
 }
 
 cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& problem, const void* x, const int32_t* ranks,
@@ -442,8 +502,16 @@ cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& probl
     using T = decltype(width);
     static_assert(sizeof(Head<T>) <= kLongHeadBytes);
     const int64_t rows = problem.rows.count();
-    Args<T> a{problem,         static_cast<const T*>(x),      ranks, static_cast<T*>(results.values),
-              results.indices, static_cast<char*>(workspace), plan,  0};
+    Args<T> a{problem,
+              static_cast<const T*>(x),
+              ranks,
+              static_cast<T*>(results.values),
+              results.indices,
+              static_cast<char*>(workspace),
+              plan,
+              0,
+              results.shares,
+              results.beside};
     const auto kernel = select_long_kernel<T>;
     Launch config;
     config.block = dim3(kThreads);

@@ -454,7 +454,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   if (problem.quantiles) {
     __syncthreads();
     const uint32_t j = threadIdx.x;
-    if (j < problem.quantiles) put((outer * problem.quantiles + j) * inner + column, shared.quantiles(problem, j));
+    if (j < problem.quantiles)
+      put(quantile_at(row, j, problem.quantiles, results.beside), shared.quantiles(problem, j));
   }
   if (!partitions) return;
 

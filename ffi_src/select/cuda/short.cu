@@ -115,7 +115,8 @@ __global__ void __launch_bounds__(kThreads) select_thread_kernel(const __grid_co
       quantile.load(a.problem, a.results.shares, a.ranks + place.ranks, place.outer, place.column, j);
       const uint32_t low = element(find(j));
       const uint32_t high = quantile.is_between ? element(find(static_cast<int>(a.problem.upper(j)))) : low;
-      write_element(a, place.to + j * a.problem.rows.inner, quantile.of(a.problem, low, high, last));
+      write_element(a, quantile_at(place.row, j, a.problem.quantiles, a.results.beside),
+                    quantile.of(a.problem, low, high, last));
     }
     return;
   }

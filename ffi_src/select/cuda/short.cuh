@@ -62,10 +62,10 @@ inline Args args_of(const SelectPlan& plan, const Select& problem, const void* x
 
 // Where the elements of a row, its ranks and its results begin.
 struct Place {
-  uint32_t outer, column;
+  uint32_t row, outer, column;
   int64_t x, ranks, to;
 
-  __device__ __forceinline__ Place(const Select& problem, uint32_t row) {
+  __device__ __forceinline__ Place(const Select& problem, uint32_t row) : row(row) {
     const auto inner = static_cast<uint32_t>(problem.rows.inner);
     outer = row / inner, column = row - outer * inner;
     x = outer * problem.rows.length * inner + column;
@@ -147,7 +147,8 @@ template <class Word>
 __device__ __forceinline__ void end_row(const Args& a, const Place& place, const Quantiles<Word>& quantiles) {
   const uint32_t j = threadIdx.x & 31;
   if (a.problem.quantiles) __syncwarp();
-  if (j < a.problem.quantiles) write_element(a, place.to + j * a.problem.rows.inner, quantiles(a.problem, j));
+  if (j < a.problem.quantiles)
+    write_element(a, quantile_at(place.row, j, a.problem.quantiles, a.results.beside), quantiles(a.problem, j));
 }
 
 }  // namespace

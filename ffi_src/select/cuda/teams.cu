@@ -518,7 +518,7 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
       const uint32_t high = shuffle_from(element, static_cast<int>(problem.upper(min(lane, uint32_t{kMostRanks} - 1)))),
                      last = has_nan ? element_of(~0u) : 0;
       if (lane < problem.quantiles)
-        static_cast<T*>(results.values)[(outer * problem.quantiles + lane) * inner + column] =
+        static_cast<T*>(results.values)[quantile_at(row, lane, problem.quantiles, results.beside)] =
             static_cast<T>(quantile.of(problem, element, high, last));
     } else if (static_cast<int>(lane) < wanted) {
       const int64_t to = (int64_t{outer} * wanted + lane) * inner + column;

@@ -35,6 +35,8 @@ cudaError_t launch_compare(cudaStream_t, const Plan&, const Problem&, const Buff
 // Sorts rows along any axis, or the segments of contiguous rows if there are any. Their offsets must ascend.
 cudaError_t launch_merge(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sweep(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+// Sorts rows along any axis, of 32 or 64 bits.
+cudaError_t launch_splitters(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts the segments of contiguous rows. Their offsets must ascend.
 cudaError_t launch_sweep_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 

@@ -110,10 +110,6 @@ __global__ void __launch_bounds__(kCountThreads) keys_count_kernel(const __grid_
 
 // ---- Passes ---------------------------------------------------------------------------------------------------------
 
-// A status word says what a tile has published about a digit: 0 means nothing yet; with the bit kSum it is the count of
-// this tile and all before it; else it is the tile's own count plus 1.
-constexpr uint32_t kSum = 1u << 31;
-
 // Digit n is that of the pass n passes later. An element between two passes has four digits in its first word. Its
 // second word has the index, and a fifth digit above it. If there are more, a half has up to two of them. In the first
 // pass, the second word has the place in the tile and, above it, digits 4 and 5.
@@ -236,22 +232,7 @@ __global__ void __launch_bounds__(kKeysThreads, kItems == kFewKeys ? 3 : 2)
       if (is_there(i)) shared.halves[first[i]] = static_cast<uint16_t>(half[i]);
   }
   if (threadIdx.x < kDigits) {
-    if (tile > 0) {
-      constexpr int kAhead = kItems == kFewKeys ? 8 : 4;
-      for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
-        uint32_t published[kAhead];
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) published[j] = load_relaxed(status + int64_t{max(t - j, 0)} * kDigits);
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (t < 0 || published[j] == 0) break;
-          const bool is_sum = published[j] & kSum;
-          before += is_sum ? published[j] & ~kSum : published[j] - 1;
-          t = is_sum ? -1 : t - 1;
-        }
-      }
-      store_relaxed(status + int64_t{tile} * kDigits, kSum | (before + own));
-    }
+    if (tile > 0) before = sum_of_tiles_before<kItems == kFewKeys ? 8 : 4>(status, tile, own);
     shift_of[threadIdx.x] = static_cast<int32_t>(before - begin_of_digit);
   }
   __syncthreads();

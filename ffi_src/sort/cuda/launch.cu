@@ -39,6 +39,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
   }
   if (plan.algorithm == Algorithm::kNetwork) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
+  if (plan.items > 0) return launch_splitters(stream, plan, problem, buffers);
   return launch_sweep(stream, plan, problem, buffers);
 }
 

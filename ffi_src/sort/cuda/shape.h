@@ -196,6 +196,37 @@ struct SweepShape {
   int64_t bytes;
 };
 
+// ---- Few elements: a tile for each multiprocessor -------------------------------------------------------------------
+
+constexpr int kSplitThreads = 512;
+constexpr int split_items(int key_bytes, bool few) { return (key_bytes == 8 ? 4 : 2) / (few ? 2 : 1); }  // of a thread
+constexpr bool has_splitters(int key_bytes) { return key_bytes == 8; }
+// The most elements of a bucket that a block sorts: four times as many as in a tile, and so in the mean bucket. Of 10^5
+// rows of 128 buckets that are drawn at random, about one has a longer bucket.
+constexpr int64_t split_most(int key_bytes, int items) {
+  return (has_splitters(key_bytes) ? 4 : 1) * int64_t{kSplitThreads} * items;
+}
+constexpr int64_t split_shared_bytes(int key_bytes, int items) {
+  const int64_t of_tile = int64_t{kSplitThreads} * items * (key_bytes + 5);
+  return kSplitThreads / 32 * 1024 + std::max(of_tile, split_most(key_bytes, items) * (key_bytes + 4)) + (5 << 10);
+}
+
+// The words of each exchange of counts, and behind those of all a parcel for each element.
+struct SplitShape {
+  SplitShape(int64_t rows, int64_t length, int key_bytes, int items)
+      : tiles(ceil_div(length, int64_t{kSplitThreads} * items)),
+        group(sweep_group(tiles)),
+        groups(ceil_div(tiles, group)) {
+    exchange_bytes = rows * (groups + tiles) * 1024;
+    parcels = (key_bytes + has_splitters(key_bytes)) * exchange_bytes;
+    bytes = parcels + rows * length * (key_bytes == 8 ? 16 : 8);
+  }
+
+  int64_t tiles;          // of a row
+  int64_t group, groups;  // tiles of a group, and groups of a row
+  int64_t exchange_bytes, parcels, bytes;
+};
+
 // ---- Few elements, and segments -------------------------------------------------------------------------------------
 
 constexpr int kSmallMergeTileBits = 10, kMergeTileBits = 12;  // logarithms of the lengths of tiles

@@ -109,12 +109,7 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
 
 // ---- Passes ---------------------------------------------------------------------------------------------------------
 
-// A status word says what a tile has published about a digit: 0 means nothing yet; with the bit kSum it is the count of
-// this tile and all before it; else it is the tile's own count plus 1.
-constexpr uint32_t kSum = 1u << 31;
 constexpr int kLook = 4, kSmallLook = 8;  // status words that a thread loads at once
-// The sum of a group says in its upper bits how many tiles have added their counts to it.
-constexpr int kArrivedBits = 24;
 
 struct PassArgs {
   const void* x;
@@ -262,8 +257,7 @@ __global__ void __launch_bounds__(sweep_threads(kTiles), sweep_blocks(sizeof(Key
       before = a.counts[row_pass * kDigits + own_digit];
       store_relaxed(status, kSum | (before + own));
     } else {
-      store_relaxed(status + int64_t{tile} * kDigits, own + 1);
-      if (exchanges) atomicAdd(sums + tile / group * kDigits, (1u << kArrivedBits) + own);
+      exchanges ? tell(status, sums, tile, group, own) : store_relaxed(status + int64_t{tile} * kDigits, own + 1);
     }
   };
   const uint32_t begin_of_digit = place_by_digit<kThreads, kItems>(
@@ -275,54 +269,15 @@ __global__ void __launch_bounds__(sweep_threads(kTiles), sweep_blocks(sizeof(Key
       });
   if (exchanges) {
     uint32_t all = 0;
-    const uint32_t own_group = tile / group, groups = (tiles - 1) / group + 1;
-    // Calls f(i, word) for words first to last - 1 as soon as is_there(i, word).
-    const auto read = [&](const uint32_t* words, uint32_t first, uint32_t last, auto is_there, auto f) {
-#pragma unroll 1
-      for (uint32_t t = first; t < last; t += kSmallLook) {
-        uint32_t word[kSmallLook];
-        const auto ask = [&](int j) { word[j] = load_relaxed(words + min(t + j, last - 1) * kDigits); };
-#pragma unroll
-        for (int j = 0; j < kSmallLook; ++j) ask(j);
-#pragma unroll
-        for (int j = 0; j < kSmallLook; ++j) {
-          while (!is_there(min(t + j, last - 1), word[j])) ask(j);
-          if (t + j < last) f(t + j, word[j]);
-        }
-      }
-    };
     if (threadIdx.x < kDigits) {
-      read(
-          sums, 0, groups,
-          [&](uint32_t g, uint32_t word) { return word >> kArrivedBits == min(group, tiles - g * group); },
-          [&](uint32_t g, uint32_t word) {
-            const uint32_t sum = word & ((1u << kArrivedBits) - 1);
-            all += sum;
-            if (g < own_group) before += sum;
-          });
-      read(
-          status, own_group * group, tile, [](uint32_t, uint32_t word) { return word != 0; },
-          [&](uint32_t, uint32_t word) { before += word - 1; });
+      add_groups(sums, tiles, group, tile / group, all, before);
+      before += sum_in_group(status, tile, group);
     }
     before += sum_before(all, warps);  // the elements of lower digits in all tiles, too
   }
   if (threadIdx.x < kDigits) {
-    if (tile > 0 && !exchanges) {
-      constexpr int kAhead = kTiles <= kLargeTiles ? kLook : kSmallLook;
-      for (auto t = static_cast<int32_t>(tile) - 1; t >= 0;) {
-        uint32_t published[kAhead];
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) published[j] = load_relaxed(status + int64_t{max(t - j, 0)} * kDigits);
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          if (t < 0 || published[j] == 0) break;
-          const bool is_sum = published[j] & kSum;
-          before += is_sum ? published[j] & ~kSum : published[j] - 1;
-          t = is_sum ? -1 : t - 1;
-        }
-      }
-      store_relaxed(status + int64_t{tile} * kDigits, kSum | (before + own));
-    }
+    constexpr int kAhead = kTiles <= kLargeTiles ? kLook : kSmallLook;
+    if (tile > 0 && !exchanges) before = sum_of_tiles_before<kAhead>(status, tile, own);
     shift_of[own_digit] = static_cast<int32_t>(before - begin_of_digit);
   }
   __syncthreads();
