@@ -1,5 +1,6 @@
 """Row operations at memory speed, as JAX primitives with the semantics of `jax.lax`."""
 
+import contextlib as _contextlib
 from importlib.metadata import PackageNotFoundError, version
 
 from jax import export as _export
@@ -47,7 +48,8 @@ except PackageNotFoundError:  # the package is used from a source tree
 
 # Exported programs may have these as results, or as arguments.
 for _result in (MoEExchange, MoELosses, MoEPlan, RaggedSizes, TopK, TopKSoftmax):
-    _export.register_namedtuple_serialization(_result, serialized_name=f"jaxgpuops.{_result.__name__}")
+    with _contextlib.suppress(ValueError):  # registered before this package was reloaded
+        _export.register_namedtuple_serialization(_result, serialized_name=f"jaxgpuops.{_result.__name__}")
 
 # The names that `from jaxgpuops import *` gives: all public ones except max, min and sum, which would hide the
 # builtins.

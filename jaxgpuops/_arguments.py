@@ -36,6 +36,11 @@ def inexact(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
 
 
+def int32(size: Any) -> Any:
+    """Returns a size as int32: a number, or an array if it is a symbolic dimension of an export."""
+    return jnp.asarray(size, np.int32) if jax.export.is_symbolic_dim(size) else np.int32(size)
+
+
 def given(*operands: jax.Array | None) -> list[jax.Array]:
     """Returns the operands that are not None."""
     return [x for x in operands if x is not None]
@@ -116,7 +121,10 @@ def size(op: str, name: str, value: Any, least: int = 0) -> int:
 def number(op: str, name: str, value: Any) -> float:
     """Checks that the value is a Python or NumPy number, and not a bool or an array; returns it as a float."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ValueError(f"{op}: {name} must be in the range of float64, got {value!r}") from error
     raise TypeError(f"{op}: {name} must be a number known at trace time, got {value!r} of type {type(value).__name__}")
 
 

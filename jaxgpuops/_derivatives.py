@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import ad
 
 from jaxgpuops._primitive import Kernel, as_automatic
@@ -22,6 +23,12 @@ def sum_to(x: jax.Array, shape: tuple) -> jax.Array:
     """Returns the cotangent of an operand of this shape, given that of its broadcast."""
     axes = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m)
     return jnp.sum(x, axes, keepdims=True) if axes else x
+
+
+def times(factor: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns ``factor * x``, and 0 where the factor is 0, even if x is not finite. The derivative with respect to a
+    factor of 0 is x, if that is finite."""
+    return factor * jnp.where((factor == 0) & ~jnp.isfinite(x), np.zeros((), x.dtype), x)
 
 
 def def_jvp(kernel: Kernel, rule: Callable[..., Sequence[jax.Array | None]]) -> None:

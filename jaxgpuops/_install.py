@@ -23,7 +23,7 @@ import numpy as np
 
 # No public API looks up or removes a lowering rule.
 from jax._src.core import Primitive
-from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings
+from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings, _uncacheable_primitives
 from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
@@ -67,6 +67,8 @@ def _sort_call(avals, *, dimension, is_stable, num_keys):
     keys = {aval.dtype for aval in avals[:num_keys]}
     if num_keys > MAX_KEYS:
         return f"it has more than {MAX_KEYS} keys"
+    if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
+        return "it moves random keys"
     if not keys <= ORDERED_DTYPES | COMPLEX:
         return f"no kernel takes all of {', '.join(sorted(map(str, keys)))}"
     return lambda *operands: sort_operands(operands, dimension, num_keys)[0]
@@ -185,10 +187,26 @@ def _does_not_pay(name: str, operand, axis: int) -> str:
     return f"XLA fuses a {name} of {what} with what stands around it; install({name!r}) routes all"
 
 
-def _rule(name: str, platform: str, original):
+def _replaceable(primitive) -> tuple[str | None, ...]:
+    """Returns the platforms whose lowering of a primitive must be replaced; None stands for the one of all platforms
+    that have none of their own. A rule for each platform is avoided, since exports for several platforms may fail with
+    these (`Kernel._lower_uncached`)."""
+    own = any(primitive in _rules_of(platform) for platform in _PLATFORMS)
+    return _PLATFORMS if own else (None,)
+
+
+def _rules_of(platform: str | None) -> dict:
+    return _lowerings if platform is None else _platform_specific_lowerings[platform]
+
+
+def _rule(name: str, original):
     primitive, kernel, translate, call_of = _ROUTES[name]
 
     def lower(ctx, *operands, **params):
+        platforms = ctx.platforms or ctx.module_context.platforms
+        if len(platforms) > 1 or platforms[0] not in _PLATFORMS:
+            return original(ctx, *operands, **params)
+        [platform] = platforms
         ours = translate(**params)
         call = call_of(ctx.avals_in, **params) if call_of else functools.partial(kernel, **ours)
         x = ctx.avals_in[0]
@@ -309,12 +327,13 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
                 continue
             primitive = _ROUTES[name].primitive
             _replaced[name] = {}
-            for platform in _PLATFORMS:
-                entry = _platform_specific_lowerings[platform].get(primitive)
+            for platform in _replaceable(primitive):
+                entry = _rules_of(platform).get(primitive)
                 _replaced[name][platform] = entry
-                original = (entry or _lowerings[primitive]).rule
-                # A cacheable rule would not see how operands are made (`Kernel.known`).
-                mlir.register_lowering(primitive, _rule(name, platform, original), platform=platform, cacheable=False)
+                rule = _rule(name, (entry or _lowerings[primitive]).rule)
+                # A cacheable rule would not see how operands are made, which sorts by several keys look at
+                # (`Kernel.known`).
+                mlir.register_lowering(primitive, rule, platform=platform, cacheable=name != "sort")
         if new or asked:
             jax.clear_caches()
         return Installed(new, asked)
@@ -342,9 +361,11 @@ def uninstall(names: Iterable[str] | str | None = None) -> None:
                 if name in _NAMES:
                     setattr(key, name, entry)
                 elif entry is None:
-                    del _platform_specific_lowerings[key][_ROUTES[name].primitive]
+                    del _rules_of(key)[_ROUTES[name].primitive]
                 else:
-                    _platform_specific_lowerings[key][_ROUTES[name].primitive] = entry
+                    _rules_of(key)[_ROUTES[name].primitive] = entry
+            if name == "sort":
+                _uncacheable_primitives.discard(jax.lax.sort_p)
         _asked.difference_update(old)
         if old:
             jax.clear_caches()

@@ -29,12 +29,13 @@ import numpy as np
 
 # There is no public API for what is imported here. `use_abstract_mesh` sets the mesh axes while functions are traced;
 # `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
-# `auto_insert_reshard` aligns operands that vary over different axes of a shard_map mesh; the contexts say how many
-# devices a program is for. `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
+# `lower_per_platform` lowers what JAX itself fails to lower (`Kernel._lower_uncached`); `auto_insert_reshard` aligns
+# operands that vary over different axes of a shard_map mesh; the contexts say how many devices a program is for.
+# `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
 # importing all of this package, since it imports Pallas.
 from jax._src import core as _core
 from jax._src.core import Primitive, ShardingTypeError
-from jax._src.interpreters.mlir import broadcast_in_dim, lower_with_sharding_in_types
+from jax._src.interpreters.mlir import broadcast_in_dim, lower_per_platform, lower_with_sharding_in_types
 from jax._src.mesh import use_abstract_mesh
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.interpreters import batching, mlir
@@ -50,6 +51,9 @@ KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
 LEFT = "XLA's own kernels are faster"
 _OTHERS = "other kernels are faster"
+# As jit's `inline`: inlines a function while its caller is traced, so that lowering rules see where operands come from
+# and what reads them. (In jax 0.11 and later, True would lower it as a function of its own first.)
+INLINE = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 MAX_GROUPS = 8  # IndexMap::kMaxGroups of ffi_src/common/broadcast.h
 
 
@@ -213,13 +217,15 @@ class Kernel:
         p.def_impl(self._eager)
         p.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[p] = self._batch
-        for platform in ("cpu", "cuda"):
-            # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
-            # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor
-            # whether anything else reads it.
-            keeps = not (self.aliases or self.known or self.splits_as_one or self.looks_at_uses)
-            mlir.register_lowering(p, functools.partial(self._lower, platform), platform=platform, cacheable=keeps)
-        mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
+        # JAX lowers a cacheable rule into a function of its own. There, an operand does not show whether it is an
+        # argument of the program, which `_is_kept` must know, nor how it is made, which `known` looks at, nor whether
+        # anything else reads it.
+        if self.aliases or self.known or self.splits_as_one or self.looks_at_uses:
+            mlir.register_lowering(p, self._lower_uncached, cacheable=False)
+        else:
+            for platform, rule in self._rules.items():
+                mlir.register_lowering(p, rule, platform=platform)
+            mlir.register_lowering(p, functools.partial(self._lower, None))  # for any other platform
         KERNELS[name] = self
 
     def __call__(self, *operands: jax.Array, axis: int | tuple[int, ...], split=None, **params: Any) -> list[jax.Array]:
@@ -313,6 +319,8 @@ class Kernel:
             pass
         elif not self.accepts(x.dtype):
             why = f"no kernel takes {x.dtype}"
+        elif any(jax.export.is_symbolic_dim(params.get(name)) for name in self.attributes):
+            why = "the kernel's parameters must be known"
         elif platform == "cpu" and not jax.export.is_symbolic_dim(length) and 0 < length < self.shortest:
             why = f"it is faster at rows of {length}"
         elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
@@ -330,6 +338,20 @@ class Kernel:
             why = _MADE_OF_OTHERS
         kernel = None if why else self.target
         return Lowering(self.name, whole, str(x.dtype), {"axis": axis, **params}, platform, kernel, plan, why)
+
+    @property
+    def _rules(self):
+        return {platform: functools.partial(self._lower, platform) for platform in ("cpu", "cuda")}
+
+    def _lower_uncached(self, ctx, *operands, **params):
+        """Lowers for any platform, or for several. JAX 0.11 and 0.12 fail if a primitive has a rule for each of several
+        platforms that must not be cached: they add a tuple of types to a list."""
+        rules, others = self._rules, functools.partial(self._lower, None)
+        platforms = ctx.platforms or ctx.module_context.platforms
+        if len(platforms) == 1:
+            return rules.get(platforms[0], others)(ctx, *operands, **params)
+        ctx = ctx.replace(avals_out=list(ctx.avals_out))
+        return lower_per_platform(ctx, self.target, rules, others, frozenset(), *operands, **params)
 
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
         if split is not None:
@@ -452,23 +474,6 @@ def _attribute(value):
     return np.float64(value) if isinstance(value, float) else value
 
 
-def jitted(static_argnums: Sequence[int]) -> Callable[[Callable], Callable]:
-    """Compiles a function for calls outside of a program. In a program it is called as it is: even with ``inline``, JAX
-    lowers a function by itself, where lowering rules do not see what reads their operands."""
-
-    def decorate(function):
-        compiled = jax.jit(function, static_argnums=tuple(static_argnums), inline=True)
-
-        @functools.wraps(function)
-        def call(*args):
-            in_program = any(isinstance(x, jax.core.Tracer) and not _core.is_concrete(x) for x in args)
-            return (function if in_program else compiled)(*args)
-
-        return call
-
-    return decorate
-
-
 def is_iota(operand, axis: int) -> bool:
     """Whether an MLIR value is an array of places along the axis."""
     if not isinstance(operand, mlir.ir.OpResult) or operand.owner.operation.name != "stablehlo.iota":
@@ -580,6 +585,9 @@ def _merged_spec(avals, apart=None):
         if len(named) > 1:
             raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
         spec.append(named.pop() if named else None)
+    names = list(itertools.chain(*(each if isinstance(each, tuple) else (each,) for each in spec if each)))
+    if len(set(names)) < len(names):
+        raise ShardingTypeError(f"jaxgpuops: operands are sharded along one mesh axis in several dimensions: {avals}")
     return spec
 
 

@@ -1,5 +1,6 @@
 """Flags, words, masks and labels, which every op checks alike: what is wrong is named, before anything is launched."""
 
+import functools
 import itertools
 
 import jax
@@ -129,3 +130,59 @@ def test_integers_become_the_floats_of_jax():
                     assert module.logsumexp(x).dtype == jax.nn.logsumexp(x).dtype
                     for name in ("softmax", "log_softmax") if dtype != "bool" else ():  # JAX takes no bools
                         assert getattr(module, name)(x).dtype == getattr(jax.nn, name)(x).dtype
+
+
+class Variable:
+    """What libraries of neural networks hand over as an array."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __jax_array__(self):
+        return self.value
+
+
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_variables_are_arrays(op):
+    function, arrays, _, others = FUNCTIONS[op]
+    given = {name: {"offsets": [0, 2], "lengths": 1}.get(name, 0.5) for name in others}
+    given |= {name: np.ones((3, 4), bool) for name in others if name in ("where", "segment_starts")}
+    if op.endswith("softmax_cross_entropy"):
+        given["where"] = np.ones(3, bool)
+    if op.endswith(("softmax", ".logsumexp")):
+        given["scale"] = np.ones((3, 1), np.float32) if "topk" not in op else np.float32(2)
+    for name, value in given.items():
+        value = jnp.asarray(value)
+        call = lambda value, name=name: function(*arrays, **{name: value})
+        expected = call(value)
+        jax.tree.map(np.testing.assert_array_equal, call(Variable(value)), expected)
+        traced = jax.jit(lambda value, call=call: call(Variable(value)))(value)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), traced, expected)
+
+
+def test_edges_of_bins_are_an_array():
+    counts, edges = jaxgpuops.histogram(X, Variable(jnp.array([0.0, 1.0, 2.0])))
+    assert counts.tolist() == [[0, 4]] * 3 and edges.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_vmap_takes_constants(op):
+    """JAX's `custom_vjp` refuses NumPy arrays that `vmap` has split in a program; `jit` takes them."""
+    function, (x, *rest), _, _ = FUNCTIONS[op]
+    batch = np.stack([x, 2 * x])
+    actual = jax.jit(lambda: jax.vmap(lambda x: function(x, *rest))(batch))()
+    for row in range(2):
+        jax.tree.map(
+            lambda y, e, row=row: np.testing.assert_allclose(y[row], e, rtol=1e-6), actual, function(batch[row], *rest)
+        )
+
+
+def test_numbers_beyond_float64():
+    for module in (jaxgpuops, jaxgpuops.lax):
+        for name, call in {
+            "softmax: scale": lambda m=module: m.softmax(X, scale=10**400),
+            "topk_softmax: scale": lambda m=module: m.topk_softmax(X, 2, scale=-(10**400)),
+            "softmax_cross_entropy: z_loss": lambda m=module: m.softmax_cross_entropy(X, LABELS, z_loss=10**400),
+        }.items():
+            with pytest.raises(ValueError, match=f"{module.__name__}.{name} must be in the range of float64, got -?10"):
+                call()

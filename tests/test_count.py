@@ -146,15 +146,34 @@ def test_complex_sums():
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "softmax", "logsumexp"])
-def test_symbolic_rows(name):
+@pytest.mark.parametrize("segments", [2, None])
+def test_symbolic_rows(name, segments):
     (n,) = jax.export.symbolic_shape("n")
     function = getattr(jaxgpuops, f"segment_{name}")
-    step = jax.jit(jax.value_and_grad(lambda x, ids: (function(x, ids, 2) ** 2).sum()))
+    loss = lambda x, ids: (jnp.exp(function(x, ids, segments or x.shape[0])) ** 2).sum()
+    step = jax.jit(jax.value_and_grad(loss))
     of = jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((n,), np.int32)
     exported = jax.export.export(step, disabled_checks=jaxgpuops.export_checks())(*of)
-    x, ids = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 1, -1], np.int32)
+    x, ids = np.arange(12, dtype=np.float32).reshape(4, 3) / 8, np.array([0, 1, 1, -1], np.int32)
     for found, wanted in zip(exported.call(x, ids), step(x, ids), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["segment_sum", "segment_max", "segment_min", "segment_softmax", "segment_logsumexp"])
+def test_gradients_of_16_bits_with_strict_promotion(name):
+    data, ids = jnp.array([1.0, 3.0, 3.0], np.float16), jnp.array([0, 1, 1])
+    with jax.numpy_dtype_promotion("strict"):
+        _, pull = jax.vjp(lambda x: getattr(jaxgpuops, name)(x, ids, 2), data)
+        assert pull(jnp.ones_like(_))[0].dtype == np.float16
+
+
+def test_histograms_in_a_shard_map():
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    edges, x = np.array([-3.0, -1.0, 0.5, 4.0]), np.array([[-4.0, -3, -2, -1, 0, 0.5, 4, 5, np.nan]], np.float32)
+    split = jax.shard_map(
+        lambda x: jaxgpuops.histogram(x, edges)[0], mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a")
+    )
+    assert jax.jit(split)(x).tolist() == [np.histogram(x[0, :-1], edges)[0].tolist()] == [[2, 2, 2]]
 
 
 def test_ties_share_the_gradient():

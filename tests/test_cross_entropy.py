@@ -184,3 +184,19 @@ def test_errors_of_cross_entropy(module, error, arguments, message):
     op = "jaxgpuops." if module is jaxgpuops else "jaxgpuops.lax."
     with pytest.raises(error, match=f"{op}softmax_cross_entropy: {message}"):
         module.softmax_cross_entropy(**({"logits": X, "labels": np.zeros(3, int)} | arguments))
+
+
+@pytest.mark.parametrize("module", [jaxgpuops, jaxgpuops.lax])
+@pytest.mark.parametrize("reduction", [None, "sum"])
+def test_second_derivatives_where_the_first_are_zero(module, reduction):
+    """Equal logits with labels that are smoothed to equal ones: the gradient is 0, but not its derivative."""
+    z = np.zeros((2, 4), np.float32)
+
+    def loss(z):
+        labels = np.array([1, 3])
+        return module.softmax_cross_entropy(z, labels, label_smoothing=1.0, reduction=reduction).sum()
+
+    assert not jax.grad(loss)(z).any()
+    wanted = jax.hessian(lambda z: jax.nn.logsumexp(z, 1).sum())(z)
+    for hessian in (jax.hessian(loss), jax.jacrev(jax.grad(loss))):
+        np.testing.assert_allclose(jax.jit(hessian)(z), wanted, atol=1e-6)

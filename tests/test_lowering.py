@@ -362,6 +362,27 @@ def test_exports_for_cuda_without_a_gpu(cuda):
     assert custom_calls(exported.mlir_module()) == ["jaxgpuops.topk"]
 
 
+@pytest.mark.parametrize(
+    "fn, target",
+    [
+        (lambda x: jax.grad(lambda x: jaxgpuops.topk(x, 2).values.sum())(x), "put_along_axis"),
+        (lambda x: jax.grad(lambda x: (jaxgpuops.softmax(x) ** 2).sum())(x), "softmax_jvp"),
+        (lambda x: jax.grad(lambda x: (jaxgpuops.cumprod(x) ** 2).sum())(x), "cumprod_jvp"),
+        (lambda x: jaxgpuops.sort_key_val(x, x)[1], "take_along_axis"),
+        (jaxgpuops.median, ""),
+        (lambda x: jaxgpuops.take(x, np.array([2, 0])), ""),
+    ],
+    ids=["topk", "softmax", "cumprod", "sort_key_val", "median", "take"],
+)
+def test_exports_for_several_platforms(cuda, fn, target):
+    """JAX fails to lower for several platforms what has a rule for each of them, if these must not be cached."""
+    x = np.random.default_rng(0).permutation(15).reshape(3, 5).astype(np.float32)
+    export = jax.export.export(jax.jit(fn), platforms=("cpu", "cuda", "tpu"), disabled_checks=jaxgpuops.export_checks())
+    exported = export(x)
+    assert not target or f"jaxgpuops.{target}" in custom_calls(exported.mlir_module())  # short rows are plain JAX
+    np.testing.assert_array_equal(exported.call(x), jax.jit(fn)(x))
+
+
 def test_named_results_can_be_serialized():
     def call(x):
         ids = x[:, :2].astype(np.int32)

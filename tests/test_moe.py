@@ -253,6 +253,16 @@ def test_a_layer_is_that_of_every_expert_for_every_token(align):
     jax.tree.map(np.testing.assert_array_equal, of(sparse), of(dense))
 
 
+def test_capacity_bounds_the_rows_of_symbolic_tokens():
+    (tokens,) = jax.export.symbolic_shape("tokens")
+    fn = jax.jit(lambda ids: jaxgpuops.moe_plan(ids, 4, capacity=2, align=4))
+    export = jax.export.export(fn, disabled_checks=jaxgpuops.export_checks())
+    exported = export(jax.ShapeDtypeStruct((tokens, 2), np.int32))
+    for count in (1, 2, 50):
+        ids = np.random.default_rng(count).integers(-1, 5, (count, 2)).astype(np.int32)
+        jax.tree.map(np.testing.assert_array_equal, exported.call(ids), fn(ids))
+
+
 def idiom_of_maxtext(ids, x, w, experts, capacity, expert):
     """Plans by an argsort, takes and a bincount, and another argsort for the way back."""
     order = jnp.argsort(ids.ravel())

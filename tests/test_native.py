@@ -122,3 +122,28 @@ def test_newer_headers_are_refused_before_registration():
     running = ".".join(map(str, _native.running_ffi_api()))
     for part in ("0.99", running, jax.lib.__version__, "pip install"):
         assert part in done.stdout
+
+
+def test_the_package_can_be_loaded_again():
+    program = """
+        import importlib, sys
+        import jax, numpy as np
+        import jaxgpuops
+
+        def results(package):
+            x = np.float32([[3, 1, 2], [0, 5, 4]])
+            gradient = jax.grad(lambda x: package.softmax(x)[0, 0])(x)
+            return [np.asarray(y).tolist() for y in (*package.topk(x, 2), package.cumsum(x), gradient)]
+
+        expected = results(jaxgpuops)
+        assert results(importlib.reload(jaxgpuops)) == expected
+        for name in [name for name in sys.modules if name.split(".")[0] == "jaxgpuops"]:
+            del sys.modules[name]
+        again = importlib.import_module("jaxgpuops")
+        assert again is not jaxgpuops and results(again) == results(jaxgpuops) == expected
+        with again.install("top_k"), jaxgpuops.install("top_k"):
+            assert jax.lax.top_k(np.arange(4), 1)[1].tolist() == [3]
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

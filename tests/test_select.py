@@ -432,6 +432,17 @@ def test_expand_and_where(dtype):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e3m4", "float8_e5m2fnuz", "float4_e2m1fn"])
+def test_gradients_of_expand_and_where_of_rare_floats(dtype):
+    x, ct = jnp.ones(3).astype(dtype), jnp.ones((2, 3)).astype(dtype)
+    assert jax.vjp(lambda x: jaxgpuops.expand(x, (2, 3)), x)[1](ct)[0].tolist() == [2, 2, 2]
+    mask = np.array([[True, False, True], [True, True, False]])
+    found = jax.vjp(lambda x, y: jaxgpuops.where(mask, x, y), x, ct)[1](ct)
+    assert {y.dtype for y in found} == {x.dtype}
+    assert found[0].tolist() == [2, 1, 1]
+    np.testing.assert_array_equal(found[1].astype(np.float32), ~mask)
+
+
 def test_expand_and_where_of_symbolic_shapes():
     (n,) = jax.export.symbolic_shape("n")
 
@@ -443,6 +454,29 @@ def test_expand_and_where_of_symbolic_shapes():
     exported = jax.export.export(step, disabled_checks=jaxgpuops.export_checks())(of)
     for found, wanted in zip(exported.call(x), step(x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jaxgpuops.nonzero(x, size=5, fill_value=-1),
+        lambda x: jaxgpuops.compact(x, x > 0, size=3),
+        lambda x: jaxgpuops.compact(x.T, x.T > 0, size=3),
+        lambda x: jax.grad(lambda x: (jaxgpuops.compact(x, x > 0, size=3) ** 2).sum())(x),
+        lambda x: jax.grad(lambda x: (jaxgpuops.unique(x, size=4, fill_value=1) ** 2).sum())(x),
+        lambda x: jaxgpuops.quantile(x, 0.3, method="inverted_cdf", weights=x + 3),
+        lambda x: jaxgpuops.unique(x, size=x.shape[0], return_inverse=True, return_counts=True),
+    ],
+)
+def test_places_of_symbolic_shapes(fn):
+    m, n = jax.export.symbolic_shape("m, n")
+    fn = jax.jit(fn)
+    exported = jax.export.export(fn, disabled_checks=jaxgpuops.export_checks())(
+        jax.ShapeDtypeStruct((m, n), np.float32)
+    )
+    for shape in ((3, 4), (5, 1), (2, 7)):
+        x = np.random.default_rng(0).integers(-2, 3, shape).astype(np.float32)
+        jax.tree.map(np.testing.assert_array_equal, exported.call(x), fn(x))
 
 
 # ---- Arguments -------------------------------------------------------------------------------------------------------

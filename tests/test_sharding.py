@@ -324,6 +324,9 @@ def test_explicitly_sharded_axis(explicit_mesh):
         with pytest.raises(Exception, match="sharded differently in dimension 2") as error:
             jax.jit(lambda x, y: jaxgpuops.dot(x, y, axis=AXIS))(x, y)
         assert type(error.value).__name__ == "ShardingTypeError"  # the error that x * y raises, too
+        of_rows, columns = jax.device_put(np.ones((8, 1)), P("a")), jax.device_put(np.ones((8, 8)), P(None, "a"))
+        with pytest.raises(type(error.value), match="sharded along one mesh axis in several dimensions"):
+            jaxgpuops.linear_scan(of_rows, columns)
         for name, spec in {"topk": P(None, None, None, None), "cumsum of segments": P(None, None, "a", None)}.items():
             ours, reference = FUNCTIONS[name]
             out = jax.jit(lambda x, ours=ours: ours(x))(x)

@@ -28,9 +28,7 @@ MAX_EXPERTS = 4096  # kMostExperts of ffi_src/moe/plan.h
 def rows_of(assignments: int, num_experts: int, capacity: int, align: int) -> int:
     """Returns a number of rows that suffices for any routing. A negative capacity means that there is none."""
     rows = (assignments + num_experts * (align - 1)) // align * align
-    if capacity >= 0 and not jax.export.is_symbolic_dim(assignments):
-        rows = min(rows, num_experts * (-(-capacity // align) * align))
-    return rows
+    return rows if capacity < 0 else jax.core.min_dim(rows, num_experts * (-(-capacity // align) * align))
 
 
 def plan_fallback(experts, *, axis, num_experts, capacity, align, room):

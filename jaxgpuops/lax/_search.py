@@ -68,7 +68,7 @@ def starts_of(x, axis):
     """Returns where elements differ from the one before."""
     keys = sort_keys(x)  # two keys are equal where the elements are
     part = lambda first, after: lax.slice_in_dim(keys, first, after, axis=axis)
-    first = jnp.full_like(part(0, min(x.shape[axis], 1)), True, np.bool_)
+    first = jnp.full_like(part(0, jax.core.min_dim(x.shape[axis], 1)), True, np.bool_)
     return jnp.concatenate([first, part(1, None) != part(0, -1)], axis) if x.shape[axis] else first
 
 
@@ -196,7 +196,7 @@ def _pick_jvp(outs, primals, tangents, *, axis, size, starts):
         if fill is None:
             return out
         first = _fill_of(fill, place, axis)
-        return out + jnp.where(place < np.int32(x.shape[axis]), jnp.zeros_like(first), first)
+        return out + jnp.where(place < _arguments.int32(x.shape[axis]), jnp.zeros_like(first), first)
 
     tangents = [of(tangents[1 + i], tangents[1 + count + i]) for i in range(count)]
     return (*tangents, None) if starts else tuple(tangents)

@@ -32,7 +32,7 @@ def arguments(op, x, scale, bias, where, axis, names, **flags):
     """Checks what must be checked before tracing; returns arrays, axis, axis_name, ``scale`` as a number if it is none
     of the arrays, and flags."""
     x, factor = _arguments.array(op, "x", x), 1.0
-    if isinstance(scale, np.ndarray | jax.Array):
+    if isinstance(scale, np.ndarray | jax.Array) or hasattr(scale, "__jax_array__"):
         scale = _arguments.array(op, "scale", scale)
     elif scale is not None:
         factor, scale = _arguments.number(op, "scale", scale), None

@@ -380,7 +380,7 @@ def arguments(op: str, logits, bias, scale, k, axis, axis_name, score, normalize
     logits = _arguments.array(op, "logits", logits)
     bias, number = _arguments.optional(op, "bias", bias), 1.0
     if isinstance(scale, int | float | np.integer | np.floating) and not isinstance(scale, bool):
-        scale, number = None, float(scale)
+        scale, number = None, _arguments.number(op, "scale", scale)
     scale = _arguments.optional(op, "scale", scale)
     if scale is not None:
         _arguments.dtype(op, "scale", scale.dtype, _arguments.FLOATS | _arguments.INTEGERS)

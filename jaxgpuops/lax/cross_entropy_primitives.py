@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import FLOATS
-from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, times
 from jaxgpuops._primitive import like
 from jaxgpuops.lax.logsumexp_primitives import logsumexp_jvp_p
 from jaxgpuops.lax.softmax_primitives import (
@@ -27,7 +27,6 @@ from jaxgpuops.lax.softmax_primitives import (
     _position,
     _sum,
     _where,
-    or_zero,
     wide,
 )
 
@@ -110,7 +109,7 @@ def _cross_entropy_slope(logits, labels, m, log_sum, *where, axis, masked, label
 
 def _cross_entropy_jvp_fallback(t, *operands, axis, split=None, **params):
     slope = _cross_entropy_slope(*operands, axis=axis, split=split, **params)
-    return (_sum(or_zero(slope, wide(t)), axis, split),)
+    return (_sum(times(slope, wide(t)), axis, split),)
 
 
 # The tangent of the loss, given the tangent of the logits. XLA would move the logits of labels if it split this and the
@@ -128,7 +127,7 @@ cross_entropy_jvp_p = _kernel(
 
 def _cross_entropy_vjp_fallback(logits, labels, m, log_sum, ct, *where, **params):
     slope = _cross_entropy_slope(logits, labels, m, log_sum, *where, **params)
-    return (or_zero(slope, ct).astype(logits.dtype),)
+    return (times(slope, ct).astype(logits.dtype),)
 
 
 # The cotangent of the logits, given the cotangent of the loss.
@@ -173,7 +172,7 @@ def _cross_entropy_grad_fallback(logits, labels, cotangent, *where, axis, masked
     slope = _slope(e / total, -others / total, is_label, m + log_sum, n=z.shape[axis], **losses)
     is_class = (labels >= 0) & (labels < z.shape[axis])
     slope = _where(where, _nan_unless_differentiable(slope, is_class, log_sum), 0)
-    return or_zero(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
+    return times(slope, cotangent).astype(logits.dtype), lax.squeeze(loss, (axis,))
 
 
 # The gradient of sum(cotangent * loss), and the losses, in one pass. The gradient may replace the logits in memory.

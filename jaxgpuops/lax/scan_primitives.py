@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from jaxgpuops import _native
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES, given, wide
-from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_fallback, sum_to, times
 from jaxgpuops._primitive import Kernel, as_automatic, asks_partitioner, groups_after, is_unused
 from jaxgpuops.lax.order import identity
 
@@ -139,11 +139,6 @@ def _at_first(x, axis, reverse, length, split=None):
     return lax.pad(x, np.zeros((), x.dtype), config)
 
 
-def _or_zero(factor, x):
-    """Returns ``factor * x``, and 0 where the factor is 0, whatever x is."""
-    return factor * jnp.where((factor == 0) & ~jnp.isfinite(x), np.zeros((), x.dtype), x)
-
-
 def _scan_in_turn(fold, operands, *, axis, reverse):
     """`lax.associative_scan` of a tuple of arrays along a short axis, one position after the other, of which XLA makes
     one loop."""
@@ -167,7 +162,7 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial, accumu
         return (b,)
     dtype, b, a = b.dtype, _wide(b), _wide(a)
     if initial:  # h0 is added before segments cut, so that it reaches the first segment
-        b = b + _at_first(_or_zero(_first(a, axis, reverse), _wide(h0)), axis, reverse, b.shape[axis])
+        b = b + _at_first(times(_first(a, axis, reverse), _wide(h0)), axis, reverse, b.shape[axis])
     a = jnp.broadcast_to(a, b.shape)
     if transpose:
         a = _previous(a, axis, reverse, 0, starts)
@@ -176,7 +171,7 @@ def _linear_scan_fallback(b, a, *rest, axis, reverse, transpose, initial, accumu
 
     def fold(before, after):  # steps are maps h -> a h + b
         (a1, b1), (a2, b2) = before, after
-        return jnp.where(a2 == 0, a2, _or_zero(a1, a2)), jnp.where(a2 == 0, b2, a2 * b1 + b2)
+        return jnp.where(a2 == 0, a2, times(a1, a2)), jnp.where(a2 == 0, b2, a2 * b1 + b2)
 
     return (accumulate(fold, (a, b), axis=axis, reverse=reverse)[1].astype(dtype),)
 
@@ -208,7 +203,7 @@ def _previous_state(h, h0, starts, axis, reverse, split=None):
 def _linear_scan_vjp_fallback(g, a, h, *rest, axis, reverse, initial, split=None):
     h0, starts = _optional(rest, initial)
     db = _scan(_wide(g), _wide(a), starts, axis, not reverse, transpose=True, split=split)
-    da = _or_zero(_previous_state(_wide(h), _wide(h0), starts, axis, reverse, split), db)
+    da = times(_previous_state(_wide(h), _wide(h0), starts, axis, reverse, split), db)
     return da.astype(g.dtype), db.astype(g.dtype)
 
 
@@ -260,7 +255,7 @@ def linear_scan_cotangents(g, a, h, h0, starts, axis, reverse):
 
 
 def _initial_cotangent(a, db, axis, reverse, split=None):
-    ct = _or_zero(_first(a, axis, reverse), _first(db, axis, reverse))
+    ct = times(_first(a, axis, reverse), _first(db, axis, reverse))
     return ct if split is None else jnp.where(split.is_first(reverse), ct, np.zeros((), ct.dtype))
 
 
@@ -352,12 +347,12 @@ def _tangent_fallback(name):
             before = _previous(y, axis, reverse, _identity(name, y.dtype), starts, split)
         c, w = _factors(name, x, y, before)
         if not transpose:
-            s = _scan(_or_zero(w, t), c, starts, axis, reverse, split=split)
+            s = _scan(times(w, t), c, starts, axis, reverse, split=split)
             return ((_previous(s, axis, reverse, 0, starts, split) if exclusive else s).astype(dtype),)
         s = _scan(t, c, starts, axis, not reverse, transpose=not exclusive, split=split)
         if exclusive:
             s = _previous(s, axis, not reverse, 0, starts, split)
-        return (_or_zero(w, s).astype(dtype),)
+        return (times(w, s).astype(dtype),)
 
     return fallback
 
@@ -414,12 +409,12 @@ def _tangent_in_turn(name):
             for k in range(last, 0, -1):
                 s.append(t[k - 1] + crossing(k, added(k, s[-1], nothing), 0))
         else:
-            s = [_or_zero(w[0], t[0])]
+            s = [times(w[0], t[0])]
             for k in range(1, len(t)):
-                s.append(_or_zero(w[k], t[k]) + crossing(k, added(k, s[-1], nothing), 0))
+                s.append(times(w[k], t[k]) + crossing(k, added(k, s[-1], nothing), 0))
             s = [nothing, *(crossing(k, s[k - 1], 0) for k in range(1, len(s)))] if exclusive else s
         if transpose:
-            s = list(map(_or_zero, w, reversed(s)))
+            s = list(map(times, w, reversed(s)))
         s = s[:: -1 if reverse else 1]
         # Of pairs, XLA's loop mostly takes less time if it chooses than if it concatenates: down to half for 16 bits.
         if len(s) == 2:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops._arguments import given
+from jaxgpuops._derivatives import times
 from jaxgpuops._split import RULES, Rule, all_axes, filled_axes, plain_rule
 from jaxgpuops.lax.cross_entropy_primitives import (
     _cross_entropy_slope,
@@ -171,7 +172,7 @@ def _cross_entropy(splits, logits, labels, *rest, axis, masked, gradient=False, 
         common, *parts = (_where(where, a, 0) for a in (common, m, log_sum))
         if gradient:
             slope = _cross_entropy_slope(logits, labels, *parts, *operands, split=split, **params)
-            parts = [or_zero(slope, cotangent).astype(logits.dtype)]
+            parts = [times(slope, cotangent).astype(logits.dtype)]
         else:
             parts = [lax.squeeze(a, (axis,)) for a in parts]
     else:  # the sum of losses, over rows that are split

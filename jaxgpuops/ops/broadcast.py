@@ -13,6 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
+from jaxgpuops._arguments import FLOATS, FLOATS8
 from jaxgpuops._primitive import align
 from jaxgpuops.lax._reduce import sum as total
 
@@ -148,7 +149,9 @@ def _summed_to(ct: Any, shape: tuple[int, ...], where: Any = None):
     added = ct.ndim - len(shape)
     axes = (*range(added), *(d + added for d, n in enumerate(shape) if n != ct.shape[d + added]))
     if axes:
-        ct = total(ct, axis=axes, where=where, keepdims=True)
+        # Floats of other formats, such as float4_e2m1fn, are added up in float32, too.
+        wide = ct if ct.dtype in FLOATS | FLOATS8 else ct.astype(np.float32)
+        ct = total(wide, axis=axes, where=where, keepdims=True).astype(ct.dtype)
     elif where is not None:
         ct = jnp.where(where, ct, np.zeros((), ct.dtype))
     return lax.squeeze(ct, range(added))

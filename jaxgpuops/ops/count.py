@@ -119,13 +119,14 @@ def histogram(
     if x.dtype not in _arguments.FLOATS:
         x = x.astype(_arguments.inexact(x.dtype))
     weights, names = _weights(op, weights, x.shape), _arguments.names(op, axis_name)
+    bins = jnp.asarray(bins) if hasattr(bins, "__jax_array__") else bins
     even = not isinstance(bins, list | tuple) and np.ndim(bins) == 0
     if even:
         count = _arguments.size(op, "bins", bins)
         ends: Any = None if range is None else _range(op, range, x.dtype)
         if ends is None and manual(op, names, x.shape[-1]) is not None and x.size:
             ends = (reduce.min(x.ravel(), axis_name=names), reduce.max(x.ravel(), axis_name=names))
-        edges = jnp.histogram_bin_edges(x, count, ends)
+        edges = _even_edges(x, count, ends)
     else:
         if range is not None:
             raise ValueError(f"{op}: range is that of bins of equal width; got edges and range={range}")
@@ -137,9 +138,19 @@ def histogram(
     edges = edges.astype(x.dtype)
     if even and weights is None and count > 0:
         return _jitted_histogram(x, edges, names), edges
+    return _jitted_bincount(_places(x, edges, even), weights, count, op, names), edges
+
+
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def _even_edges(x, count, ends):
+    return jnp.histogram_bin_edges(x, count, ends)
+
+
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _places(x, edges, even) -> Any:
+    """Returns the bin of each number."""
     flat = lambda x, edges: _lax.bins_of(x, edges.reshape(*(1,) * (x.ndim - 1), -1), x.ndim - 1, even)
-    places: Any = as_automatic(flat, jax.typeof(x).sharding.spec, x, edges)
-    return _jitted_bincount(places, weights, count, op, names), edges
+    return as_automatic(flat, jax.typeof(x).sharding.spec, x, edges)
 
 
 def _range(op, range, dtype):

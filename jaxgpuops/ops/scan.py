@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName, given
-from jaxgpuops._primitive import jitted
+from jaxgpuops._primitive import INLINE
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _scan as scan
 from jaxgpuops.lax import scan_primitives
@@ -267,7 +267,7 @@ def _function(name, x, axis, reverse, exclusive, segment_starts, names):
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@jitted(static_argnums=(0, 3, 4, 5, 6))
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5, 6), inline=INLINE)
 def _jitted(name, x, starts, axis, names, reverse, exclusive):
     if x.dtype == np.dtype(bool) and name in ("cumsum", "cumprod"):
         x = x.astype(int)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.core
@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
-from jaxgpuops._arguments import AxisName
+from jaxgpuops._arguments import AxisName, int32
 from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
@@ -133,6 +133,17 @@ def _flat(op, name, x):
     return x
 
 
+def _index(op: str, value: ArrayLike | None) -> Any:
+    """Checks that what comes after the last index is an integer, or None, which is 0; returns it as int32."""
+    if value is None:
+        return np.int32(0)
+    value = _arguments.array(op, "fill_value", value)
+    _arguments.dtype(op, "fill_value", value.dtype, _arguments.INTEGERS)
+    if value.ndim:
+        raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
+    return value.astype(np.int32)
+
+
 def nonzero(
     x: ArrayLike, *, size: int, fill_value: ArrayLike | tuple[ArrayLike, ...] | None = None
 ) -> tuple[jax.Array, ...]:
@@ -166,14 +177,10 @@ def nonzero(
     fills = fill_value if isinstance(fill_value, tuple) else (fill_value,) * x.ndim
     if len(fills) != x.ndim:
         raise ValueError(f"{op}: fill_value must have one entry for each of {x.ndim} dimensions, got {len(fills)}")
-    fills = [_arguments.array(op, "fill_value", 0 if value is None else value) for value in fills]
-    for value in fills:
-        _arguments.dtype(op, "fill_value", value.dtype, _arguments.INTEGERS)
-        if value.ndim:
-            raise ValueError(f"{op}: each fill_value must be a scalar, got shape {value.shape}")
+    fills = [_index(op, value) for value in fills]
     computed = x.dtype != np.dtype(bool) or isinstance(x, jax.core.Tracer)
     size = _arguments.size(op, "size", size)
-    return _nonzero(x, [value.astype(np.int32) for value in fills], size, computed)
+    return _nonzero(x, fills, size, computed)
 
 
 # XLA computes four elements of a mask in a thread only if their number is a multiple of four. Padding is free: it is
@@ -193,11 +200,12 @@ def _nonzero(x, fills, size, computed):
     if x.ndim == 1:
         return (_lax.choose(row, size, fills[0]),)
     place = _lax.choose(row, size)
-    found = place < np.int32(x.size)
+    found = place < int32(x.size)
     indices = []
     for n in reversed(x.shape):
-        indices.append(place % np.int32(max(n, 1)))
-        place = place // np.int32(max(n, 1))
+        n = int32(jax.core.max_dim(n, 1))
+        indices.append(place % n)
+        place = place // n
     return tuple(jnp.where(found, i, fill) for i, fill in zip(reversed(indices), fills, strict=True))
 
 
@@ -246,7 +254,7 @@ def _compact(x, mask, fill, size, computed):
     place = _lax.choose(_padded(mask) if computed else mask, size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
     rows, place = align(gathered(x, axis), place)
-    return jnp.where(place < np.int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
+    return jnp.where(place < int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
 
 
 @overload

@@ -92,7 +92,8 @@ def _reduced_backward(name, axis, length, sorted, shape, residuals, ct):
     rows = _lax.take_rows(ct, ids, axis, sorted)
     if extreme is not None:
         data, out = extreme
-        rows = (_lax.share_of_ties(out, data, ids, axis, sorted) * rows).astype(ct.dtype)
+        shares = _lax.share_of_ties(out, data, ids, axis, sorted)
+        rows = (shares * rows.astype(shares.dtype)).astype(ct.dtype)
     return sum_to(rows, shape), None
 
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis, AxisName, given
-from jaxgpuops._primitive import jitted
+from jaxgpuops._primitive import INLINE
 from jaxgpuops.lax import cross_entropy_primitives as entropy
 from jaxgpuops.lax import logsumexp_primitives
 from jaxgpuops.lax import softmax_primitives as primitives
@@ -193,7 +193,7 @@ def logsumexp(
 
 
 # Checks of shapes and dtypes run while tracing: an eager call that has been made before costs one dispatch.
-@jitted(static_argnums=(0, 5, 6, 7, 8, 9))
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8, 9), inline=INLINE)
 def _jitted(name, x, scale, bias, where, axis, names, factor, causal, keepdims=False):
     op = f"jaxgpuops.{name}"
     if names is None:
@@ -330,12 +330,7 @@ def softmax_cross_entropy(
     return _jitted_cross_entropy(*arrays_and_axis, *losses(op, label_smoothing, z_loss, reduction))
 
 
-# The function is inlined while its caller is traced, so that the kernel's lowering sees whether the logits are an
-# argument of the program. (In jax 0.12, True would lower it on its own first.)
-_INLINE = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=_INLINE)
+@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=INLINE)
 def _jitted_cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.softmax_cross_entropy"
     logits, labels, where, axis, split = cross_entropy_operands(op, logits, labels, where, axis, names)
