@@ -1,7 +1,7 @@
 """The plan of the CUDA kernels: a pure function of shapes, so it is tested where there is no GPU.
 
 Here are the plans of softmax and reductions, and what holds for the plans of all families. test_plan_topk.py,
-test_plan_scan.py and test_plan_count.py have those of one family each.
+test_plan_scan.py, test_plan_count.py and test_plan_sort.py have those of their families.
 """
 
 import itertools
