@@ -170,7 +170,7 @@ DIFFERENT = {
     0: lambda key, shape: jnp.full(shape, 7, np.uint32),
     1: lambda key, shape: jax.random.bits(key, shape) & 0xFF0000,
     2: lambda key, shape: jax.random.randint(key, shape, 0, 1000).astype(np.uint32),
-    3: lambda key, shape: jax.random.bits(key, shape) & 0xFF00FFFF,
+    3: lambda key, shape: jax.random.bits(key, shape) & np.uint32(0xFF00FFFF),
     4: lambda key, shape: jax.random.bits(key, shape),
 }
 

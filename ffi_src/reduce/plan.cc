@@ -12,6 +12,7 @@ namespace {
 // are longer.
 constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
 constexpr int64_t kFlatBlocks = 4;           // the most flat rows per multiprocessor that flat_sums_kernel adds up
+constexpr int64_t kSingleFlat = 1 << 12;     // the most elements of a flat row that lanes load one by one
 constexpr int64_t kPackedLength = 96;        // the shortest axis of 32-bit integers whose columns are read in vectors
 constexpr int64_t kWarpBytes = 8 * 32 * 16;  // the longest row that a warp holds
 // Sums whose warps have a span each: the least spans of aligned rows, the longest row, and the most warps per
@@ -119,6 +120,9 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
     if (!whole || problem.rows.outer > kFlatBlocks * gpu.multiprocessors) return plan;
     plan.algorithm = RowAlgorithm::kSmall;
     plan.flat = true;
+    const int64_t elements = problem.rows.length * problem.rows.inner;
+    plan.single = elements * traits.item_bytes % 16 != 0 && elements <= kSingleFlat;
+    if (plan.single) plan.block_warps = std::min(kSmallFlatWarps, plan.block_warps * 16 / traits.item_bytes);
     return plan;
   }
   const int64_t most = problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked;
