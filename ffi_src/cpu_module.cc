@@ -50,7 +50,8 @@ nb::dict plan_dict(const jaxgpuops::sort::Plan& plan) {
   dict["blocks"] = plan.blocks;
   dict["workspace_bytes"] = plan.workspace_bytes;
   dict["shared_bytes"] = plan.shared_bytes;
-  if (plan.algorithm == jaxgpuops::sort::Algorithm::kSweep) dict["exchanges"] = plan.exchanges, dict["items"] = plan.items;
+  if (plan.algorithm == jaxgpuops::sort::Algorithm::kSweep)
+    dict["exchanges"] = plan.exchanges, dict["items"] = plan.items;
   return dict;
 }
 

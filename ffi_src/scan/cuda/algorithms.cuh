@@ -184,9 +184,11 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, 
   int keepers = slots > 0 && p.tiles > 1 && columns <= kKeepers<Policy, Work> ? static_cast<int>(columns) : 0;
   if (keepers > 0 && Policy::kOperands > 1) {
     // Two blocks with keepers have too many registers for a multiprocessor (8 x 4096 x 2048 float32: 220 us, was 205).
-    unsigned alone = 0;
-    if (const cudaError_t status = most_blocks(bytes, 1, alone); status != cudaSuccess) return status;
-    if (p.strips > alone) keepers = 0;
+    // With 4 bytes or more, memory is busy without keepers if half of the multiprocessors have a block (8 x 2048 x 1024
+    // float32: 60 us, was 56; but 4 x 4096 x 1024: 60, was 68).
+    unsigned most = 0;
+    if (const cudaError_t status = most_blocks(bytes, 1, most); status != cudaSuccess) return status;
+    if (p.strips > (sizeof(typename Policy::Element::Bits) < 4 ? most : most / 2)) keepers = 0;
   }
   return launch(stream, {dim3(p.strips), dim3(plan.threads() + keepers), bytes}, scan_columns<Policy, Work>, p);
 }
