@@ -25,8 +25,9 @@ SUMMED_DTYPES = FLOATS | FLOATS8 | INTEGERS
 
 
 # What is left to XLA on a GPU, as measured on an H200.
-SHORT = 16  # rows of up to so many floats are added up in one expression, so that the order is always the same; on a
-# GPU, those of less than 64 bits only if they are shorter
+# Plain JAX adds up rows of up to so many floats in one expression, so that the order is always the same. On a GPU,
+# kernels take rows of exactly so many, except float64.
+SHORT = 16
 
 
 def _leaves_exact(rows, avals, *, masked, **_):
@@ -77,10 +78,11 @@ def _leaves_sum(rows, avals, **params):
     if avals[0].dtype in INTEGERS:
         return _leaves_exact(rows, avals, **params)
     (outer, length, inner), dtype = rows, avals[0].dtype
-    # 800000 x 16 float32 take 24 us, ours 14.
+    # Our kernels take rows of SHORT floats: 800000 x 16 float32 take 14 us, the expression 24.
     if params["masked"] or dtype not in FLOATS or inner > 1 or not 0 < length <= SHORT - (dtype.itemsize < 8):
         return False
-    # Of such rows, a vector has one or two, and ours has the same order of additions: 5993813 x 4 bfloat16 take 29 us.
+    # They also take many rows of which a vector of 16 bytes has one or two, and add up in the order of the expression:
+    # 5993813 x 4 bfloat16 take 15 us, that 30.
     return not (dtype.itemsize == 2 and length in (4, 8) and outer * length >= 1 << 22)
 
 
