@@ -30,7 +30,7 @@ import jax.export
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jaxgpuops._split import Split, all_axes, ends, noting, rule_of, whole_shape
+from jaxgpuops._split import Split, all_axes, ends, needs_x64, noting, rule_of, whole_shape
 
 # All private names of JAX that partitioning needs. If one is missing, `missing` says so, and calls are lowered with the
 # `contract` below: right, but the axis and the dimensions after it are gathered.
@@ -107,7 +107,7 @@ class _Call:
         self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
-        self.x64 = jax.config.jax_enable_x64  # may be set for this thread only
+        self.x64 = needs_x64(avals_in)  # the setting may be one of this thread only
         # Keys are the partitioner's questions, so that equal layers of a model are traced once.
         self.programs: dict[str, Any] = {}
         self.parts: dict[str, Part] = {}  # by the same keys

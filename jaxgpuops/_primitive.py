@@ -42,7 +42,7 @@ from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxgpuops import _native, _partition, _split
-from jaxgpuops._split import ends, whole_shape
+from jaxgpuops._split import ends, needs_x64, whole_shape
 
 # `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
 _vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
@@ -258,11 +258,12 @@ class Kernel:
         x, whole = avals[0], whole_shape(avals, axis)
         first, after = ends(axis)
         mesh = next((aval.sharding for aval in avals if any(aval.sharding.spec)), x.sharding)
-        along = params.get("along") if reindexes else spec[first]
+        # A result of another length than the operands is whole along the axis.
+        along = lambda n: params.get("along") if reindexes else spec[first] if n == whole[first] else None
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, and the varying manual axes.
         def result(length, dtype, summed=()):
-            own = () if length is None else ((length, None if summed else along),)
+            own = () if length is None else ((length, None if summed else along(length)),)
             others = [(1, None) if d in summed else each for d, each in enumerate(zip(whole, spec, strict=True))]
             dims = (*others[:first], *own, *others[after:])
             sharding = mesh.update(spec=mesh.spec.update(partitions=tuple(name for _, name in dims)))
@@ -448,9 +449,6 @@ def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
     return x.reshape(*x.shape[:first], math.prod(own), *x.shape[after:])
 
 
-_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
-
-
 def _lower_fun(ctx, function, operands):
     """Lowers plain JAX with explicit mesh axes as automatic ones, since explicit types refuse much that XLA can do."""
     meshes = {aval.sharding.mesh for aval in ctx.avals_in if any(aval.sharding.spec)}
@@ -461,9 +459,7 @@ def _lower_fun(ctx, function, operands):
         untyped = lambda aval: aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim)))
         ctx = ctx.replace(avals_in=list(map(untyped, ctx.avals_in)), avals_out=list(map(untyped, ctx.avals_out)))
         context = use_abstract_mesh(mesh)
-    # Sorts join keys to integers of 64 bits, also where the user has not enabled these.
-    is_wide = any(aval.dtype in _WIDE for aval in ctx.avals_in)
-    with context, jax.enable_x64(is_wide or jax.config.jax_enable_x64):
+    with context, jax.enable_x64(needs_x64(ctx.avals_in)):
         return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 

@@ -309,18 +309,18 @@ class _Of(NamedTuple):
     sorted: bool
     names: tuple[str, ...] | None
 
-    def reduced(self, kernel, x, ids):
-        return _jitted_segments(x, ids, kernel.name, self.segments, self.sorted, self.op, self.names)
+    # These are made of primitives, which have forward mode, so that forward over reverse (`jax.hessian`) works.
+    def sums(self, x, ids):
+        return self.whole(functools.partial(segment_sum_p, along=None), x, ids)
 
     def of_rows(self, table, ids, fill=False):
         """Returns for each row what its segment has; for rows without a segment, 0 or any value."""
-        ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
-        return _taken(*align(table, ids, apart=0), 0, self.segments, None, fill)
+        table, ids = align(table, ids, apart=0)
+        return _lax.take_rows(table, ids, 0, False, fill)
 
     def whole(self, kernel, x, ids):
-        """Softmax of segments, or the logarithms of their sums."""
-        split = manual(self.op, self.names, ids.shape[0])
-        x, ids = align(x, ids.reshape(-1, *(1,) * (x.ndim - 1)))
+        """Softmax of segments, the logarithms of their sums, or sums."""
+        x, ids, split = *align(x, ids), manual(self.op, self.names, ids.shape[0])
         return kernel(x, ids, axis=0, length=self.segments, sorted=self.sorted, split=split)[0]
 
 
@@ -330,7 +330,7 @@ def _logsumexp(x, ids, of):
 
 
 def _logsumexp_forward(x, ids, of):
-    out = _logsumexp(x, ids, of)
+    out = of.whole(segment_logsumexp_p, x, ids)
     return out, (x, ids, out)
 
 
@@ -353,13 +353,13 @@ def _softmax(x, ids, of):
 
 
 def _softmax_forward(x, ids, of):
-    y = _softmax(x, ids, of)
+    y = of.whole(segment_softmax_p, x, ids)
     return y, (y, ids)
 
 
 def _softmax_backward(of, residuals, ct):
     y, ids = residuals
-    return y * (ct - of.of_rows(of.reduced(segment_sum_p, y * ct, ids), ids)), None
+    return y * (ct - of.of_rows(of.sums(y * ct, ids), ids)), None
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
@@ -441,4 +441,4 @@ def segment_softmax(
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
 def _jitted_composed(function, x, ids, of, dtype):
-    return function(x, ids, of).astype(dtype)
+    return function(*align(x, ids.reshape(-1, *(1,) * (x.ndim - 1))), of).astype(dtype)
