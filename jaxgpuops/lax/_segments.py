@@ -271,19 +271,23 @@ for _kernel in (segment_softmax_p, segment_logsumexp_p):
     batch_first(_kernel)
 
 
+def of_segments(x, ids, length):
+    """Returns x in rows that have a segment, and 0 in others, which may have NaNs."""
+    return jnp.where((ids >= 0) & (ids < length), x, np.zeros((), x.dtype))
+
+
 def _softmax_jvp(outs, primals, tangents, *, axis, length, sorted, split=None):
     ids, products = primals[1], outs[0] * tangents[0]
     sums = segments(segment_sum_p, products, ids, axis, length, sorted, split=split)
-    return (products - outs[0] * take_rows(sums, ids, axis, sorted),)
+    return (of_segments(products - outs[0] * take_rows(sums, ids, axis, sorted, fill=False), ids, length),)
 
 
 def _logsumexp_jvp(outs, primals, tangents, *, axis, length, sorted, split=None):
     x, ids = primals
     zero = np.zeros((), x.dtype)
-    out = take_rows(jnp.where(jnp.isinf(outs[0]), zero, outs[0]), ids, axis, sorted)
-    # x is above out only in rows without a segment, whose exponentials must not overflow.
-    products = jnp.exp(jnp.minimum(x - out, zero)) * tangents[0]
-    return (segments(segment_sum_p, products, ids, axis, length, sorted, split=split),)
+    out = take_rows(jnp.where(jnp.isinf(outs[0]), zero, outs[0]), ids, axis, sorted, fill=False)
+    shares = of_segments(jnp.exp(of_segments(jnp.minimum(x - out, zero), ids, length)), ids, length)
+    return (segments(segment_sum_p, shares * tangents[0], ids, axis, length, sorted, split=split),)
 
 
 def_jvp(segment_softmax_p, _softmax_jvp)
