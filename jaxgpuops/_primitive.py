@@ -266,7 +266,8 @@ class Kernel:
             own = () if length is None else ((length, None if summed else along(length)),)
             others = [(1, None) if d in summed else each for d, each in enumerate(zip(whole, spec, strict=True))]
             dims = (*others[:first], *own, *others[after:])
-            sharding = mesh.update(spec=mesh.spec.update(partitions=tuple(name for _, name in dims)))
+            own_spec = _checked_spec(tuple(name for _, name in dims), avals)
+            sharding = mesh.update(spec=mesh.spec.update(partitions=own_spec))
             shape = tuple(size for size, _ in dims)
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
             keeps = length is not None and getattr(_split.rule_of(self, params), "keeps", False)
@@ -581,6 +582,11 @@ def _merged_spec(avals, apart=None):
         if len(named) > 1:
             raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
         spec.append(named.pop() if named else None)
+    return _checked_spec(spec, avals)
+
+
+def _checked_spec(spec, avals):
+    """Returns a sharding if no two dimensions are split along one mesh axis."""
     names = list(itertools.chain(*(each if isinstance(each, tuple) else (each,) for each in spec if each)))
     if len(set(names)) < len(names):
         raise ShardingTypeError(f"jaxgpuops: operands are sharded along one mesh axis in several dimensions: {avals}")

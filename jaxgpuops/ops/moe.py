@@ -533,7 +533,8 @@ def moe_losses(
 
 def _counts(ids, experts):
     """Returns the number of assignments of each expert."""
-    return (as_int32(ids, experts)[..., None] == jnp.arange(experts, dtype=np.int32)).sum((-3, -2))
+    each = jax.lax.broadcasted_iota(np.int32, (*ids.shape, experts), ids.ndim)
+    return (as_int32(ids, experts)[..., None] == each).sum((-3, -2))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)
