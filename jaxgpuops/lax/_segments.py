@@ -285,7 +285,7 @@ def _softmax_jvp(outs, primals, tangents, *, axis, length, sorted, split=None):
 def _logsumexp_jvp(outs, primals, tangents, *, axis, length, sorted, split=None):
     x, ids = primals
     zero = np.zeros((), x.dtype)
-    out = take_rows(jnp.where(jnp.isinf(outs[0]), zero, outs[0]), ids, axis, sorted, fill=False)
+    out = take_rows(jnp.where(jnp.isneginf(outs[0]), zero, outs[0]), ids, axis, sorted, fill=False)
     shares = of_segments(jnp.exp(of_segments(jnp.minimum(x - out, zero), ids, length)), ids, length)
     return (segments(segment_sum_p, shares * tangents[0], ids, axis, length, sorted, split=split),)
 

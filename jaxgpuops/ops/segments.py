@@ -339,7 +339,7 @@ def _logsumexp_backward(of, residuals, ct):
     split = manual(of.op, of.names, ids.shape[0])
     ct = ct if split is None else split.cotangent(ct)
     zero = np.zeros((), x.dtype)
-    out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
+    out = of.of_rows(jnp.where(jnp.isneginf(out), zero, out), ids)
     below = of_segments(jnp.minimum(x - out, zero), ids, of.segments)
     return of_segments(jnp.exp(below) * of.of_rows(ct, ids), ids, of.segments), None
 
