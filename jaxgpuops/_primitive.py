@@ -26,26 +26,22 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-
-# There is no public API for what is imported here. `use_abstract_mesh` sets the mesh axes while functions are traced;
-# `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
-# `lower_per_platform` lowers what JAX itself fails to lower (`Kernel._lower_uncached`); `auto_insert_reshard` aligns
-# operands that vary over different axes of a shard_map mesh; the contexts say how many devices a program is for.
-# `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
-# importing all of this package, since it imports Pallas.
-from jax._src import core as _core
-from jax._src.core import Primitive, ShardingTypeError
-from jax._src.interpreters.mlir import broadcast_in_dim, lower_per_platform, lower_with_sharding_in_types
-from jax._src.mesh import use_abstract_mesh
-from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxgpuops import _native, _partition, _split
+from jaxgpuops._private import (
+    Primitive,
+    ShardingContext,
+    ShardingTypeError,
+    SPMDAxisContext,
+    broadcast_in_dim,
+    lower_per_platform,
+    lower_with_sharding_in_types,
+    use_abstract_mesh,
+    vary,
+)
 from jaxgpuops._split import ends, needs_x64, whole_shape
-
-# `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
-_vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
@@ -232,9 +228,9 @@ class Kernel:
         """Calls the kernel. With ``split``, the `_split.Split` that ``axis_name`` gives, operands and results are
         this device's parts."""
         if split is None:
-            return self.primitive.bind(*_vary(*operands), axis=axis, **params)
+            return self.primitive.bind(*vary(*operands), axis=axis, **params)
         # Makes all operands vary over the mesh axes, so that each device's cotangents are summands of the whole.
-        *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))
+        *operands, _ = vary(*operands, jax.lax.axis_index(split.names))
         return self.primitive.bind(*operands, axis=axis, split=split, **params)
 
     # ---- Eager calls and result types -------------------------------------------------------------------------------
@@ -596,7 +592,7 @@ def _checked_spec(spec, avals):
 def align(*operands: jax.Array, apart: int | None = None) -> list[jax.Array]:
     """Makes operands of one rank vary over the same manual axes, and be split alike in all dimensions that they have.
     The dimension ``apart`` means something else in each operand, so it stays split as it is."""
-    operands = _vary(*operands)
+    operands = vary(*operands)
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
         return operands
@@ -632,7 +628,7 @@ def like(x: jax.Array, aval, split=None) -> jax.Array:
     """Returns x expanded to the shape of ``aval`` and split over an explicit mesh like it."""
     x = jnp.broadcast_to(x, aval.shape)
     if split is not None:
-        x, _ = _vary(x, jax.lax.axis_index(split.names))
+        x, _ = vary(x, jax.lax.axis_index(split.names))
     same = jax.typeof(x).sharding.spec == aval.sharding.spec
     return x if same else jax.sharding.reshard(x, aval.sharding)
 

@@ -495,7 +495,7 @@ def test_cross_entropy_of_a_sharded_batch(mesh, reduction):
 
 
 def test_jax_has_the_private_names_that_partitioning_needs():
-    # Where this fails, JAX has changed: find the new name and add it at the top of _partition.py beside the old one.
+    # Where this fails, JAX has changed: find the new name and add it to _private.py beside the old one.
     assert not _partition.missing
 
 
