@@ -5,8 +5,6 @@ needs may be missing: then `missing` says which, and arrays that are split along
 JAX moves a name, import it here from where it was and from where it is.
 """
 
-# pyright: reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 import functools

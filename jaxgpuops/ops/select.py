@@ -241,7 +241,8 @@ def _at(x, place, axis, split):
     if split is None and along(x, axis) is None:
         return lax.slice_in_dim(x, place, place + 1, axis=axis)
     places = jnp.full([1 if d == axis else n for d, n in enumerate(x.shape)], place, np.int32)
-    return take_along_axis(*align(x, places, apart=axis), axis, split)
+    x, places = align(x, places, apart=axis)
+    return take_along_axis(x, places, axis, split)
 
 
 # ---- One rank -------------------------------------------------------------------------------------------------------
