@@ -334,6 +334,9 @@ def test_parts_of_one_position(mesh, ops):
         jax.tree.map(np.testing.assert_array_equal, jax.jit(f(part))(x, x, h0), jax.jit(f(states))(x, x, h0))
 
 
+@pytest.mark.skipif(
+    jax.__version_info__[:2] == (0, 11), reason="XLA crashes on an empty array beside a psum, also without us"
+)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("ops", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
 def test_last_state_of_no_positions(mesh, ops, reverse):
