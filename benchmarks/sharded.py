@@ -8,8 +8,8 @@ it is and, where this XLA can do that, as a CUDA graph with its collectives. Arg
 there. Bytes are those of the collectives' results in the compiled program of one device. They are compared with the
 rate of an all-gather of 256 MiB, which is measured here, as is the time of the smallest all-reduce. With one device all
 is local. The time of one device's part alone is the time that a split would take if it cost nothing. Before anything is
-timed, values
-that a collective might change go through our functions: results must have the bits of arrays that are not split.
+timed, values that a collective might change go through our functions: results must have the bits of arrays that are not
+split.
 """
 
 from __future__ import annotations

@@ -20,14 +20,11 @@ import jax
 import jax.nn
 import jax.numpy as jnp
 import numpy as np
-
-# No public API looks up or removes a lowering rule.
-from jax._src.core import Primitive
-from jax._src.interpreters.mlir import _lowerings, _platform_specific_lowerings, _uncacheable_primitives
 from jax.interpreters import mlir
 
 from jaxgpuops import _primitive, lax
 from jaxgpuops._arguments import COMPLEX, FLOATS, FLOATS8, INTEGERS, ORDERED_DTYPES
+from jaxgpuops._private import Primitive, lowerings, platform_lowerings, uncacheable
 from jaxgpuops.lax._segments import SEGMENT_KERNELS, segments_of_rows
 from jaxgpuops.lax._sort import MAX_KEYS, sort_operands, sort_p
 from jaxgpuops.lax._topk import argmax_p, top_k_p
@@ -196,7 +193,7 @@ def _replaceable(primitive) -> tuple[str | None, ...]:
 
 
 def _rules_of(platform: str | None) -> dict:
-    return _lowerings if platform is None else _platform_specific_lowerings[platform]
+    return lowerings if platform is None else platform_lowerings[platform]
 
 
 def _rule(name: str, original):
@@ -330,7 +327,7 @@ def install(names: Iterable[str] | str | None = None) -> Installed:
             for platform in _replaceable(primitive):
                 entry = _rules_of(platform).get(primitive)
                 _replaced[name][platform] = entry
-                rule = _rule(name, (entry or _lowerings[primitive]).rule)
+                rule = _rule(name, (entry or lowerings[primitive]).rule)
                 # A cacheable rule would not see how operands are made, which sorts by several keys look at
                 # (`Kernel.known`).
                 mlir.register_lowering(primitive, rule, platform=platform, cacheable=name != "sort")
@@ -365,7 +362,7 @@ def uninstall(names: Iterable[str] | str | None = None) -> None:
                 else:
                     _rules_of(key)[_ROUTES[name].primitive] = entry
             if name == "sort":
-                _uncacheable_primitives.discard(jax.lax.sort_p)
+                uncacheable.discard(jax.lax.sort_p)
         _asked.difference_update(old)
         if old:
             jax.clear_caches()

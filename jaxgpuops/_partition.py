@@ -30,29 +30,9 @@ import jax.export
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jaxgpuops._split import Split, all_axes, ends, noting, rule_of, whole_shape
-
-# All private names of JAX that partitioning needs. If one is missing, `missing` says so, and calls are lowered with the
-# `contract` below: right, but the axis and the dimensions after it are gathered.
-try:
-    from jax._src import custom_partitioning as _jax
-    from jax._src import mesh as _mesh
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import hlo
-    from jax._src.sharding_impls import SPMDAxisContext, parse_flatten_op_sharding
-    from jax._src.xla_bridge import register_plugin_callbacks
-
-    _register = xla_client.register_custom_call_partitioner
-    _callbacks = _jax._sharding_callbacks
-    _propagate = _jax._custom_partitioning_propagate_user_sharding
-    _partition = _jax._custom_partitioning_partition
-    _infer = _jax._custom_partitioning_infer_sharding_from_operands
-    _parse_rule, _rule_attribute = _jax.str_to_sdy_sharding_rule, _jax.sdy_sharding_rule_to_mlir
-    _without_mesh = functools.partial(_mesh.use_abstract_mesh, _mesh.empty_abstract_mesh)
-    missing = ""
-except (ImportError, AttributeError) as error:  # this JAX is newer than the package knows
-    missing = str(error)
+from jaxgpuops import _private as private
+from jaxgpuops._private import SPMDAxisContext, missing
+from jaxgpuops._split import Split, all_axes, ends, needs_x64, noting, rule_of, whole_shape
 
 _TARGET = "jaxgpuops.partition"
 try:
@@ -107,7 +87,7 @@ class _Call:
         self.in_tree = jax.tree.structure((0,) * len(self.in_rows))
         self.out_tree = jax.tree.structure((0,) * len(avals_out))
         self.module_context = types.SimpleNamespace(platforms=platforms, backend=None)
-        self.x64 = jax.config.jax_enable_x64  # may be set for this thread only
+        self.x64 = needs_x64(avals_in)  # the setting may be one of this thread only
         # Keys are the partitioner's questions, so that equal layers of a model are traced once.
         self.programs: dict[str, Any] = {}
         self.parts: dict[str, Part] = {}  # by the same keys
@@ -158,7 +138,7 @@ class _Call:
             [" ".join(factor(d, self.units.get(~i if is_result else i)) for d in rows) for i, rows in enumerate(side)]
             for side, is_result in ((self.in_rows, False), (self.out_rows, True))
         ]
-        return _parse_rule(" -> ".join(map(", ".join, factors)), need_replication_factors=tuple(whole), **sizes)
+        return private.parse_rule(" -> ".join(map(", ".join, factors)), need_replication_factors=tuple(whole), **sizes)
 
     # ---- What JAX's callbacks ask for
 
@@ -354,7 +334,7 @@ class _Meshes:
         is split."""
         for full, free in self:
             try:
-                return full, free, [_entries(parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
+                return full, free, [_entries(private.parse_flatten_op_sharding(s, free)[0], len(n)) for n, s in arrays]
             except _NOT_OF_THE_MESH:
                 continue
         return full, free, [[()] * len(shape) for shape, _ in arrays]  # gathering is slow, but right
@@ -445,32 +425,32 @@ def lower(kernel, ctx, operands, choice, beside=((), ()), *, axis, **params):
     if key not in _calls:
         _calls[key] = _Call(kernel, avals_in, avals_beside, avals_out, platforms, meshes, axis=axis, **params)
         _calls[key].choice = choice
-    call = _callbacks[key] = _calls[key]
+    call = private.callbacks[key] = _calls[key]
 
-    types_of = lambda avals: [ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
-    op = hlo.CustomCallOp(
+    types_of = lambda avals: [private.ir.RankedTensorType.get(a.shape, mlir.dtype_to_ir_type(a.dtype)) for a in avals]
+    op = private.hlo.CustomCallOp(
         types_of(avals_out),
         [*operands, *beside[1]],
-        call_target_name=ir.StringAttr.get(_TARGET),
-        has_side_effect=ir.BoolAttr.get(False),
+        call_target_name=private.ir.StringAttr.get(_TARGET),
+        has_side_effect=private.ir.BoolAttr.get(False),
         api_version=mlir.i32_attr(2),
-        called_computations=ir.ArrayAttr.get([]),
-        backend_config=ir.StringAttr.get(key),
+        called_computations=private.ir.ArrayAttr.get([]),
+        backend_config=private.ir.StringAttr.get(key),
     )
     if jax.config.jax_use_shardy_partitioner:
         types_in = types_of((*avals_in, *avals_beside))
-        op.attributes["sdy.sharding_rule"] = _rule_attribute(call.sharding_rule(), types_in, types_of(avals_out))
+        op.attributes["sdy.sharding_rule"] = private.rule_attribute(call.sharding_rule(), types_in, types_of(avals_out))
     return list(op.results)
 
 
 def _partition_once(*arguments):
-    programs = _callbacks[arguments[-1]].programs
+    programs = private.callbacks[arguments[-1]].programs
     asked = repr([str(argument) for argument in arguments[:-1]])
-    call = _callbacks[arguments[-1]]
+    call = private.callbacks[arguments[-1]]
     if asked not in programs:
         # XLA may call this in a thread in which the mesh of `jax.set_mesh` is set; the program must not see that mesh.
-        with _without_mesh(), jax.enable_x64(call.x64):
-            programs[asked] = _partition(*arguments)
+        with private.without_mesh(), jax.enable_x64(call.x64):
+            programs[asked] = private.partition(*arguments)
         call.parts[asked] = call.part
     for listener in listeners:
         listener(call.choice, call.parts[asked])
@@ -479,10 +459,10 @@ def _partition_once(*arguments):
 
 if not missing:
     _registered = {
-        "prop_user_sharding": _propagate,
+        "prop_user_sharding": private.propagate_sharding,
         "partition": _partition_once,
-        "infer_sharding_from_operands": _infer,
+        "infer_sharding_from_operands": private.infer_sharding,
         "can_side_effecting_have_replicated_sharding": True,
     }
-    _register(_TARGET, *_registered.values())
-    register_plugin_callbacks(functools.partial(_register, name=_TARGET, **_registered))
+    private.register_partitioner(_TARGET, *_registered.values())
+    private.register_plugin_callbacks(functools.partial(private.register_partitioner, name=_TARGET, **_registered))

@@ -26,26 +26,22 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-
-# There is no public API for what is imported here. `use_abstract_mesh` sets the mesh axes while functions are traced;
-# `lower_with_sharding_in_types` makes the compiled program keep the shardings that explicit-mesh types promise;
-# `lower_per_platform` lowers what JAX itself fails to lower (`Kernel._lower_uncached`); `auto_insert_reshard` aligns
-# operands that vary over different axes of a shard_map mesh; the contexts say how many devices a program is for.
-# `Primitive` is public as `jax.extend.core.Primitive`, but importing that takes longer than
-# importing all of this package, since it imports Pallas.
-from jax._src import core as _core
-from jax._src.core import Primitive, ShardingTypeError
-from jax._src.interpreters.mlir import broadcast_in_dim, lower_per_platform, lower_with_sharding_in_types
-from jax._src.mesh import use_abstract_mesh
-from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
 from jax.interpreters import batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxgpuops import _native, _partition, _split
-from jaxgpuops._split import ends, whole_shape
-
-# `auto_insert_reshard` was called `standard_insert_pvary` before jax 0.10.
-_vary = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary
+from jaxgpuops._private import (
+    Primitive,
+    ShardingContext,
+    ShardingTypeError,
+    SPMDAxisContext,
+    broadcast_in_dim,
+    lower_per_platform,
+    lower_with_sharding_in_types,
+    use_abstract_mesh,
+    vary,
+)
+from jaxgpuops._split import ends, needs_x64, whole_shape
 
 KERNELS: dict[str, Kernel] = {}  # the kernels by name
 _MADE_OF_OTHERS = "made of other kernels"
@@ -232,9 +228,9 @@ class Kernel:
         """Calls the kernel. With ``split``, the `_split.Split` that ``axis_name`` gives, operands and results are
         this device's parts."""
         if split is None:
-            return self.primitive.bind(*_vary(*operands), axis=axis, **params)
+            return self.primitive.bind(*vary(*operands), axis=axis, **params)
         # Makes all operands vary over the mesh axes, so that each device's cotangents are summands of the whole.
-        *operands, _ = _vary(*operands, jax.lax.axis_index(split.names))
+        *operands, _ = vary(*operands, jax.lax.axis_index(split.names))
         return self.primitive.bind(*operands, axis=axis, split=split, **params)
 
     # ---- Eager calls and result types -------------------------------------------------------------------------------
@@ -258,14 +254,16 @@ class Kernel:
         x, whole = avals[0], whole_shape(avals, axis)
         first, after = ends(axis)
         mesh = next((aval.sharding for aval in avals if any(aval.sharding.spec)), x.sharding)
-        along = params.get("along") if reindexes else spec[first]
+        # A result of another length than the operands is whole along the axis.
+        along = lambda n: params.get("along") if reindexes else spec[first] if n == whole[first] else None
 
         # `update` keeps what a new aval would lose: the mesh of an explicit sharding, and the varying manual axes.
         def result(length, dtype, summed=()):
-            own = () if length is None else ((length, None if summed else along),)
+            own = () if length is None else ((length, None if summed else along(length)),)
             others = [(1, None) if d in summed else each for d, each in enumerate(zip(whole, spec, strict=True))]
             dims = (*others[:first], *own, *others[after:])
-            sharding = mesh.update(spec=mesh.spec.update(partitions=tuple(name for _, name in dims)))
+            own_spec = _checked_spec(tuple(name for _, name in dims), avals)
+            sharding = mesh.update(spec=mesh.spec.update(partitions=own_spec))
             shape = tuple(size for size, _ in dims)
             aval = x.update(shape=shape, dtype=np.dtype(dtype), weak_type=False, sharding=sharding)
             keeps = length is not None and getattr(_split.rule_of(self, params), "keeps", False)
@@ -448,9 +446,6 @@ def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
     return x.reshape(*x.shape[:first], math.prod(own), *x.shape[after:])
 
 
-_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
-
-
 def _lower_fun(ctx, function, operands):
     """Lowers plain JAX with explicit mesh axes as automatic ones, since explicit types refuse much that XLA can do."""
     meshes = {aval.sharding.mesh for aval in ctx.avals_in if any(aval.sharding.spec)}
@@ -461,9 +456,7 @@ def _lower_fun(ctx, function, operands):
         untyped = lambda aval: aval.update(sharding=NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim)))
         ctx = ctx.replace(avals_in=list(map(untyped, ctx.avals_in)), avals_out=list(map(untyped, ctx.avals_out)))
         context = use_abstract_mesh(mesh)
-    # Sorts join keys to integers of 64 bits, also where the user has not enabled these.
-    is_wide = any(aval.dtype in _WIDE for aval in ctx.avals_in)
-    with context, jax.enable_x64(is_wide or jax.config.jax_enable_x64):
+    with context, jax.enable_x64(needs_x64(ctx.avals_in)):
         return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
@@ -585,6 +578,11 @@ def _merged_spec(avals, apart=None):
         if len(named) > 1:
             raise ShardingTypeError(f"jaxgpuops: operands are sharded differently in dimension {dim}: {avals}")
         spec.append(named.pop() if named else None)
+    return _checked_spec(spec, avals)
+
+
+def _checked_spec(spec, avals):
+    """Returns a sharding if no two dimensions are split along one mesh axis."""
     names = list(itertools.chain(*(each if isinstance(each, tuple) else (each,) for each in spec if each)))
     if len(set(names)) < len(names):
         raise ShardingTypeError(f"jaxgpuops: operands are sharded along one mesh axis in several dimensions: {avals}")
@@ -594,7 +592,7 @@ def _merged_spec(avals, apart=None):
 def align(*operands: jax.Array, apart: int | None = None) -> list[jax.Array]:
     """Makes operands of one rank vary over the same manual axes, and be split alike in all dimensions that they have.
     The dimension ``apart`` means something else in each operand, so it stays split as it is."""
-    operands = _vary(*operands)
+    operands = vary(*operands)
     avals = [jax.typeof(x) for x in operands]
     if not any(any(aval.sharding.spec) for aval in avals):
         return operands
@@ -630,7 +628,7 @@ def like(x: jax.Array, aval, split=None) -> jax.Array:
     """Returns x expanded to the shape of ``aval`` and split over an explicit mesh like it."""
     x = jnp.broadcast_to(x, aval.shape)
     if split is not None:
-        x, _ = _vary(x, jax.lax.axis_index(split.names))
+        x, _ = vary(x, jax.lax.axis_index(split.names))
     same = jax.typeof(x).sharding.spec == aval.sharding.spec
     return x if same else jax.sharding.reshard(x, aval.sharding)
 

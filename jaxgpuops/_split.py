@@ -113,11 +113,15 @@ class Split:
     def join(self, x: jax.Array) -> jax.Array:
         """Returns each element from the one device that does not have 0 there. Bits are added as integers, so they do
         not change."""
-        # XLA for GPUs sends 16 bits as 32 when it adds up; so two numbers are sent as one.
-        if x.dtype.itemsize == 2 and x.size % 2 == 0:
-            pairs = lax.bitcast_convert_type(x.reshape(-1, 2), np.uint32)
-            return lax.bitcast_convert_type(self.sum(pairs), x.dtype).reshape(x.shape)
-        return _as_bits(self.sum, x)
+
+        def joined(x):
+            # XLA for GPUs sends 16 bits as 32 when it adds up; so two numbers are sent as one.
+            if x.dtype.itemsize == 2 and x.size % 2 == 0:
+                pairs = lax.bitcast_convert_type(x.reshape(-1, 2), np.uint32)
+                return lax.bitcast_convert_type(self.sum(pairs), x.dtype).reshape(x.shape)
+            return _as_bits(self.sum, x)
+
+        return _linear(joined, self.sum, x)
 
     def join_parts(self, x: jax.Array, dim: int) -> jax.Array:
         """Returns this device's part of what `join` gives."""
@@ -154,12 +158,26 @@ class Split:
         return lax.ppermute(x, in_mesh, list(itertools.pairwise(order)))
 
 
+def _linear(bits: Callable, move: Callable, x: jax.Array) -> jax.Array:
+    """Returns ``bits(x)``, which moves the bits of floats as ``move`` moves floats. To JAX, bits have no derivative: the
+    tangent is moved as it is."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return bits(x)
+    moved = jax.custom_jvp(bits)
+    moved.defjvp(lambda primals, tangents: (moved(*primals), move(*tangents)))
+    return moved(x)
+
+
 def _as_bits(move: Callable, x: jax.Array) -> jax.Array:
     """Moves floats as integers: XLA's CPU backend moves narrow floats as wide ones, which changes NaNs."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return move(x)
-    bits = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
-    return lax.bitcast_convert_type(move(bits), x.dtype)
+
+    def bits(x):
+        moved = move(lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")))
+        return lax.bitcast_convert_type(moved, x.dtype)
+
+    return _linear(bits, move, x)
 
 
 _noted: contextvars.ContextVar[dict[str, int] | None] = contextvars.ContextVar("jaxgpuops_noted", default=None)
@@ -328,6 +346,15 @@ def run_manually(kernel, split: Split, results: Sequence, *operands, axis, **par
     whole = lambda i, x: split.gather(x, axis) if i in own and x.shape[axis] == split.part else x
     outs = kernel.primitive.bind(*itertools.starmap(whole, enumerate(operands)), axis=axis, **params)
     return tuple(split.part_of(y, axis) if rule.keeps and y.ndim == operands[0].ndim else y for y in outs)
+
+
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
+
+
+def needs_x64(avals) -> bool:
+    """Whether functions of such arrays must be traced with x64 enabled. Sorts join keys to integers of 64 bits, also
+    where the user has not enabled these."""
+    return jax.config.jax_enable_x64 or any(aval.dtype in _WIDE for aval in avals)
 
 
 def ends(axis) -> tuple[int, int]:

@@ -291,6 +291,35 @@ def test_second_derivatives_and_vmap(mesh):
     np.testing.assert_allclose(hessian_times(part)(x, y), hessian_times(whole)(x, y), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_second_derivatives_of_rows_that_are_taken(mesh, dtype, check_vma):
+    """Rows cross as bits, which have no derivative of their own."""
+    table, ids = np.arange(24.0).reshape(8, 3).astype(dtype), np.array([7, 1, 1, 9, 0, 2])
+    take = functools.partial(jaxgpuops.take, ids=ids)
+    part = functools.partial(take, axis_name="b")
+    part = jax.shard_map(part, mesh=mesh, in_specs=P("b"), out_specs=P(), check_vma=check_vma)
+
+    def second(take):
+        loss = lambda table: (take(table) ** 3).sum()
+        forward = lambda table: jax.jvp(jax.grad(loss), (table,), (table,))[1]
+        return jax.jit(lambda table: (forward(table), jax.grad(lambda table: jax.grad(loss)(table).sum())(table)))
+
+    for a, b in zip(second(part)(table), second(take)(table), strict=True):
+        np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=0.02)
+        assert np.any(b)
+
+
+@pytest.mark.parametrize("name", ["segment_softmax", "segment_logsumexp"])
+def test_data_that_devices_share_in_segments_of_their_own(mesh, name):
+    x, ids = np.arange(4.0, dtype=np.float32), np.array([[0, 1, 2, 0], [1, 0, 2, 2]] * (mesh.shape["a"] // 2))
+    loss = lambda x, ids: (getattr(jaxgpuops, name)(x, ids, 3) ** 2).sum()
+    own = lambda x, ids: jax.lax.psum(loss(x, ids[0]), "a")
+    parts = jax.shard_map(own, mesh=mesh, in_specs=(P(), P("a")), out_specs=P())
+    expected = sum(jax.grad(loss)(x, each) for each in ids)
+    np.testing.assert_allclose(jax.jit(jax.grad(parts))(x, ids), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("ops", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
 def test_parts_of_one_position(mesh, ops):
     """The initial state has size 1 along the axis, too, but it is no part of the axis."""
@@ -305,6 +334,9 @@ def test_parts_of_one_position(mesh, ops):
         jax.tree.map(np.testing.assert_array_equal, jax.jit(f(part))(x, x, h0), jax.jit(f(states))(x, x, h0))
 
 
+@pytest.mark.skipif(
+    jax.__version_info__[:2] == (0, 11), reason="XLA crashes on an empty array beside a psum, also without us"
+)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("ops", [jaxgpuops, jaxgpuops.lax], ids=["public", "lax"])
 def test_last_state_of_no_positions(mesh, ops, reverse):

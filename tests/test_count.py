@@ -167,6 +167,22 @@ def test_gradients_of_16_bits_with_strict_promotion(name):
         assert pull(jnp.ones_like(_))[0].dtype == np.float16
 
 
+@pytest.mark.parametrize("name", ["segment_softmax", "segment_logsumexp"])
+def test_rows_without_a_segment_have_no_nan(name):
+    x = jnp.array([1, np.nan, np.nan, 3, np.nan])
+    for ids in ([1, 0, 5, 1, -1], [0, 1, 5, 0, -1]):  # the segment of NaNs is the first, and the last
+        gradient = jax.grad(lambda x, ids=ids: (getattr(jaxgpuops, name)(x, np.array(ids), 2) ** 2).sum())
+        for found in (gradient(x), jax.grad(lambda x, gradient=gradient: gradient(x).sum())(x)):
+            assert np.isnan(found).tolist() == [False, True, False, False, False] and (found[2] == found[4] == 0)
+
+
+def test_gradient_of_segment_logsumexp_beside_infinities():
+    """That of `jax.nn.logsumexp` of each segment."""
+    x, ids = jnp.array([np.inf, 1, -np.inf, -np.inf, 2, -np.inf]), np.array([0, 0, 0, 1, 2, 2])
+    gradient = jax.grad(lambda x: jaxgpuops.segment_logsumexp(x, ids, 3) @ jnp.array([2.0, 3.0, 4.0]))(x)
+    np.testing.assert_array_equal(gradient, [np.nan, 0, 0, 0, 4, 0])
+
+
 def test_histograms_in_a_shard_map():
     mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     edges, x = np.array([-3.0, -1.0, 0.5, 4.0]), np.array([[-4.0, -3, -2, -1, 0, 0.5, 4, 5, np.nan]], np.float32)

@@ -75,6 +75,30 @@ def test_it_runs_with_what_it_requires(tmp_path):
     assert done.stdout.split("\n")[0] == "[3.0, 2.0] [0, 2]"
 
 
+def test_private_names_of_jax_are_in_one_place():
+    files = [path for folder in ("jaxgpuops", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    assert [path.name for path in files if "jax._src" in path.read_text()] == ["_private.py"]
+
+
+def test_a_jax_without_a_private_name(tmp_path):
+    """One that all needs is an error that says what to do; without those of partitioning, arrays are gathered."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    for module, name, expected in (
+        ("mesh", "use_abstract_mesh", "ImportError: this jaxgpuops does not know jax"),
+        ("custom_partitioning", "str_to_sdy_sharding_rule", "has no attribute 'str_to_sdy_sharding_rule'"),
+    ):
+        program = f"""
+            import jax
+            from jax._src import {module}
+            del {module}.{name}
+            import jaxgpuops
+            raise SystemExit(jaxgpuops._partition.missing)
+        """
+        command = [sys.executable, "-P", "-c", textwrap.dedent(program)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+        assert expected in done.stderr and done.returncode == 1, done.stderr
+
+
 def test_a_source_tree_says_that_it_has_no_kernels(tmp_path):
     """Python started in a clone imports that, and would fall back without a word."""
     clone = tmp_path / "clone"

@@ -572,6 +572,12 @@ def test_elements_by_rank(dtype, kind):
                 np.testing.assert_array_equal(bits(own), bits(values[:, places]))
 
 
+def test_traced_quantiles_of_16_bits_with_strict_promotion():
+    x, q = jnp.arange(5, dtype=jnp.bfloat16), jnp.array([0.25, 1], jnp.bfloat16)
+    with jax.numpy_dtype_promotion("strict"):
+        assert jax.jit(jaxgpuops.quantile)(x, q).tolist() == [1, 4]
+
+
 def test_gradients_of_equal_ranks_add_up():
     x = jnp.asarray(np.random.default_rng(0).permutation(600), jnp.float32)
     gradient = jax.grad(lambda x: (select_p(x, np.array([5, 7, 5], np.int32), axis=0)[0] * jnp.array([1, 2, 4])).sum())(

@@ -208,6 +208,68 @@ def test_as_many_quantiles_as_elements_of_rows_that_are_split_by_type(explicit_m
     assert_equal(result, expected)
 
 
+IDS, WEIGHTS = np.arange(16, dtype=np.int32).reshape(8, 2) * 5 % 4, np.arange(1, 17, dtype=np.float32).reshape(8, 2)
+
+
+def combined(y, ids, weights):
+    return (jaxgpuops.moe_combine(y, jaxgpuops.moe_plan(ids, 4), weights) ** 2).sum()
+
+
+# name -> a function, its arrays, and how explicit types split them: in ways that some of the arrays cannot share.
+SPLIT_OPERANDS = {
+    "offsets of a sort": (
+        lambda x, offsets: jaxgpuops.sort(x, offsets=offsets),
+        (example()[0, 0, :3].T, np.array([0, 1, 2, 3])),
+        (P("a"), P("b")),
+    ),
+    "offsets of complex numbers": (
+        lambda x, offsets: jaxgpuops.argsort(x + 1j * x, offsets=offsets),
+        (example()[0, 0], np.array([0, 3, 3, 8])),
+        (P(None, "a"), P("b")),
+    ),
+    "offsets of top-k": (
+        lambda x, offsets: jaxgpuops.topk(x, 2, offsets=offsets),
+        (example()[0, 0], np.array([0, 3, 3, 8])),
+        (P("b"), P("a")),
+    ),
+    "ranks of quantiles": (
+        lambda x, q: jaxgpuops.quantile(x, q),
+        (example()[0, 0], np.linspace(0, 1, 8, dtype=np.float32)),
+        (P("b"), P("a")),
+    ),
+    "a split axis with weights": (
+        lambda x, w: jax.value_and_grad(
+            lambda x: (jaxgpuops.quantile(x, [0.3, 0.7], method="inverted_cdf", weights=w) ** 2).sum()
+        )(x),
+        (example()[0, 0], np.arange(1, 129, dtype=np.float32).reshape(16, 8)),
+        (P(None, "a"), P(None, "a")),
+    ),
+    "a loss of one row": (
+        lambda x: jax.value_and_grad(lambda x: jaxgpuops.softmax_cross_entropy(x, 3, reduction="mean"))(x),
+        (-example()[0, 0, 0],),
+        (P("a"),),
+    ),
+    "choices of a token": (combined, (example()[0, 0], IDS, WEIGHTS), (P(), P(None, "b"), P("a"))),
+    "second derivatives of weighted rows": (
+        lambda y, *others: jax.grad(lambda y: (jax.grad(combined, 2)(y, *others) ** 2).sum())(y),
+        (np.sqrt(example()[0, 0]), IDS, WEIGHTS / 16),
+        (P("a"), P(), P("a")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT_OPERANDS)
+def test_operands_that_are_split_by_type(explicit_mesh, name):
+    function, arrays, specs = SPLIT_OPERANDS[name]
+    expected = jax.jit(function)(*arrays)
+    if any(p and n % explicit_mesh.shape[p] for x, s in zip(arrays, specs, strict=True) for n, p in zip(x.shape, s)):
+        pytest.skip("the mesh does not divide the arrays")
+    with jax.set_mesh(explicit_mesh):
+        results = jax.jit(function)(*map(jax.device_put, arrays, specs))
+    for y, e in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+        np.testing.assert_allclose(y, e, rtol=1e-5)
+
+
 @pytest.mark.parametrize("workspace_bytes", [0, 96])
 @pytest.mark.parametrize("name", ["topk", "argmax", "linear_scan"])
 def test_workspaces_shard_with_the_batch(mesh, monkeypatch, kernels, name, workspace_bytes):
@@ -433,7 +495,7 @@ def test_cross_entropy_of_a_sharded_batch(mesh, reduction):
 
 
 def test_jax_has_the_private_names_that_partitioning_needs():
-    # Where this fails, JAX has changed: find the new name and add it at the top of _partition.py beside the old one.
+    # Where this fails, JAX has changed: find the new name and add it to _private.py beside the old one.
     assert not _partition.missing
 
 

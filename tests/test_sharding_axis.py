@@ -437,6 +437,14 @@ def test_layouts_of_a_table_and_ids_that_random_ones_found(several_devices, layo
         assert moved(mine.as_text())[0] <= moved(theirs.as_text())[0]
 
 
+def test_segments_of_complex_numbers(mesh):
+    """Their keys, joined, have 64 bits."""
+    x, offsets = integers((8, 16)) + 1j * np.arange(16, dtype=np.float32), np.array([0, 5, 5, 12])
+    order = functools.partial(jaxgpuops.argsort, offsets=offsets)
+    split = jax.device_put(x, NamedSharding(mesh, P(None, ("a", "b"))))
+    np.testing.assert_array_equal(jax.jit(order)(split), order(x))
+
+
 def test_queries_are_split_by_their_type_and_sorted_rows_are_not(mesh):
     explicit = jax.make_mesh(mesh.axis_sizes, ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     search = lambda x: jaxgpuops.searchsorted(np.sort(STATES, None), x)

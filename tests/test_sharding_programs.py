@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from test_sharding_axis import moved
 
 import jaxgpuops
-from jaxgpuops import _partition
+from jaxgpuops import _partition, _private
 
 # Programs in which only our calls move bytes; derivatives move more, in plain JAX.
 EXPLAINED = ["top-k", "argmax", "sum where", "dot", "min", "cumsum", "cumsum of segments", "cummax", "linear_scan"]
@@ -178,7 +178,7 @@ def test_shardings_of_no_mesh_are_gathered(monkeypatch):
     def broken(*_):
         raise TypeError("another signature")
 
-    monkeypatch.setattr(_partition, "parse_flatten_op_sharding", broken)
+    monkeypatch.setattr(_private, "parse_flatten_op_sharding", broken)
     with pytest.raises(TypeError, match="another signature"):
         decoded((3, 4), in_order.tolist())
 

@@ -317,6 +317,13 @@ def test_gradients_of_lengths_and_segments():
     assert gradient.tolist() == [1 + 20, 10, 200, 2, 0, 0]
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int64])
+def test_lengths_with_strict_promotion(dtype):
+    x, lengths = np.arange(8, dtype=np.float32).reshape(2, 4), np.array([2, 100], dtype)
+    with jax.numpy_dtype_promotion("strict"), jax.enable_x64(dtype == np.int64):
+        assert jaxgpuops.topk(x, 3, lengths=lengths).indices.tolist() == [[1, 0, -1], [3, 2, 1]]
+
+
 def test_gradients_of_lengths_of_a_symbolic_batch():
     (n,) = jax.export.symbolic_shape("n")
     gradient = jax.jit(

@@ -379,6 +379,17 @@ MOE_CASES = [
 ]
 
 
+def softmax_of_segments(x, ids):
+    """Of segments 0 and 1, which may have no rows."""
+    return sum(jax.nn.softmax(jnp.where(ids == s, x, -1e9), 0) * (ids == s) for s in (0, 1))
+
+
+def logsumexp_of_segments(x, ids):
+    has = lambda s: jnp.any(ids == s, 0)
+    fold = lambda s: jax.nn.logsumexp(jnp.where((ids == s) | ~has(s), x, -1e9), 0)
+    return (jnp.stack([jnp.where(has(s), fold(s), 0) for s in (0, 1)]),)
+
+
 COUNT_CASES = [
     Case(
         "segment_sum",
@@ -401,6 +412,17 @@ COUNT_CASES = [
         finite(lambda x, ids: jax.ops.segment_max(x, ids[:, 0, 0], 3)),
         x_and_row_ids,
         forward=False,
+    ),
+    *(
+        Case(
+            name,
+            finite(lambda x, ids, name=name: getattr(jaxgpuops, name)(x / 16, ids[:, 0, 0], 2)),
+            lambda x, ids, fold=fold: fold(x / 16, ids[:, :1]),
+            x_and_row_ids,
+            forward=False,
+            tolerance=2e-5,
+        )
+        for name, fold in (("segment_softmax", softmax_of_segments), ("segment_logsumexp", logsumexp_of_segments))
     ),
     Case(
         "take",

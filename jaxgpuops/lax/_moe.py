@@ -16,7 +16,7 @@ from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._derivatives import def_jvp
-from jaxgpuops._primitive import Kernel, batch_first
+from jaxgpuops._primitive import Kernel, as_automatic, batch_first, like
 from jaxgpuops._split import RULES, Rule, all_axes, filled_axes
 from jaxgpuops.lax.along_axis import put_along_axis_p
 
@@ -330,10 +330,16 @@ RULES["moe_combine_vjp"] = lambda choices, **_: Rule(
 )
 
 
+def _typed_weight_cotangent(tokens, rows, row_of_assignment, aval, axis, choices):
+    """The same over an explicit mesh, too: of this type."""
+    function = lambda *operands: weight_cotangent(*operands, aval, axis, choices)
+    return like(as_automatic(function, aval.sharding.spec, tokens, rows, row_of_assignment), aval)
+
+
 def _combine_vjp_jvp(outs, primals, tangents, *, axis, choices):
     y, ct, row_of_assignment, assignment_of_row, weights = primals
     scaled = lambda ct, w: moe_dispatch_p(ct, assignment_of_row, row_of_assignment, w, axis=axis, choices=choices)[0]
-    dot = lambda ct, y: weight_cotangent(ct, y, row_of_assignment, outs[1], axis, choices)
+    dot = lambda ct, y: _typed_weight_cotangent(ct, y, row_of_assignment, jax.typeof(outs[1]), axis, choices)
     moved_y, moved_ct, moved_weights = (tangents[i] for i in (0, 1, 4))
     parts = [scaled(moved_ct, weights)] if moved_ct is not None else []
     parts += [scaled(ct, moved_weights)] if moved_weights is not None else []
@@ -368,10 +374,11 @@ def _derivatives(kernel, other, pair):
         if isinstance(cts[0], ad.Zero):
             return none
         if ad.is_undefined_primal(x):
-            return [*other(cts[0], second, first, *weights, axis=axis, choices=choices), *none[1:]]
+            [dx] = other(cts[0], second, first, *weights, axis=axis, choices=choices)
+            return [like(dx, x.aval), *none[1:]]
         row_of_assignment = second if kernel is moe_dispatch_p else first
         tokens, rows = pair(x, cts[0])
-        return [*none[:3], weight_cotangent(tokens, rows, row_of_assignment, weights[0].aval, axis, choices)]
+        return [*none[:3], _typed_weight_cotangent(tokens, rows, row_of_assignment, weights[0].aval, axis, choices)]
 
     def_jvp(kernel, jvp)
     ad.primitive_transposes[kernel.primitive] = transpose

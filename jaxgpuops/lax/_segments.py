@@ -261,7 +261,6 @@ def _softmax_kernel(name, results, fallback):
     )
 
 
-# These primitives have no derivatives; the public functions have.
 segment_softmax_p = _softmax_kernel(
     "segment_softmax", lambda x, ids, *, axis, length, sorted: [(x.shape[axis], x.dtype)], _softmax_fallback
 )
@@ -270,6 +269,29 @@ segment_logsumexp_p = _softmax_kernel(
 )
 for _kernel in (segment_softmax_p, segment_logsumexp_p):
     batch_first(_kernel)
+
+
+def of_segments(x, ids, length):
+    """Returns x in rows that have a segment, and 0 in others, which may have NaNs."""
+    return jnp.where((ids >= 0) & (ids < length), x, np.zeros((), x.dtype))
+
+
+def _softmax_jvp(outs, primals, tangents, *, axis, length, sorted, split=None):
+    ids, products = primals[1], outs[0] * tangents[0]
+    sums = segments(segment_sum_p, products, ids, axis, length, sorted, split=split)
+    return (of_segments(products - outs[0] * take_rows(sums, ids, axis, sorted, fill=False), ids, length),)
+
+
+def _logsumexp_jvp(outs, primals, tangents, *, axis, length, sorted, split=None):
+    x, ids = primals
+    zero = np.zeros((), x.dtype)
+    out = take_rows(jnp.where(jnp.isneginf(outs[0]), zero, outs[0]), ids, axis, sorted, fill=False)
+    shares = of_segments(jnp.exp(of_segments(jnp.minimum(x - out, zero), ids, length)), ids, length)
+    return (segments(segment_sum_p, shares * tangents[0], ids, axis, length, sorted, split=split),)
+
+
+def_jvp(segment_softmax_p, _softmax_jvp)
+def_jvp(segment_logsumexp_p, _logsumexp_jvp)
 
 
 # ---- A split axis ---------------------------------------------------------------------------------------------------

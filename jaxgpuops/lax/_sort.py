@@ -21,7 +21,7 @@ from jaxgpuops._primitive import Kernel, align
 from jaxgpuops._split import RULES, Rule, by_rows, manual
 from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cummax, cumsum
-from jaxgpuops.lax.along_axis import take_along_axis
+from jaxgpuops.lax.along_axis import gathered, take_along_axis
 from jaxgpuops.lax.order import from_bits, sort_keys, to_bits
 
 MAX_KEYS = 4
@@ -198,7 +198,7 @@ def permutation(
     if offsets is not None:
         if len(keys) == 1 and split is None:
             return sort_segments(keys[0], offsets, axis, descending, values=False, indices=True)[0]
-        keys, descending = _of_segments(keys, offsets, axis, descending, split), False
+        keys, descending = _of_segments(keys, gathered(offsets, 0), axis, descending, split), False
     return _permutation(keys, axis, descending, split)
 
 
@@ -367,13 +367,15 @@ sort_segments_p = Kernel(
 
 def sort_segments(x, offsets, axis: int, descending: bool, values: bool, indices: bool) -> list[jax.Array]:
     """Sorts each segment of an axis by itself. Returns the elements, their indices along the axis, or both."""
-    length = x.shape[axis]
+    length, offsets = x.shape[axis], gathered(offsets, 0)
     if offsets.dtype != np.dtype(np.int32):
         offsets = bounds(offsets, length)
     elif jax.export.is_symbolic_dim(length) or length > MOST_UNORDERED:
         offsets = cummax(offsets, 0)
     offsets = lax.expand_dims(offsets, [d for d in range(x.ndim) if d != axis])
-    return sort_segments_p(*align(x, offsets), axis=axis, descending=descending, values=values, indices=indices)
+    return sort_segments_p(
+        *align(x, offsets, apart=axis), axis=axis, descending=descending, values=values, indices=indices
+    )
 
 
 def _sort_segments_jvp(primals, tangents, *, axis, indices, values, **params):

@@ -27,6 +27,7 @@ from jaxgpuops.lax._moe import (
 )
 from jaxgpuops.lax._segments import as_int32
 from jaxgpuops.lax._topk_softmax import SCORES, SOFTMAX, Score, arguments, shares_of
+from jaxgpuops.lax.along_axis import gathered
 from jaxgpuops.ops.topk_softmax import gated
 
 
@@ -177,7 +178,7 @@ def _plan(expert_ids, num_experts, capacity, align):
     if not np.can_cast(expert_ids.dtype, np.int32):
         valid = (expert_ids >= 0) & (expert_ids < num_experts)
         expert_ids = jnp.where(valid, expert_ids, -1)
-    experts = expert_ids.astype(np.int32).reshape(*batch, tokens * choices)
+    experts = gathered(expert_ids.astype(np.int32), len(batch) + 1).reshape(*batch, tokens * choices)
     params = {"num_experts": num_experts, "capacity": capacity, "align": align}
     params["room"] = room = rows_of(tokens * choices, num_experts, capacity, align)
     if isinstance(room, int) and room >= 1 << 31:
@@ -199,11 +200,15 @@ def _operands(op, name, x, plan, length, weights):
             f"{op}: {name} must have shape {(*batch, length)} and what follows, as plan says; got {x.shape}"
         )
     after = tuple(range(axis + 1, x.ndim))
-    entries = lambda a: jnp.expand_dims(a.reshape(*batch, math.prod(a.shape[axis:])), after)
+
+    def entries(a):  # those of a token stand together
+        a = a if a.ndim == axis + 1 else gathered(a, axis + 1)
+        return jnp.expand_dims(a.reshape(*batch, math.prod(a.shape[axis:])), after)
+
     if weights is not None and not (weights.dtype == x.dtype and x.dtype.itemsize == 2):
         weights = weights.astype(_arguments.wide(x.dtype))
     more = [] if weights is None else [entries(weights)]
-    return aligned(x, entries(plan.assignment_of_row), entries(plan.row_of_assignment), *more), axis
+    return aligned(x, entries(plan.assignment_of_row), entries(plan.row_of_assignment), *more, apart=axis), axis
 
 
 def _nothing(x, axis, lines):
@@ -528,7 +533,8 @@ def moe_losses(
 
 def _counts(ids, experts):
     """Returns the number of assignments of each expert."""
-    return (as_int32(ids, experts)[..., None] == jnp.arange(experts, dtype=np.int32)).sum((-3, -2))
+    each = jax.lax.broadcasted_iota(np.int32, (*ids.shape, experts), ids.ndim)
+    return (as_int32(ids, experts)[..., None] == each).sum((-3, -2))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6), inline=True)

@@ -20,6 +20,7 @@ from jaxgpuops.lax._segments import (
     SEGMENT_KERNELS,
     as_ids,
     as_int32,
+    of_segments,
     segment_logsumexp_p,
     segment_max_p,
     segment_softmax_p,
@@ -258,23 +259,23 @@ def _jitted_take(table, ids, names):
     rows = jax.lax.expand_dims(rows, range(ids.ndim, axis + table.ndim))
     table, rows = align(jax.lax.expand_dims(table, range(axis)), rows, apart=axis)
     is_complex = jnp.issubdtype(table.dtype, jnp.complexfloating)
-    take = lambda part: _taken(part, rows, axis, table.shape[axis], along(part, axis), True, split)
+    take = lambda part: _taken(part, rows, axis, table.shape[axis], along(part, axis), split)
     out: Any = jax.lax.complex(take(table.real), take(table.imag)) if is_complex else take(table)
     return out.reshape(shape)
 
 
-def _rows_taken(table, ids, axis, fill, split):
-    rows = _lax.take_rows(table, ids, axis, False, fill)
+def _rows_taken(table, ids, axis, split):
+    rows = _lax.take_rows(table, ids, axis, False)
     return split.join(rows) if split else rows
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 # `length` is that of the table, which the backward pass needs.
-def _taken(table, ids, axis, length, along, fill=True, split=None):
-    return _rows_taken(table, ids, axis, fill, split)
+def _taken(table, ids, axis, length, along, split):
+    return _rows_taken(table, ids, axis, split)
 
 
-def _taken_backward(axis, length, along, fill, split, ids, ct):
+def _taken_backward(axis, length, along, split, ids, ct):
     ct, ids = align(split.cotangent(ct) if split else ct, ids)
     of_ids = tuple(range(axis + 1)) if axis else 0  # the dimensions before the axis are those of ids, too
     sums = _lax.segments(segment_sum_p, ct, ids, of_ids, length, False, along)
@@ -282,8 +283,7 @@ def _taken_backward(axis, length, along, fill, split, ids, ct):
 
 
 _taken.defvjp(
-    lambda table, ids, axis, length, along, fill, split: (_rows_taken(table, ids, axis, fill, split), ids),
-    _taken_backward,
+    lambda table, ids, axis, length, along, split: (_rows_taken(table, ids, axis, split), ids), _taken_backward
 )
 
 
@@ -309,18 +309,18 @@ class _Of(NamedTuple):
     sorted: bool
     names: tuple[str, ...] | None
 
-    def reduced(self, kernel, x, ids):
-        return _jitted_segments(x, ids, kernel.name, self.segments, self.sorted, self.op, self.names)
+    # These are made of primitives, which have forward mode, so that forward over reverse (`jax.hessian`) works.
+    def sums(self, x, ids):
+        return self.whole(functools.partial(segment_sum_p, along=None), x, ids)
 
-    def of_rows(self, table, ids, fill=False):
-        """Returns for each row what its segment has; for rows without a segment, 0 or any value."""
-        ids = ids.reshape(-1, *(1,) * (table.ndim - 1))
-        return _taken(*align(table, ids, apart=0), 0, self.segments, None, fill)
+    def of_rows(self, table, ids):
+        """Returns for each row what its segment has; any value for rows without a segment."""
+        table, ids = align(table, ids, apart=0)
+        return _lax.take_rows(table, ids, 0, False, fill=False)
 
     def whole(self, kernel, x, ids):
-        """Softmax of segments, or the logarithms of their sums."""
-        split = manual(self.op, self.names, ids.shape[0])
-        x, ids = align(x, ids.reshape(-1, *(1,) * (x.ndim - 1)))
+        """Softmax of segments, the logarithms of their sums, or sums."""
+        x, ids, split = *align(x, ids), manual(self.op, self.names, ids.shape[0])
         return kernel(x, ids, axis=0, length=self.segments, sorted=self.sorted, split=split)[0]
 
 
@@ -330,7 +330,7 @@ def _logsumexp(x, ids, of):
 
 
 def _logsumexp_forward(x, ids, of):
-    out = _logsumexp(x, ids, of)
+    out = of.whole(segment_logsumexp_p, x, ids)
     return out, (x, ids, out)
 
 
@@ -339,9 +339,9 @@ def _logsumexp_backward(of, residuals, ct):
     split = manual(of.op, of.names, ids.shape[0])
     ct = ct if split is None else split.cotangent(ct)
     zero = np.zeros((), x.dtype)
-    out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
-    # x is above out only in rows without a segment, whose exponentials must not overflow.
-    return jnp.exp(jnp.minimum(x - out, zero)) * of.of_rows(ct, ids, fill=True), None
+    out = of.of_rows(jnp.where(jnp.isneginf(out), zero, out), ids)
+    below = of_segments(jnp.minimum(x - out, zero), ids, of.segments)
+    return of_segments(jnp.exp(below) * of.of_rows(ct, ids), ids, of.segments), None
 
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
@@ -353,13 +353,13 @@ def _softmax(x, ids, of):
 
 
 def _softmax_forward(x, ids, of):
-    y = _softmax(x, ids, of)
+    y = of.whole(segment_softmax_p, x, ids)
     return y, (y, ids)
 
 
 def _softmax_backward(of, residuals, ct):
     y, ids = residuals
-    return y * (ct - of.of_rows(of.reduced(segment_sum_p, y * ct, ids), ids)), None
+    return of_segments(y * (ct - of.of_rows(of.sums(y * ct, ids), ids)), ids, of.segments), None
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
@@ -441,4 +441,4 @@ def segment_softmax(
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
 def _jitted_composed(function, x, ids, of, dtype):
-    return function(x, ids, of).astype(dtype)
+    return function(*align(x, ids.reshape(-1, *(1,) * (x.ndim - 1))), of).astype(dtype)

@@ -23,7 +23,7 @@ from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._search import searchsorted
 from jaxgpuops.lax._select import follow, quantiles, select
 from jaxgpuops.lax._sort import check_operands, permutation, sort_operands, sort_p
-from jaxgpuops.lax.along_axis import gathered, take_along_axis
+from jaxgpuops.lax.along_axis import along, gathered, take_along_axis
 
 Method = Literal["linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf"]
 BETWEEN = ("linear", "midpoint")  # methods that take two elements
@@ -137,6 +137,8 @@ def _checked(op, x, q, axis, method, weights, keepdims, axis_name):
         raise TypeError(f"{op}: q must be floats, got {q.dtype}")
     if q.ndim > 1:
         raise ValueError(f"{op}: q must be a scalar or have one dimension, got shape {q.shape}")
+    if isinstance(q, jax.Array) and q.ndim:
+        q = gathered(q, 0)
     if isinstance(q, np.ndarray) and not jax.export.is_symbolic_dim(length):
         places = _places(np, q, length, method)
     else:
@@ -190,7 +192,7 @@ def _quantile(x, q, places, weights, op, axes, method, keepdims, names):
         valid = (q >= q.dtype.type(0)) & (q <= q.dtype.type(1))
         if weights is None:
             ranks = jnp.concatenate([jnp.asarray(p).reshape(-1) for p in places[: 1 + (method in BETWEEN)]])
-            shares = jnp.where(valid, places[2], np.array(np.nan, q.dtype)).astype(wide)
+            shares = jnp.where(valid, places[2], np.array(np.nan, places[2].dtype)).astype(wide)
             y = quantiles(rows, along(ranks), along(shares), axis, method == "midpoint", split)
         else:
             weights = _rows_of_weights(op, weights, x, axes, merged)
@@ -228,16 +230,18 @@ def _weighted(rows, q, weights, axis, wide, split):
     )  # elements before the first weight are never taken
     queries = q.astype(wide).reshape(*(1,) * axis, -1, *(1,) * (rows.ndim - 1 - axis))
     queries = jnp.broadcast_to(queries, (*rows.shape[:axis], q.size, *rows.shape[axis + 1 :]))
-    place = searchsorted(*align(share, queries), axis)
+    place = searchsorted(*align(gathered(share, axis), queries), axis)
     place = jnp.minimum(place if split is None else split.sum(place), jnp.full((), length - 1, np.int32))
+    values, place = align(values, place, apart=axis)
     return follow(values, place, q.size, axis, split), last, total
 
 
 def _at(x, place, axis, split):
     """Returns the element at one place of the axis."""
-    if split is None:
+    if split is None and along(x, axis) is None:
         return lax.slice_in_dim(x, place, place + 1, axis=axis)
     places = jnp.full([1 if d == axis else n for d, n in enumerate(x.shape)], place, np.int32)
+    x, places = align(x, places, apart=axis)
     return take_along_axis(x, places, axis, split)
 
 

@@ -15,6 +15,7 @@ from jaxgpuops import _arguments
 from jaxgpuops._arguments import AxisName
 from jaxgpuops._primitive import like
 from jaxgpuops._split import manual
+from jaxgpuops.lax._segments import as_int32
 from jaxgpuops.lax._sort import bounds, permutation, sort_p
 from jaxgpuops.lax._topk import top_k_p
 from jaxgpuops.lax.along_axis import along, gathered, put_along_axis, take_along_axis
@@ -143,6 +144,7 @@ def _of_lengths(x, lengths, k, axis, largest, sorted, names):
     split = manual(op, names, x.shape[axis])
     k = _arguments.count(op, "k", k, x, axis, split)
     _arguments.dtype(op, "lengths", lengths.dtype, _arguments.INTEGERS)
+    lengths = as_int32(lengths, x.shape[axis] if split is None else split.length)
     lengths = _arguments.broadcasting(op, "lengths", lengths, (*x.shape[:axis], *x.shape[axis + 1 :]))
     lengths = jnp.expand_dims(lengths, axis)
     fill = identity("max" if largest else "min", x.dtype)
@@ -187,10 +189,10 @@ def _of_segments(x, offsets, k, axis, largest, sorted, names):
             f"{op}: the length of the axis and segments times k must be less than 2**31 together, got shape {x.shape}, "
             f"{offsets.shape[0] - 1} segments and k={k}"
         )
+    x, offsets = gathered(x, axis), gathered(offsets, 0)
     of_row = functools.partial(
         _of_segments_of_row, offsets=offsets, length=length, k=k, largest=largest, sorted=sorted, split=split
     )
-    x = gathered(x, axis)
     for _ in range(axis):
         of_row = jax.vmap(of_row)
     for _ in range(x.ndim - 1 - axis):
