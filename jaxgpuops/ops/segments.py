@@ -291,14 +291,13 @@ _taken.defvjp(
 
 
 def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    """Checks the arguments; returns the data in the dtype of computations, the ids, the segments, and the dtype of
-    data."""
+    """Checks the arguments; returns the data, the ids, and the segments."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
     ids, count = _rows_of_ids(op, data, segment_ids, num_segments)
     is_sorted = _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
     of = _Of(op, count, is_sorted, _arguments.names(op, axis_name))
-    return data.astype(_arguments.wide(data.dtype)), as_int32(ids, count), of, data.dtype
+    return data, as_int32(ids, count), of
 
 
 class _Of(NamedTuple):
@@ -330,18 +329,20 @@ def _logsumexp(x, ids, of):
 
 
 def _logsumexp_forward(x, ids, of):
-    out = _logsumexp(x, ids, of)
-    return out, (x, ids, out)
+    out = _logsumexp(x.astype(_arguments.wide(x.dtype)), ids, of)
+    return out.astype(x.dtype), (x, ids, out)
 
 
 def _logsumexp_backward(of, residuals, ct):
     x, ids, out = residuals
     split = manual(of.op, of.names, ids.shape[0])
-    ct = ct if split is None else split.cotangent(ct)
-    zero = np.zeros((), x.dtype)
+    ct = (ct if split is None else split.cotangent(ct)).astype(out.dtype)
+    zero = np.zeros((), out.dtype)
     out = of.of_rows(jnp.where(jnp.isinf(out), zero, out), ids)
     # x is above out only in rows without a segment, whose exponentials must not overflow.
-    return jnp.exp(jnp.minimum(x - out, zero)) * of.of_rows(ct, ids, fill=True), None
+    return (jnp.exp(jnp.minimum(x.astype(out.dtype) - out, zero)) * of.of_rows(ct, ids, fill=True)).astype(
+        x.dtype
+    ), None
 
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
@@ -353,13 +354,14 @@ def _softmax(x, ids, of):
 
 
 def _softmax_forward(x, ids, of):
-    y = _softmax(x, ids, of)
-    return y, (y, ids)
+    y = _softmax(x.astype(_arguments.wide(x.dtype)), ids, of)
+    return y.astype(x.dtype), (y, ids)
 
 
 def _softmax_backward(of, residuals, ct):
     y, ids = residuals
-    return y * (ct - of.of_rows(of.reduced(segment_sum_p, y * ct, ids), ids)), None
+    dtype, ct = ct.dtype, ct.astype(y.dtype)
+    return (y * (ct - of.of_rows(of.reduced(segment_sum_p, y * ct, ids), ids))).astype(dtype), None
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
@@ -398,8 +400,8 @@ def segment_logsumexp(
     [5.0, 0.0, 2.0]
     """
     op = "jaxgpuops.segment_logsumexp"
-    x, ids, of, dtype = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    return _jitted_composed(_logsumexp, x, ids, of, dtype)
+    x, ids, of = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _jitted_composed(_logsumexp, x, ids, of)
 
 
 def segment_softmax(
@@ -435,10 +437,10 @@ def segment_softmax(
     [0.25, 1.0, 0.75]
     """
     op = "jaxgpuops.segment_softmax"
-    x, ids, of, dtype = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    return _jitted_composed(_softmax, x, ids, of, dtype)
+    x, ids, of = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _jitted_composed(_softmax, x, ids, of)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
-def _jitted_composed(function, x, ids, of, dtype):
-    return function(x, ids, of).astype(dtype)
+@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _jitted_composed(function, x, ids, of):
+    return function(x, ids, of)
