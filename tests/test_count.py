@@ -239,6 +239,25 @@ def test_softmax_and_logsumexp_of_segments(shape, dtype):
     np.testing.assert_allclose(np.asarray(ours, np.float64), shares, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_softmax_of_16_bits_is_rounded_once(dtype):
+    rng = np.random.default_rng(0)
+    for shape, segments in [((5000,), 30), ((300, 3), 7), ((0, 3), 4), ((9, 2, 2), 5)]:
+        x, ids = jnp.asarray(rng.standard_normal(shape), dtype), rng.integers(-1, segments + 1, shape[0])
+        for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp):
+            one = lambda x, ids, fn=fn, n=segments: fn(x, ids, n)
+            ours, wide = one(x, ids), one(x.astype(np.float32), ids)
+            assert ours.dtype == x.dtype
+            np.testing.assert_array_equal(ours, wide.astype(dtype))
+            many = jax.vmap(one, in_axes=(None, 0))(x, np.stack([ids, ids[::-1]]))  # the ids share the data
+            np.testing.assert_array_equal(many[0], ours)
+            total = lambda x, one=one, ids=ids: jnp.sum(one(x, ids) ** 2, where=jnp.isfinite(one(x, ids)))
+            slope, of_wide = jax.grad(total)(x), jax.grad(total)(x.astype(np.float32))
+            assert slope.dtype == x.dtype
+            tolerance = 4 * float(jnp.finfo(dtype).eps)
+            np.testing.assert_allclose(slope.astype(np.float32), of_wide, rtol=tolerance, atol=tolerance)
+
+
 def test_softmax_beside_an_infinity(paths):
     x = np.array([np.inf, 1, -np.inf, np.nan, 1, -np.inf], np.float32)
     shares = jaxgpuops.segment_softmax(x, np.array([0, 0, 0, 1, 1, 2]), 3)

@@ -383,6 +383,30 @@ def test_softmax_of_float64():
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_softmax_of_16_bits_is_rounded_once(dtype, is_sorted):
+    rng = np.random.default_rng(0)
+    for shape, segments in [
+        ((500, 3), 9),
+        ((9000,), 300),
+        ((3001, 7), 2000),
+        ((70_001, 4), 900),
+        ((100_001, 36), 9000),
+    ]:
+        x, ids = jnp.asarray(rng.standard_normal(shape), dtype), rng.integers(-1, segments + 1, shape[0])
+        ids = np.sort(ids) if is_sorted else ids
+        both = lambda x, ids, n=segments: [
+            fn(x, ids, n, indices_are_sorted=is_sorted)
+            for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp)
+        ]
+        wide = x.astype(jnp.float32)
+        plans = [[call.plan["algorithm"] for call in jaxgpuops.explain(both, y, ids)] for y in (x, wide)]
+        assert plans[0] == plans[1]
+        for ours, of_wide in zip(jax.jit(both)(x, ids), jax.jit(both)(wide, ids), strict=True):
+            assert same_bits(ours, of_wide.astype(dtype))
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
 @pytest.mark.parametrize(
     "shape, segments, algorithm",
     [

@@ -37,14 +37,14 @@ def test_plans_of_counts(capability):
             )
             assert found["slices"] == 1 or length >= 4096 * found["slices"]
     for rows, algorithm in (
-        ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 18, 1, 1 << 14), "global"), ((1, 1 << 18, 1, (1 << 14) - 1), "tables"),
+        ((1, 15_000, 1, 14_000), "global"), ((6, 37_000, 1, 33_000), "global"), ((1, 1 << 17, 1, 1 << 13), "global"), ((1, 1 << 17, 1, (1 << 13) - 1), "tables"),
         ((40, 60_000, 1, 10_000), "tables"), ((1, 1 << 19, 1, 14_000), "tables"), ((1, 15_000, 1, 1800), "tables"), ((1, 4000, 1, 500), "global"),
         ((5, 5009, 1, 1521), "global"), ((7, 55_129, 1, 1018), "tables"), ((16, 4096, 1, 1000), "tables"), ((60, 2048, 1, 1500), "tables"),
     ):  # fmt: skip
         assert plan(*rows)["algorithm"] == algorithm
     # Clusters count ranges of bins of few rows. (rows, bins, ranges)
     for outer, length, bins, ranges in [
-        (1, 518_276, 35_547, 6), (2, 300_000, 30_000, 3), (3, (1 << 18) + 1, 8192, 2), (1, 1 << 20, (1 << 16) - 1, 6),
+        (1, 518_276, 35_547, 6), (2, 300_000, 30_000, 3), (3, 1 << 18, 8192, 2), (1, 1 << 20, (1 << 16) - 1, 6),
         (1, 1 << 20, 1 << 14, 6), (1, 800_000, 90_000, 6),
     ]:  # fmt: skip
         found = plan(outer, length, 1, bins)
@@ -54,7 +54,7 @@ def test_plans_of_counts(capability):
         else:
             assert found["cluster"] == 1
     for outer, length, bins in [
-        (4, 300_000, 30_000), (1, 1 << 18, 9000), (1, (1 << 20) + 1, 35_547), (1, 300_000, 8191), (1, 300_000, 1 << 16),
+        (4, 300_000, 30_000), (1, (1 << 18) - 1, 20_000), (1, (1 << 20) + 1, 35_547), (1, 300_000, 8191), (1, 300_000, 1 << 16),
         (1, 1 << 20, (1 << 14) - 1), (1, 800_000, 90_001),
     ]:  # fmt: skip
         assert plan(outer, length, 1, bins)["cluster"] == 1
@@ -154,6 +154,19 @@ def test_plans_of_segments(capability):
     # Softmax folds largest elements, so its tiles are not those of sums.
     tiles = [plan(op, 1, 1 << 20, 8, 65536, "float32", True)["rows"] for op in ("segment_sum", "segment_max")]
     assert plan_softmax(1, 1 << 20, 8, 65536, sorted=True)["rows"] == tiles[1] != tiles[0]
+    # Numbers of 16 bits have the same cells as float32, and tiles of their own vectors.
+    for dtype in ("bfloat16", "float16"):
+        assert plan_softmax(1, 5000, 8, 300, dtype=dtype) == plan_softmax(1, 5000, 8, 300)
+        narrow = plan("segment_max", 1, 1 << 20, 8, 65536, dtype, True)
+        assert plan_softmax(1, 1 << 20, 8, 65536, dtype=dtype, sorted=True)["rows"] == narrow["rows"]
+    # Blocks of clusters read their rows again in each pass where they cannot hold them, if they fill half the GPU.
+    for length, inner, segments, clusters in [
+        (16_384, 60, 300, True), (20_000, 40, 90, True), (131_072, 1, 738, False), (65_536, 1, 738, True),
+    ]:  # fmt: skip
+        found = plan_softmax(1, length, inner, segments)
+        assert found["algorithm"] == "cells"
+        if capability in (90, 100):
+            assert (found["workspace_bytes"] == 0) == clusters
     for op, dtype, length in [
         ("segment_sum", "float64", 1 << 14), ("segment_sum", "float32", 4096), ("segment_max", "int16", 4096),
     ]:  # fmt: skip

@@ -361,7 +361,8 @@ SEGMENT_SOFTMAX = ("segment_softmax", "segment_logsumexp")
 COLUMN = S((4, 1), S32)
 WRONG_SOFTMAX = {
     "axis": (X, COLUMN, S((4, 8), F32), 2, 4, "axis 2 is not an axis of data, which has rank 2"),
-    "dtype": (S((4, 8), jnp.float16), COLUMN, S((4, 8), F32), 0, 4, "data has element type F16, expected F32"),
+    "dtype": (S((4, 8), S32), COLUMN, S((4, 8), S32), 0, 4, "data has element type S32, which is not supported here"),
+    "out dtype": (S((4, 8), jnp.float16), COLUMN, S((4, 8), F32), 0, 4, "out has element type F32, expected F16"),
     "ids dtype": (X, S((4, 1), jnp.uint8), S((4, 8), F32), 0, 4, "ids has element type U8, expected S32"),
     "shape": (
         X,

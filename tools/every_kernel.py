@@ -741,7 +741,15 @@ def run_counts(rng):
                 np.testing.assert_array_equal(own, np.bincount(place, minlength=bins))
     # few rows; rows that ascend; clusters; blocks that share rows, with cells in shared memory and without; rows in
     # order of ids
-    softmaxes = [((301, 40), 30), ((2048,), 3000), ((1030, 3), 9), ((6001, 4), 200), ((6002, 4), 200), ((6002,), 5000)]
+    softmaxes = [
+        ((301, 40), 30),
+        ((2048,), 3000),
+        ((1030, 3), 9),
+        ((6001, 4), 200),
+        ((6002, 4), 200),
+        ((6002,), 5000),
+        ((4001, 130), 300),
+    ]
     for shape, segments in (*softmaxes, ((70_002,), 200), ((20_002, 100), 5000)):
         x, ids = rng.standard_normal(shape).astype(np.float32), rng.integers(-1, segments + 1, shape[0])
         is_sorted = shape[0] % 2 == 1
@@ -757,6 +765,8 @@ def run_counts(rng):
             logs = np.log(sums[1:-1])
         found = jaxgpuops.segment_logsumexp(x, ids, segments, indices_are_sorted=is_sorted)
         np.testing.assert_allclose(found, logs, rtol=1e-5, atol=1e-5)
+        narrow = jaxgpuops.segment_softmax(x.astype(jnp.float16), ids, segments, indices_are_sorted=is_sorted)
+        np.testing.assert_allclose(narrow, shares, rtol=2e-2, atol=1e-6)
     columns = rng.integers(0, 9, (3, 501, 5))
     found = jax.vmap(lambda x: jaxgpuops.bincount(x, 8), in_axes=2, out_axes=2)(columns)
     np.testing.assert_array_equal(found, (columns[:, :, None] == np.arange(8)[:, None]).sum(1))

@@ -87,7 +87,7 @@ bool plan_clusters(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) 
   constexpr int64_t kMostIds = 1 << 20, kLeastBins = 8192, kMostBins = 90'000;
   const Rows& rows = problem.rows;
   if (gpu.max_cluster < 16 || rows.inner > 1 || rows.outer > kClusters / 2) return false;
-  if (rows.length <= kFewIds || rows.length > kMostIds) return false;
+  if (rows.length < kFewIds || rows.length > kMostIds) return false;
   if (problem.bins < (rows.elements() < 1 << 20 ? kLeastBins : 2 * kLeastBins) || problem.bins > kMostBins)
     return false;
   plan.algorithm = Counting::kTables;

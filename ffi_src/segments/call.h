@@ -42,10 +42,11 @@ inline Segments segments_of(Op op, ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi:
 // Softmax of segments, or the logarithms of their sums of exponentials.
 inline Segments softmax_of(ffi::AnyBuffer data, ffi::AnyBuffer ids, ffi::AnyBuffer out, int64_t axis, int64_t segments,
                            bool sorted, bool logs) {
-  if (data.element_type() != ffi::DataType::F64) require_type("data", data, ffi::DataType::F32);
   require_type("ids", ids, ffi::DataType::S32);
   if (segments < 0) throw invalid("length is ", segments, ", expected 0 or more");
   const Segments problem = segments_of(Op::kMax, data, ids, out, axis, sorted, logs ? -1 : segments);
+  if (!is_float(problem.dtype))
+    throw invalid("data has element type ", printable(data.element_type()), ", which is not supported here");
   if (problem.segments != segments)
     throw invalid("out has ", problem.segments, " along axis ", axis, ", expected ", segments);
   return problem;

@@ -297,13 +297,15 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   // Looks at an accumulator before an atomic: if a segment has many rows, most numbers are not larger than those
   // before. With eight columns, one atomic instruction serves all of them, so that looking pays later.
   plan.looks = rows.length >= (rows.inner == 1 || rows.inner >= 8 ? 32 : 8) * problem.segments;
-  // A warp takes `step` rows at a time, and several steps. Sums: at least two steps, eight if that leaves enough warps.
+  // A warp takes `step` rows at a time, and several steps. Sums: at least two steps, eight if that leaves enough warps,
+  // or four of float64, whose steps are long.
   // Extremes: up to sixteen. The more rows a warp has, the more it folds in registers where one segment is frequent.
   const bool long_runs = problem.op == Op::kSum || (rows.inner >= 8 && !plan.looks);
+  const int64_t most = problem.op == Op::kSum && problem.dtype == DType::kFloat64 ? 4 : 8;
   const int64_t step = 32 >> plan.team_bits, steps = ceil_div(rows.length, step);
-  plan.rows =
-      step * (long_runs ? std::clamp<int64_t>(ceil_div(steps, 4224), std::clamp<int64_t>(steps / 1056, 2, 8), 64)
-                        : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
+  plan.rows = step * (long_runs ? std::clamp<int64_t>(ceil_div(steps, 32 * 1056 / most),
+                                                      std::clamp<int64_t>(steps / 1056, 2, most), 64)
+                                : std::clamp<int64_t>(ceil_div(steps, 8448), 1, 16));
   plan.tiles = ceil_div(rows.length, plan.rows);
   return true;
 }

@@ -43,7 +43,7 @@ struct ExactShape {
 };
 
 // The same for float64: places of the numbers of a call say which accumulators there are, at most `bins` of each sum.
-constexpr int64_t kWideHeadBytes = 8192, kWideRangeBlocks = 528;
+constexpr int64_t kWideHeadBytes = 8192, kWideRangeBlocks = 264;
 constexpr int kMostDoublePlace = 2045, kWidePlaceBits = 20;  // p / width is p * reciprocal >> kWidePlaceBits
 constexpr int64_t kMostWideSumRows = 1 << 26;
 // The words of a sum: its accumulators, and one for infinities and NaN, up to a whole sector of 32 bytes.

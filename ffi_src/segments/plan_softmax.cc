@@ -46,31 +46,39 @@ bool plan_whole_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
 // false if all blocks do not run at the same time, if there are many cells, or if there are no clusters. A part of a
 // batch has a cluster if the whole has.
 bool plan_cluster_cells(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
-  constexpr int64_t kMost = 4 * kMostCellThreads;  // numbers that the registers of a block hold
+  constexpr int64_t kHeld = 4 * kMostCellThreads;  // numbers that the registers of a block hold
   constexpr int64_t kLeast = 1024;                 // a block with fewer has too little to do
   constexpr int64_t kMostCells = 4096;             // of more, each block would have as much to do as with its rows
   const auto [outer, length, inner] = problem.rows;
   if (gpu.max_cluster < 2 || problem.segments > kMostCells) return false;
-  int64_t columns = 8, cluster = 1;
-  const auto chunks = [&, inner = inner] { return ceil_div(inner, columns); };
-  while (columns > 1 && (columns > inner || length * columns > gpu.max_cluster * kMost ||
-                         problem.segments * columns > kMostCells || chunks() * gpu.max_cluster < gpu.multiprocessors))
-    columns /= 2;
-  const int64_t numbers = length * columns;  // of a cluster
-  const auto blocks = [&, outer = outer] { return outer * chunks() * cluster; };
-  while (cluster < gpu.max_cluster &&
-         (numbers > cluster * kMost || (numbers > cluster * kLeast && 2 * blocks() <= gpu.multiprocessors)))
-    cluster *= 2;
-  if (numbers > cluster * kMost || blocks() > gpu.multiprocessors) return false;
-  plan.algorithm = Segmenting::kCells;
-  plan.columns = static_cast<int>(columns);
-  plan.cluster = static_cast<int>(cluster);
-  plan.tiles = cluster;
-  plan.rows = ceil_div(length, cluster);
-  const int64_t each = plan.rows * columns;
-  plan.warps = static_cast<int>(ceil_div(each <= kMostCellThreads ? each : ceil_div(each, 4), 32));
-  plan.shared_bytes = problem.segments * columns * kBlockCellBytes;
-  return true;
+  // If blocks have more numbers than they hold, each pass reads these again, in up to four turns. That pays if an outer
+  // index alone has blocks for half the GPU, and no block can take all rows alone.
+  for (int64_t turns = 1; turns <= (has_few_cells(problem) ? 1 : 4); turns *= 2) {
+    const int64_t most = turns * kHeld;
+    int64_t columns = 8, cluster = 1;
+    const auto chunks = [&, inner = inner] { return ceil_div(inner, columns); };
+    while (columns > 1 && (columns > inner || length * columns > gpu.max_cluster * most ||
+                           problem.segments * columns > kMostCells || chunks() * gpu.max_cluster < gpu.multiprocessors))
+      columns /= 2;
+    const int64_t numbers = length * columns;  // of a cluster
+    const auto blocks = [&, outer = outer] { return outer * chunks() * cluster; };
+    while (cluster < gpu.max_cluster &&
+           (numbers > cluster * most || (numbers > cluster * kLeast && 2 * blocks() <= gpu.multiprocessors)))
+      cluster *= 2;
+    if (numbers > cluster * most || blocks() > gpu.multiprocessors) continue;
+    if (turns > 1 && 2 * chunks() * cluster < gpu.multiprocessors) continue;
+    plan.algorithm = Segmenting::kCells;
+    plan.columns = static_cast<int>(columns);
+    plan.cluster = static_cast<int>(cluster);
+    plan.tiles = cluster;
+    plan.rows = ceil_div(length, cluster);
+    const int64_t each = plan.rows * columns;
+    const int64_t threads = each <= kMostCellThreads ? each : std::min<int64_t>(ceil_div(each, 4), kMostCellThreads);
+    plan.warps = static_cast<int>(ceil_div(threads, 32));
+    plan.shared_bytes = problem.segments * columns * kBlockCellBytes;
+    return true;
+  }
+  return false;
 }
 
 // Plans cells for blocks that share the rows. Returns false if other kernels are faster, which may not depend on the

@@ -232,15 +232,17 @@ def exponentials(x, ids, axis, length, sorted, split=None):
 
 
 def _softmax_fallback(x, ids, *, axis, length, sorted, split=None):
-    terms, _ = exponentials(x, ids, axis, length, sorted, split)
+    wide = x.astype(_arguments.wide(x.dtype))
+    terms, _ = exponentials(wide, ids, axis, length, sorted, split)
     sums = segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)
     shares = terms / take_rows(sums, ids, axis, sorted, fill=False)
-    return (jnp.where((ids >= 0) & (ids < length), shares, np.zeros((), x.dtype)),)
+    return (jnp.where((ids >= 0) & (ids < length), shares, np.zeros((), wide.dtype)).astype(x.dtype),)
 
 
 def _logsumexp_fallback(x, ids, *, axis, length, sorted, split=None):
-    terms, largest = exponentials(x, ids, axis, length, sorted, split)
-    return (jnp.log(segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)) + largest,)
+    terms, largest = exponentials(x.astype(_arguments.wide(x.dtype)), ids, axis, length, sorted, split)
+    logs = jnp.log(segments(segment_sum_p, terms, ids, axis, length, sorted, split=split)) + largest
+    return (logs.astype(x.dtype),)
 
 
 def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sorted):
@@ -249,16 +251,26 @@ def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sort
 
 
 def _softmax_kernel(name, results, fallback):
-    return Kernel(
+    def others(x, ids, **params):
+        """Converts numbers of 16 bits, whose kernels are for rows in no order, to those of the other kernels."""
+        wide = _arguments.wide(x.dtype)
+        if wide == x.dtype:
+            return fallback(x, ids, **params)
+        [y] = kernel(x.astype(wide), ids, **params)
+        return (y.astype(x.dtype),)
+
+    kernel = Kernel(
         name,
         results=results,
         fallback=fallback,
-        accepts={np.dtype(np.float32), np.dtype(np.float64)}.__contains__,
+        accepts=_arguments.FLOATS.__contains__,
         attributes=("length", "sorted"),
         broadcasts=lambda count, **_: (0, 1),
         reindexes=name == "segment_logsumexp",
         plan=_plan_segment_softmax,
+        others=others,
     )
+    return kernel
 
 
 segment_softmax_p = _softmax_kernel(

@@ -291,14 +291,13 @@ _taken.defvjp(
 
 
 def _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name):
-    """Checks the arguments; returns the data in the dtype of computations, the ids, the segments, and the dtype of
-    data."""
+    """Checks the arguments; returns the data, the ids, and the segments."""
     data = _arguments.array(op, "data", data)
     _arguments.dtype(op, "data", data.dtype, _arguments.FLOATS)
     ids, count = _rows_of_ids(op, data, segment_ids, num_segments)
     is_sorted = _arguments.flag(op, "indices_are_sorted", indices_are_sorted)
     of = _Of(op, count, is_sorted, _arguments.names(op, axis_name))
-    return data.astype(_arguments.wide(data.dtype)), as_int32(ids, count), of, data.dtype
+    return data, as_int32(ids, count), of
 
 
 class _Of(NamedTuple):
@@ -330,18 +329,18 @@ def _logsumexp(x, ids, of):
 
 
 def _logsumexp_forward(x, ids, of):
-    out = of.whole(segment_logsumexp_p, x, ids)
-    return out, (x, ids, out)
+    out = of.whole(segment_logsumexp_p, x.astype(_arguments.wide(x.dtype)), ids)
+    return out.astype(x.dtype), (x, ids, out)
 
 
 def _logsumexp_backward(of, residuals, ct):
     x, ids, out = residuals
     split = manual(of.op, of.names, ids.shape[0])
-    ct = ct if split is None else split.cotangent(ct)
-    zero = np.zeros((), x.dtype)
+    ct = (ct if split is None else split.cotangent(ct)).astype(out.dtype)
+    zero = np.zeros((), out.dtype)
     out = of.of_rows(jnp.where(jnp.isneginf(out), zero, out), ids)
-    below = of_segments(jnp.minimum(x - out, zero), ids, of.segments)
-    return of_segments(jnp.exp(below) * of.of_rows(ct, ids), ids, of.segments), None
+    below = of_segments(jnp.minimum(x.astype(out.dtype) - out, zero), ids, of.segments)
+    return of_segments(jnp.exp(below) * of.of_rows(ct, ids), ids, of.segments).astype(x.dtype), None
 
 
 _logsumexp.defvjp(_logsumexp_forward, _logsumexp_backward)
@@ -353,13 +352,14 @@ def _softmax(x, ids, of):
 
 
 def _softmax_forward(x, ids, of):
-    y = of.whole(segment_softmax_p, x, ids)
-    return y, (y, ids)
+    y = of.whole(segment_softmax_p, x.astype(_arguments.wide(x.dtype)), ids)
+    return y.astype(x.dtype), (y, ids)
 
 
 def _softmax_backward(of, residuals, ct):
     y, ids = residuals
-    return of_segments(y * (ct - of.of_rows(of.sums(y * ct, ids), ids)), ids, of.segments), None
+    dtype, ct = ct.dtype, ct.astype(y.dtype)
+    return of_segments(y * (ct - of.of_rows(of.sums(y * ct, ids), ids)), ids, of.segments).astype(dtype), None
 
 
 _softmax.defvjp(_softmax_forward, _softmax_backward)
@@ -398,8 +398,8 @@ def segment_logsumexp(
     [5.0, 0.0, 2.0]
     """
     op = "jaxgpuops.segment_logsumexp"
-    x, ids, of, dtype = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    return _jitted_composed(_logsumexp, x, ids, of, dtype)
+    x, ids, of = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _jitted_composed(_logsumexp, x, ids, of)
 
 
 def segment_softmax(
@@ -435,10 +435,10 @@ def segment_softmax(
     [0.25, 1.0, 0.75]
     """
     op = "jaxgpuops.segment_softmax"
-    x, ids, of, dtype = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    return _jitted_composed(_softmax, x, ids, of, dtype)
+    x, ids, of = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
+    return _jitted_composed(_softmax, x, ids, of)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4), inline=True)
-def _jitted_composed(function, x, ids, of, dtype):
-    return function(*align(x, ids.reshape(-1, *(1,) * (x.ndim - 1))), of).astype(dtype)
+@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _jitted_composed(function, x, ids, of):
+    return function(*align(x, ids.reshape(-1, *(1,) * (x.ndim - 1))), of)

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
+#include "common/cpu/narrow_float.h"
 #include "common/cpu/simd_math.h"
 #include "common/rounding.h"
 #include "segments/cpu/loops.h"
@@ -103,11 +105,34 @@ void softmax_of(const Segments& problem, const Real* data, const int32_t* ids, R
 
 void segment_softmax(const Segments& problem, const void* data, const int32_t* ids, void* out, bool logs,
                      const Workers& workers) {
-  const auto run = [&](auto real) {
-    using Real = decltype(real);
-    softmax_of(problem, static_cast<const Real*>(data), ids, static_cast<Real*>(out), logs, workers);
-  };
-  problem.dtype == DType::kFloat64 ? run(double{}) : run(float{});
+  with_format(problem.dtype, [&](auto format) {
+    using Format = decltype(format);
+    using Bits = typename Format::Bits;
+    using Real = decltype(Format::decode(Bits{}));
+    const auto* const from = static_cast<const Bits*>(data);
+    auto* const to = static_cast<Bits*>(out);
+    if constexpr (std::is_same_v<Bits, Real>) {
+      softmax_of(problem, from, ids, to, logs, workers);
+    } else {  // computed in float32, and rounded in the end
+      const Rows& rows = problem.rows;
+      const int64_t results = rows.outer * (logs ? problem.segments : rows.length) * rows.inner;
+      int64_t count = rows.outer > 0 ? rows.length * rows.inner : 0;  // numbers of the data, which batches may share
+      for (int g = 0; count > 0 && g < problem.data.groups; ++g)
+        count += (problem.data.size[g] - 1) * problem.data.stride[g];
+      const std::unique_ptr<Real[]> wide(new Real[count]), wide_out(new Real[results]);
+      const auto convert = [&](int64_t elements, const auto& body) {
+        parallel_for(workers, ceil_div(elements, kTaskElements), [&](int64_t task) {
+          const int64_t begin = task * kTaskElements, end = std::min(elements, begin + kTaskElements);
+          for (int64_t i = begin; i < end; ++i) body(i);
+        });
+      };
+      convert(count, [&](int64_t i) { wide[i] = Format::decode(from[i]); });
+      Segments as_wide = problem;
+      as_wide.dtype = DType::kFloat32;
+      softmax_of(as_wide, wide.get(), ids, wide_out.get(), logs, workers);
+      convert(results, [&](int64_t i) { to[i] = Format::encode(wide_out[i]); });
+    }
+  });
 }
 
 }  // namespace jaxgpuops::segments

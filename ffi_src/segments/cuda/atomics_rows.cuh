@@ -17,9 +17,9 @@ namespace jaxgpuops::segments {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSteps = 8;  // groups of 32 rows that a warp loads at a time
-// How many of these groups look at their accumulators together, before any of their atomics. With more, an accumulator
-// is older when it is compared, so more rows seem to be larger and take an atomic.
+// A warp loads Policy::kSteps groups of 32 rows at a time, of which so many look at their accumulators together, before
+// any of their atomics. With more, an accumulator is older when it is compared, so more rows seem to be larger and take
+// an atomic.
 constexpr int kLooks = 2;
 // A segment becomes hot if it has so many of the rows just loaded; for fewer, atomics one by one are as fast.
 constexpr int kMany = 8;
@@ -53,6 +53,7 @@ struct Args : SegmentArgs {
 template <class Policy>
 __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t begin, int64_t end) {
   using Bits = typename Policy::Bits;
+  constexpr int kSteps = Policy::kSteps;
   const int lane = threadIdx.x & 31, of_team = lane & ((1 << a.team_bits) - 1), step = 32 >> a.team_bits;
   const bool live = policy.column < a.inner;
   const int looked = step < 4 ? kSteps : 1, many = max(3, kMany >> a.team_bits);
@@ -107,13 +108,17 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
 }
 
 template <class Policy>
-__global__ void __launch_bounds__(kThreads) segment_atomics_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kThreads, Policy::kBlocks) segment_atomics_kernel(const __grid_constant__ Args a) {
   // For extremes, blocks take rows from both ends of the array in turn. If numbers rise or fall along the array, the
   // first blocks then meet the largest ones, and most later numbers take no atomic.
   unsigned block = blockIdx.x;
   if (Policy::kFromEnds) block = block % 2 ? gridDim.x - 1 - block / 2 : block / 2;
   const int64_t warp = (static_cast<int64_t>(block) * kThreads + threadIdx.x) / 32;
-  const int64_t chunk = warp % a.chunks, run = warp / a.chunks % a.runs, o = warp / a.chunks / a.runs;
+  // Divisions of 64-bit numbers would take as long as some rows.
+  int64_t place = warp, chunk = 0, o = 0;
+  if (a.chunks > 1) place = warp / a.chunks, chunk = warp - place * a.chunks;
+  if (place >= a.runs) o = a.outer > 1 ? place / a.runs : 1;
+  const int64_t run = place - o * a.runs;
   if (o >= a.outer) return;
   Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
   fold_rows(a, policy, run * a.run, min(a.length, (run + 1) * a.run));

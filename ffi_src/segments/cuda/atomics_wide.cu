@@ -31,10 +31,11 @@ __device__ uint64_t* words_of(const Args& a, int64_t o) {
 // Calls f(o, first, step) for each outer index of which the thread has a share: the places first, first + step, ..
 template <class F>
 __device__ __forceinline__ void each_share(const Args& a, F f) {
-  const int64_t blocks = gridDim.x, own = max(int64_t{1}, blocks / a.outer), step = max(int64_t{1}, blocks / own);
+  const uint32_t blocks = gridDim.x, outer = static_cast<uint32_t>(min(a.outer, int64_t{blocks}));
+  const uint32_t own = blocks / outer, step = blocks / own;
   if (blockIdx.x >= own * step) return;
   for (int64_t o = blockIdx.x / own; o < a.outer; o += step)
-    f(o, blockIdx.x % own * kThreads + threadIdx.x, own * kThreads);
+    f(o, int64_t{blockIdx.x % own * kThreads + threadIdx.x}, int64_t{own * kThreads});
 }
 __device__ __forceinline__ void clear_words(const Args& a, uint32_t stride) {
   each_share(a, [&](int64_t o, int64_t first, int64_t step) {
@@ -65,13 +66,22 @@ __global__ void __launch_bounds__(kThreads) segment_range_kernel(const __grid_co
   let_dependents_start();
   uint2 range = kNoRange;
   each_share(a, [&](int64_t o, int64_t first, int64_t step) {
-    const auto* const data = static_cast<const uint64_t*>(a.data) + a.data_at(o);
-#pragma unroll 8
-    for (int64_t i = first; i < a.length * a.inner; i += step) {
-      const Parts<Float64> parts(data[i]);
-      const bool has = !parts.special && parts.integer;
-      range.x = has ? min(range.x, parts.place) : range.x;
-      range.y = has ? max(range.y, parts.place) : range.y;
+    const auto* from = static_cast<const uint2*>(a.data) + a.data_at(o) + first;
+    constexpr uint32_t kMost = Parts<Float64>::kMostExponent;
+    constexpr int kLoads = 8;
+#pragma unroll 1
+    for (int64_t left = a.length * a.inner - first; left > 0; left -= kLoads * step, from += kLoads * step) {
+      uint2 bits[kLoads];  // low words and high words
+#pragma unroll
+      for (int k = 0; k < kLoads; ++k) bits[k] = k * step < left ? from[k * step] : uint2{0, 0};
+#pragma unroll
+      for (const uint2& own : bits) {
+        const uint32_t exponent = own.y >> (Parts<Float64>::kMantissa - 32) & kMost;
+        const bool has = exponent != kMost && ((own.y << 1) | own.x) != 0;
+        const uint32_t place = max(exponent, 1u) - 1;
+        range.x = has ? min(range.x, place) : range.x;
+        range.y = has ? max(range.y, place) : range.y;
+      }
     }
   });
   clear_words(a, wide_stride(kUsualBins));
@@ -101,6 +111,8 @@ __global__ void __launch_bounds__(kThreads) segment_window_kernel(const __grid_c
 struct Wide {
   using Bits = uint64_t;
   static constexpr bool kFromEnds = false, kInPlace = false;
+  static constexpr int kBlocks = 3;  // that a multiprocessor holds at least
+  static constexpr int kSteps = 4;
 
   const Args& a;
   int64_t o;
@@ -128,13 +140,15 @@ struct Wide {
     const uint32_t above = has ? parts.place - window.low : 0, bin = above * a.exact.reciprocal >> kWidePlaceBits;
     const int width = a.exact.width;
     const int64_t mask = (int64_t{1} << width) - 1;
-    const unsigned __int128 shifted = static_cast<unsigned __int128>(has ? parts.integer : 0) << (above - bin * width);
+    const uint64_t integer = has ? parts.integer : 0;
+    const int up = above - bin * width;  // less than `width`, which is less than 64
     int64_t piece[kPieces];
+    piece[0] = static_cast<int64_t>(integer << up) & mask;
+    piece[1] = static_cast<int64_t>(integer >> (width - up)) & mask;
+    piece[2] = static_cast<int64_t>(integer >> min(2 * width - up, 63));
 #pragma unroll
-    for (int k = 0; k < kPieces; ++k) {
-      piece[k] = static_cast<int64_t>(shifted >> k * width) & mask;
-      if (parts.negative) piece[k] = -piece[k];
-    }
+    for (int64_t& own : piece)
+      if (parts.negative) own = -own;
     const bool is_hot = of_hot && has;
     if (window.bins <= kUsualBins) {
 #pragma unroll

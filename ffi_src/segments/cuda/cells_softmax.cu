@@ -45,9 +45,43 @@ struct Args : SegmentArgs {
   int bits;                 // fraction bits of an exponential in fixed point
   int first = 0, last = 0;  // passes of the launch
   bool logs;                // whether the results are the logarithms of the sums
+  DType dtype;              // of the numbers in memory, which may have 16 bits where cells have 32
 
   JAXGPUOPS_HOST_DEVICE int64_t cells() const { return segments * inner; }
 };
+
+// Calls visit(n) for n from 0 to kCount - 1 with the number at `places[n]`, or with 0 where there[n] is false. All
+// numbers are loaded before the first is visited. E is the type of cells.
+template <class E, int kCount, class Visit>
+__device__ __forceinline__ void load_numbers(const Args& a, int64_t first, const int64_t (&places)[kCount],
+                                             const bool (&there)[kCount], Visit visit) {
+  using Bits = typename E::Bits;
+  if (sizeof(Bits) == 8 || a.dtype == DType::kFloat32) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) visit(n, there[n] ? static_cast<const Bits*>(a.data)[first + places[n]] : Bits{0});
+    return;
+  }
+  uint16_t narrow[kCount];
+#pragma unroll
+  for (int n = 0; n < kCount; ++n)
+    narrow[n] = there[n] ? static_cast<const uint16_t*>(a.data)[first + places[n]] : uint16_t{0};
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const float number = a.dtype == DType::kFloat16 ? Float16::load(narrow[n]) : BFloat16::load(narrow[n]);
+    visit(n, static_cast<Bits>(bits_as<uint32_t>(number)));
+  }
+}
+
+template <class Acc>
+__device__ __forceinline__ void store_number(const Args& a, int64_t place, Acc number) {
+  if (sizeof(Acc) == 8 || a.dtype == DType::kFloat32) {
+    static_cast<Acc*>(a.out)[place] = number;
+  } else {
+    const auto narrow = static_cast<float>(number);
+    static_cast<uint16_t*>(a.out)[place] =
+        a.dtype == DType::kFloat16 ? Float16::store(narrow) : BFloat16::store(narrow);
+  }
+}
 
 template <class E>
 struct Cell {
@@ -161,7 +195,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   const bool live = slot < step && left + column < a.inner;
   const int rows = live ? static_cast<int>(min(int64_t{a.slice}, a.length - begin)) : 0;
   const int32_t* const ids = a.ids + a.ids_at(o) + begin;
-  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o) + begin * a.inner + left + column;
+  const int64_t data_at = a.data_at(o) + begin * a.inner + left + column;
   const GlobalCells<E> global(a, o, left);
   const BlockCells<E> own(a);
   const auto& cells = one_of<kShared>(own, global);
@@ -177,13 +211,19 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   uint32_t id[kItems];
   Bits bits[kItems];
   const auto load = [&](int start) {
+    int64_t places[kItems];
+    bool there[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int row = start + slot + i * step;
-      id[i] = row < rows ? static_cast<uint32_t>(ids[row]) : kNone;
-      bits[i] = row < rows ? data[row * a.inner] : Bits{0};
-      if (id[i] >= a.segments) id[i] = kNone;
+      there[i] = row < rows;
+      places[i] = row * a.inner;
+      id[i] = there[i] ? static_cast<uint32_t>(ids[row]) : kNone;
     }
+    load_numbers<E>(a, data_at, places, there, [&](int i, Bits number) { bits[i] = number; });
+#pragma unroll
+    for (int i = 0; i < kItems; ++i)
+      if (id[i] >= a.segments) id[i] = kNone;
   };
   const int batch = kItems * step;
   load(0);
@@ -259,7 +299,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
               share = NAN;
             }
           }
-          static_cast<Acc*>(a.out)[(o * a.length + begin + row) * a.inner + left + column] = share;
+          store_number(a, (o * a.length + begin + row) * a.inner + left + column, share);
         }
         continue;
       }
@@ -326,7 +366,7 @@ __global__ void __launch_bounds__(kMostCellThreads) segment_softmax_kernel(const
   each_cell(share, share_end, [&](int cell, uint32_t id, int of) {
     if (a.first != a.last) {
       const Acc log = log_of<E>(own.keys[cell], own.sum(cell), a);
-      static_cast<Acc*>(a.out)[(o * a.segments + id) * a.inner + left + of] = log;
+      store_number(a, (o * a.segments + id) * a.inner + left + of, log);
     } else if (a.last == kLargest) {
       if (own.keys[cell]) global.raise(id, of, own.keys[cell]);
     } else {
@@ -352,7 +392,7 @@ __global__ void __launch_bounds__(kCellThreads) segment_cell_logs_kernel(const _
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCellThreads + threadIdx.x; i < cells; i += stride) {
     const int64_t o = i / a.cells();
     const Cell<E> cell = GlobalCells<E>(a, o, 0).cells[i - o * a.cells()];
-    static_cast<typename E::Acc*>(a.out)[i] = log_of<E>(cell.key, cell.sum, a);
+    store_number(a, i, log_of<E>(cell.key, cell.sum, a));
   }
 }
 
@@ -419,6 +459,7 @@ cudaError_t launch_cells_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   a.cluster = plan.cluster;
   a.bits = term_bits(a.length);
   a.logs = logs;
+  a.dtype = problem.dtype;
   if (problem.dtype == DType::kFloat64) return run_whole<Float64>(stream, plan, a);
   return plan.workspace_bytes == 0 ? run_whole<Float32>(stream, plan, a) : run_passes<Float32>(stream, plan, a);
 }

@@ -54,15 +54,17 @@ struct Extreme {
 };
 
 // The largest number and the sum of the exponentials of the differences from it, for softmax and for logarithms of
-// sums. Where the largest element is not finite, the result follows from it alone; it is NaN if any element is.
+// sums. Where the largest element is not finite, the result follows from it alone; it is NaN if any element is. E: the
+// elements of the data, of 16 or 32 bits.
+template <class E>
 struct Exponentials {
-  using Bits = uint32_t;
+  using Bits = typename E::Bits;
   using Result = uint64_t;
   struct alignas(8) Acc {
     float largest, sum;
   };
   __device__ static Acc identity() { return {-INFINITY, 0.0f}; }
-  __device__ static Acc load(Bits bits, const Keys&) { return {bits_as<float>(bits), 1.0f}; }
+  __device__ static Acc load(Bits bits, const Keys&) { return {E::load(bits), 1.0f}; }
   __device__ static Acc fold(Acc a, Acc b) {
     const bool first = a.largest >= b.largest || isnan(a.largest);
     Acc more = first ? a : b;

@@ -131,7 +131,9 @@ __global__ void __launch_bounds__(kThreads, tile_blocks(kCount)) segment_tiles_k
 
 // Whether segment_teams_kernel has the fold, which are sums.
 template <class Monoid>
-constexpr bool has_teams = !is_extreme<Monoid> && !std::is_same_v<Monoid, Exponentials>;
+constexpr bool has_teams = !is_extreme<Monoid>;
+template <class E>
+constexpr bool has_teams<Exponentials<E>> = false;
 
 // Launches the kernels of tiles, but for the join: threads have vectors of kCount elements.
 template <class Monoid, int kCount>

@@ -6,13 +6,15 @@
 namespace jaxgpuops::segments {
 namespace {
 
-using Pair = Exponentials::Acc;
+using OfFloats = Exponentials<Float32>;
+using Pair = OfFloats::Acc;  // of narrower elements, too
 
 // Computes the logarithms from the pairs in `a.out`.
-__global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, float* logs) {
+template <class Element>
+__global__ void __launch_bounds__(kThreads) segment_logs_kernel(Args a, typename Element::Bits* logs) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads, cells = a.outer * a.segments * a.inner;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < cells; i += stride) {
-    logs[i] = Exponentials::log_of(static_cast<const Pair*>(a.out)[i]);
+    logs[i] = Element::store(OfFloats::log_of(static_cast<const Pair*>(a.out)[i]));
   }
 }
 
@@ -22,30 +24,55 @@ __host__ __device__ constexpr int share_rows(int64_t vectors) {
 }
 
 // Computes softmax from the pairs. Here ids and data are in the order of the rows, not sorted.
-template <int kCount>
-__global__ void __launch_bounds__(kThreads) segment_shares_kernel(Args a, const int32_t* all_ids, float* shares) {
+template <class Element, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    segment_shares_kernel(Args a, const int32_t* all_ids, typename Element::Bits* shares) {
+  using Bits = typename Element::Bits;
   const int rows = share_rows(a.inner / kCount);
   const int64_t blocks = (a.length + rows - 1) / rows, o = blockIdx.x / blocks;
   const int64_t first = (blockIdx.x - o * blocks) * rows;
   const int32_t* const ids = all_ids + a.ids_at(o);
-  const float* const data = static_cast<const float*>(a.data) + a.data_at(o);
+  const Bits* const data = static_cast<const Bits*>(a.data) + a.data_at(o);
   const Pair* const pairs = static_cast<const Pair*>(a.out) + o * a.segments * a.inner;
-  float* const out = shares + o * a.length * a.inner;
+  Bits* const out = shares + o * a.length * a.inner;
   const auto vectors = static_cast<uint32_t>(a.inner / kCount);
   const auto count = static_cast<uint32_t>(min(int64_t{rows}, a.length - first)) * vectors;
   for (uint32_t v = threadIdx.x; v < count; v += kThreads) {
     const uint32_t row = v / vectors;
     const int64_t column = static_cast<int64_t>(v - row * vectors) * kCount, at = (first + row) * a.inner + column;
     const int32_t id = ids[first + row];
-    Elements<float, kCount> y = {};
+    Elements<Bits, kCount> y = {};
     if (a.is_segment(id)) {
-      const auto x = *reinterpret_cast<const Elements<float, kCount>*>(data + at);
+      const auto x = *reinterpret_cast<const Elements<Bits, kCount>*>(data + at);
       const auto of = *reinterpret_cast<const Elements<Pair, kCount>*>(pairs + id * a.inner + column);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) y.value[i] = Exponentials::share_of(x.value[i], of.value[i]);
+      for (int i = 0; i < kCount; ++i)
+        y.value[i] = Element::store(OfFloats::share_of(Element::load(x.value[i]), of.value[i]));
     }
-    *reinterpret_cast<Elements<float, kCount>*>(out + at) = y;
+    *reinterpret_cast<Elements<Bits, kCount>*>(out + at) = y;
   }
+}
+
+template <class Element>
+cudaError_t run_softmax(cudaStream_t stream, Args& a, const SegmentsPlan& plan, const SegmentsBuffers& buffers,
+                        bool logs) {
+  using Bits = typename Element::Bits;
+  a.keys.empty = 0xff800000;  // the pair of a segment without rows: -infinity, and a sum of 0
+  a.out = buffers.workspace + a.outer * plan.pairs;
+  const cudaError_t status = run<Exponentials<Element>>(stream, a);
+  if (status != cudaSuccess) return status;
+  auto* const out = static_cast<Bits*>(buffers.out);
+  if (logs) {
+    const int64_t blocks = (a.outer * a.segments * a.inner + kThreads - 1) / kThreads;
+    return launch(stream, {dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 132 * 8))), dim3(kThreads)},
+                  segment_logs_kernel<Element>, a, out);
+  }
+  const auto places = reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(out);
+  const bool vectors = places % (4 * sizeof(Bits)) == 0 && a.inner % 4 == 0;
+  const int rows = share_rows(vectors ? a.inner / 4 : a.inner);
+  const int64_t blocks = a.outer * ((a.length + rows - 1) / rows);
+  return launch(stream, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
+                vectors ? segment_shares_kernel<Element, 4> : segment_shares_kernel<Element, 1>, a, buffers.ids, out);
 }
 
 }  // namespace
@@ -55,22 +82,9 @@ cudaError_t launch_tiles_softmax(cudaStream_t stream, const SegmentsPlan& plan, 
   cudaError_t status;
   Args a(stream, plan, problem, buffers, status);
   if (status != cudaSuccess) return status;
-  a.keys.empty = 0xff800000;  // the pair of a segment without rows: -infinity, and a sum of 0
-  a.out = buffers.workspace + a.outer * plan.pairs;
-  status = run<Exponentials>(stream, a);
-  if (status != cudaSuccess) return status;
-  auto* const out = static_cast<float*>(buffers.out);
-  if (logs) {
-    const int64_t blocks = (a.outer * a.segments * a.inner + kThreads - 1) / kThreads;
-    return launch(stream, {dim3(static_cast<unsigned>(std::min<int64_t>(blocks, 132 * 8))), dim3(kThreads)},
-                  segment_logs_kernel, a, out);
-  }
-  const bool vectors =
-      (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(out)) % 16 == 0 && a.inner % 4 == 0;
-  const int rows = share_rows(vectors ? a.inner / 4 : a.inner);
-  const int64_t blocks = a.outer * ((a.length + rows - 1) / rows);
-  return launch(stream, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
-                vectors ? segment_shares_kernel<4> : segment_shares_kernel<1>, a, buffers.ids, out);
+  if (problem.dtype == DType::kFloat16) return run_softmax<Float16>(stream, a, plan, buffers, logs);
+  if (problem.dtype == DType::kBFloat16) return run_softmax<BFloat16>(stream, a, plan, buffers, logs);
+  return run_softmax<Float32>(stream, a, plan, buffers, logs);
 }
 
 }  // namespace jaxgpuops::segments
