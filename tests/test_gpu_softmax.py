@@ -271,7 +271,9 @@ def test_rows_that_are_not_whole_vectors(dtype):
                 exact = plain(x.astype(jnp.float64))
             tolerance = 2 * float(jnp.finfo(dtype).eps)
             assert jnp.allclose(whole.astype(jnp.float64), exact, rtol=tolerance, atol=1e-5), (length, fn)
-            special = x.at[0].set(-jnp.inf).at[1].set(-jnp.inf).at[1, -1].set(2).at[2, 0].set(jnp.inf).at[3, 5].set(jnp.nan)
+            special = (
+                x.at[0].set(-jnp.inf).at[1].set(-jnp.inf).at[1, -1].set(2).at[2, 0].set(jnp.inf).at[3, 5].set(jnp.nan)
+            )
             special = jax.jit(fn)(special)
             one = jnp.where(jnp.arange(length) == length - 1, 1, 0)
             assert jnp.isnan(special[0]).all() and jnp.isnan(special[2:4]).all(), (length, fn)

@@ -592,7 +592,9 @@ def test_few_elements():
     # Sums of flat rows of whole vectors. (A block has another one in any batch.)
     for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((136, 3), (600, 5), (601, 5))):
         whole = length * inner % (8 if dtype == "bfloat16" else 2) == 0
-        found = [reduce_planner("sum", dtype, False)(n, length, inner, 90)["algorithm"] == "small" for n in (1, 528, 529)]
+        found = [
+            reduce_planner("sum", dtype, False)(n, length, inner, 90)["algorithm"] == "small" for n in (1, 528, 529)
+        ]
         assert found == [True, True, not whole], (dtype, length, inner)
     for dtype, length, inner, most in (
         ("float32", 9, 64, 17),

@@ -54,7 +54,9 @@ def _leaves_exact(rows, avals, *, masked, **_):
             return not (outer >= 64 and 1 << 14 <= length <= 1 << 16)
         # 8 x 20000 float32: 1.7 us, XLA's 2.0; 5 x 754988 float16: 4.5, XLA's 6.1; 48 x 418625 bfloat16: 12.4, 14.7.
         half = dtype.itemsize == 2
-        return not (1 << 14 < length < (1 << 20 if half and outer <= 8 else 1 << 19 if half and outer >= 40 else 1 << 17))
+        return not (
+            1 << 14 < length < (1 << 20 if half and outer <= 8 else 1 << 19 if half and outer >= 40 else 1 << 17)
+        )
     return True
 
 

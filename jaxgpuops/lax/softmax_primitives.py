@@ -250,9 +250,9 @@ class _Derivative(Kernel):
         # The same holds for columns of few positions, whose sums are added up in another order.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk", "small"):
             return True
-        # So it does for the rows that loose_rows.cu takes. But x is only taken if nothing else needs y.
+        # So it does for the rows that loose_rows.cu takes, but not where something else needs y: such arrays are large.
         if _is_loose(aval, choice.params["axis"]):
-            return not partitioned and unused
+            return unused
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
         is_short = row <= 32 or (row <= 64 and row % 16 == 0)
         most = self._MOST_BYTES_OF_SHORT if is_short else self._MOST_BYTES
@@ -268,7 +268,8 @@ class _DerivativeOfLogs(_Derivative):
     """
 
     def _takes_x(self, choice, aval, partitioned, unused):
-        return not partitioned or super()._takes_x(choice, aval, partitioned, unused)
+        loose = _is_loose(aval, choice.params["axis"])
+        return not partitioned or loose or super()._takes_x(choice, aval, partitioned, unused)
 
 
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):

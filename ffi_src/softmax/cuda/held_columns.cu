@@ -3,7 +3,7 @@
 // chain stays with one column; a thread has a chain, and a team of 2^team_bits lanes merges the chains of a column. So
 // the order of additions follows from the length and inner. One read and one write, of single elements, wherever they
 // begin. Works on any GPU.
-#include "softmax/cuda/loose_rows.h"
+#include "softmax/cuda/single.h"
 
 #include "common/cuda/small.cuh"
 #include "softmax/cuda/dispatch.cuh"

@@ -2,7 +2,7 @@
 #include "softmax/cuda/launch.h"
 
 #include "softmax/cuda/kernels.h"
-#include "softmax/cuda/loose_rows.h"
+#include "softmax/cuda/single.h"
 
 namespace jaxgpuops::softmax {
 

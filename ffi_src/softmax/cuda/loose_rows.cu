@@ -1,12 +1,12 @@
-// Rows (inner == 1) of softmax and log_softmax of 16 and 32 bits that are not whole vectors : threads of
-// a warp read and write neighbouring words of 4 bytes, so that no lane has to put vectors together, and hold them in
+// Rows (inner == 1) of softmax and log_softmax of 16 and 32 bits that are not whole vectors: threads of a
+// warp read and write neighbouring words of 4 bytes, so that no lane has to put vectors together, and hold them in
 // registers. (With vectors, elements were moved to their lanes by shuffles and shifts, and back again: 12001 x 4099
 // bfloat16 took 89 us.) One read and one write. Works on any GPU.
 //
 // A span of 128 kUnits words belongs to a warp, word 32 i + lane of it to that lane. A lane adds up four words of a
 // span, a unit; then its units of a span, then its spans; then lanes are added up in pairs. So the order of additions
 // follows from the length. If rows are few, a warp has one unit of a span instead of all.
-#include "softmax/cuda/loose_rows.h"
+#include "softmax/cuda/single.h"
 
 #include "softmax/cuda/dispatch.cuh"
 

@@ -1,4 +1,4 @@
-// Softmax and log_softmax of rows that are not whole vectors: RowPlan::single and RowPlan::spread.
+// The kernels of loose_rows.cu and held_columns.cu, which launch.cu launches where RowPlan::single says so.
 #pragma once
 
 #include <cuda_runtime.h>
