@@ -196,13 +196,17 @@ KERNELS = {
     | {"columns": "scan_columns", "spans": "scan_columns"}
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
-        "small": "(small_(flat_)?|shared_flat_)kernel",
-        "rows": "((lean_)?rows|spread|wide|sweep|gradient|(short|loose|packed)_sums)_kernel",
+        "small": "(small_(flat_)?|shared_flat_|chain_sums_)kernel",
+        "rows": "((lean_|loose_)?rows|spread|wide|sweep|gradient|(short|loose|packed)_sums)_kernel",
         "rows_tiles": "((part_)?tile|column_tiles)_kernel",
     }
     | {"rows_stream": "stream_kernel", "rows_together": "rows_together_kernel"}
     | {"rows_split": "(merge|results)_kernel"}
-    | {"columns": "(columns|along)_kernel", "columns_stream": "columns_stream_kernel", "columns_split": "merge_"}
+    | {
+        "columns": "((held_)?columns|along)_kernel",
+        "columns_stream": "columns_stream_kernel",
+        "columns_split": "merge_",
+    }
     | {"columns_flat": "flat_(sums_)?kernel", "columns_walk": "((held_)?walk|walk_once|held_packs|strip)_kernel"},
     "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
     | {"parts": "bincount_parts_kernel", "warps": "bincount_warps_kernel"}

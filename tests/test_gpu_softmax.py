@@ -258,6 +258,53 @@ def test_few_rows_have_the_bits_of_many(dtype):
                     assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, few)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rows_that_are_not_whole_vectors(dtype):
+    """Of any number of rows, which decides how many warps share a row; rows of 16 bits may begin inside a word."""
+    item = jnp.dtype(dtype).itemsize
+    for size in (1026, 1030, 1540, 2050, 3076, 4098, 8210, 12_294, 16_398, 32_766):
+        length = size // item
+        x = 3 * jax.random.normal(jax.random.key(length), (700, length), dtype)
+        for fn, plain in ((jaxgpuops.softmax, jax.nn.softmax), (jaxgpuops.log_softmax, jax.nn.log_softmax)):
+            whole = jax.jit(fn)(x)
+            with jax.enable_x64(True):
+                exact = plain(x.astype(jnp.float64))
+            tolerance = 2 * float(jnp.finfo(dtype).eps)
+            assert jnp.allclose(whole.astype(jnp.float64), exact, rtol=tolerance, atol=1e-5), (length, fn)
+            special = (
+                x.at[0].set(-jnp.inf).at[1].set(-jnp.inf).at[1, -1].set(2).at[2, 0].set(jnp.inf).at[3, 5].set(jnp.nan)
+            )
+            special = jax.jit(fn)(special)
+            one = jnp.where(jnp.arange(length) == length - 1, 1, 0)
+            assert jnp.isnan(special[0]).all() and jnp.isnan(special[2:4]).all(), (length, fn)
+            assert (special[1] == (one if fn is jaxgpuops.softmax else jnp.log(one.astype(dtype)))).all(), (length, fn)
+            assert same_bits(special[4:], whole[4:]), (length, fn)
+            for begin, rows in ((0, 1), (1, 1), (5, 40), (1, 300)):
+                assert same_bits(jax.jit(fn)(x[begin : begin + rows]), whole[begin : begin + rows]), (length, fn, rows)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_few_columns_that_a_block_holds(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        for length, inner in ((65, 31), (173, 4), (335, 3), (700, 5), (1001, 8), (250, 32), (3999, 2)):
+            x = 3 * jax.random.normal(jax.random.key(length), (40, length, inner), dtype)
+            x = x.at[1].set(-jnp.inf).at[1, -1, 1].set(2).at[2, 0, 0].set(jnp.inf).at[3, 5, -1].set(jnp.nan)
+            for fn, plain in (
+                (jaxgpuops.softmax, jax.nn.softmax),
+                (jaxgpuops.log_softmax, jax.nn.log_softmax),
+                (jaxgpuops.logsumexp, jax.nn.logsumexp),
+            ):
+                fn, plain = functools.partial(fn, axis=1), functools.partial(plain, axis=1)
+                whole = jax.jit(fn)(x)
+                with jax.enable_x64(True):
+                    exact = plain(x.astype(jnp.float64))
+                tolerance = 2 * float(jnp.finfo(dtype).eps)
+                close = jnp.allclose(whole.astype(exact.dtype), exact, rtol=tolerance, atol=1e-5, equal_nan=True)
+                assert close, (length, inner, fn)
+                for few in (slice(0, 1), slice(1, 4), slice(39, 40)):
+                    assert same_bits(jax.jit(fn)(x[few]), whole[few]), (length, inner, fn)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_plain_cross_entropy_has_the_bits_of_any(dtype):
     """Gradients with one cotangent, and without label smoothing and z_loss, have kernels of their own."""

@@ -184,8 +184,10 @@ def test_argmax_keeps_the_device_busy():
     # Words of columns of 8 or 16 bits have narrow blocks, of which more share columns.
     for outer, length, inner, bits, slices in (
         (23, 1024, 1679, 8, 3),
-        (8, 1000, 3001, 16, 2),
-        (30, 300, 2002, 16, 1),
+        (8, 500, 3001, 16, 2),
+        (30, 250, 2002, 16, 1),
+        (8, 1000, 3001, 16, 8),  # positions that begin equally far from a vector: every eighth
+        (8, 1000, 3002, 16, 4),
         (8, 1000, 3001, 32, 1),
     ):
         assert plan_argmax(outer, length, inner, bits, 90)["slices"] == slices, (outer, length, inner, bits)

@@ -312,8 +312,10 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
     assert kernel_of("min", 494, 30_184, dtype="bfloat16") and kernel_of("min", 494, 30_184)
     assert kernel_of("max", 10, 100_000, dtype="bfloat16") and not kernel_of("max", 9, 200_000, dtype="bfloat16")
     assert kernel_of("max", 8, 200_000, dtype="bfloat16") and not kernel_of("max", 8, 1 << 20, dtype="bfloat16")
-    assert kernel_of("max", 1, 20_000) and not kernel_of("max", 1, 16_384) and not kernel_of("max", 300, 32_768)
-    assert not kernel_of("max", 1, 140_000)
+    assert kernel_of("max", 1, 20_000) and not kernel_of("max", 1, 16_384) and not kernel_of("max", 60, 32_768)
+    assert not kernel_of("max", 1, 140_000) and kernel_of("max", 300, 32_768)
+    assert kernel_of("max", 48, 418_625, dtype="bfloat16") and not kernel_of("max", 30, 418_625, dtype="bfloat16")
+    assert kernel_of("max", 10_582, 31, 10, dtype="float16") and not kernel_of("max", 550, 128, 20, dtype="float16")
     assert kernel_of("max", 2, 2_013_253, 5) and not kernel_of("max", 35, 4096, 130)
     assert kernel_of("max", 40, 1536, 200, dtype="bfloat16") and not kernel_of("max", 40, 1536, 201, dtype="bfloat16")
     # Few long columns, whatever XLA can divide; not many.

@@ -306,9 +306,10 @@ COLUMNS = [
     (3, 1501, 5),  # flat rows, each shared by a cluster
     (3, 401, 130),  # walked by several warps
     (3, 101, 64),
-    (40, 100, 5),  # few elements; flat rows
+    (40, 100, 5),  # that a block holds
     (300, 100, 5),
     (2, 1001, 16),
+    (2, 1501, 4),  # flat rows of whole vectors
     (2, 2001, 4),  # gradients made of logits, by clusters
     (2, 3001, 2),  # the same
     (2, 8093, 5),  # flat rows, shared by clusters; float32: gradients made of logits, by all multiprocessors

@@ -12,7 +12,6 @@ namespace {
 // are longer.
 constexpr int64_t kSmallHeld = 1 << 13, kSmallWalked = 1 << 16;
 constexpr int64_t kFlatBlocks = 4;           // the most flat rows per multiprocessor that flat_sums_kernel adds up
-constexpr int64_t kSingleFlat = 1 << 12;     // the most elements of a flat row that lanes load one by one
 constexpr int64_t kPackedLength = 96;        // the shortest axis of 32-bit integers whose columns are read in vectors
 constexpr int64_t kWarpBytes = 8 * 32 * 16;  // the longest row that a warp holds
 // Sums whose warps have a span each: the least spans of aligned rows, the longest row, and the most warps per
@@ -60,6 +59,30 @@ void plan_loose(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   if (plan.wide) return;
   plan.block_warps = kLooseBlockWarps;
   while (plan.block_warps > 1 && ceil_div(outer, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+}
+
+// Flat rows of middle length that are no whole vectors (chain_sums_kernel of cuda/small.cu): the most elements and
+// columns; the least chains; the most elements of a chain, if there could be more chains.
+constexpr int64_t kLongestChained = 1 << 14, kMostChainedColumns = 32, kLeastChains = 128, kLongChain = 16;
+constexpr int64_t kMostChains = 32 * kSmallFlatWarps;
+
+bool is_chained(const RowPlan& plan, const Rows& rows) {
+  const bool whole =
+      (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.blocks == 1 && !plan.split && plan.slices == 1);
+  const int64_t elements = rows.length * rows.inner;
+  return whole && elements <= kLongestChained && elements * plan.traits.item_bytes % 16 != 0 &&
+         rows.inner <= kMostChainedColumns;
+}
+
+void plan_chains(RowPlan& plan, const Rows& rows) {
+  int64_t chains = kLeastChains;
+  while (chains < kMostChains && kLongChain * chains < rows.length * rows.inner) chains *= 2;
+  plan.algorithm = RowAlgorithm::kSmall;
+  plan.flat = plan.single = true;
+  plan.part_length = chains / rows.inner * rows.inner;
+  plan.block_warps = static_cast<int>(chains / 32);
+  plan.lane_bits = 5;
+  while (rows.inner << plan.lane_bits > chains) --plan.lane_bits;
 }
 
 constexpr int kPackedWarps = 8;  // of a block
@@ -116,13 +139,14 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
   }
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
+    if (is_chained(plan, problem.rows)) {
+      plan_chains(plan, problem.rows);
+      return plan;
+    }
     const bool whole = plan.blocks == 1 && !plan.split && plan.slices == 1;
     if (!whole || problem.rows.outer > kFlatBlocks * gpu.multiprocessors) return plan;
     plan.algorithm = RowAlgorithm::kSmall;
     plan.flat = true;
-    const int64_t elements = problem.rows.length * problem.rows.inner;
-    plan.single = elements * traits.item_bytes % 16 != 0 && elements <= kSingleFlat;
-    if (plan.single) plan.block_warps = std::min(kSmallFlatWarps, plan.block_warps * 16 / traits.item_bytes);
     return plan;
   }
   const int64_t most = problem.rows.length <= held_positions(1) ? kSmallHeld : kSmallWalked;

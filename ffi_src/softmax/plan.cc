@@ -31,8 +31,6 @@ constexpr int64_t kFewWarps = 16;
 // Teams of lanes that share a row (share_rows): up to kFewTeams warps per multiprocessor, a lane has one vector; with
 // two or four, there are at most kManyTeams of them, and without results kManyFolds.
 constexpr int64_t kFewTeams = 8, kManyTeams = 64, kManyFolds = 16;
-constexpr int64_t kMostElements = 16 << 20;  // widen_loose: bytes of arrays that are loaded element by element
-constexpr int64_t kNarrowWarps = 16;         // narrow_lanes: the most warps per multiprocessor
 // Rows of 16 bits of more than two vectors, up to kLooseRow bytes, that are not whole vectors: gradients of arrays of
 // more than kMostLoose bytes are faster from y, by tiles. (300000 x 29 bfloat16 took 30 us with the forward pass, and
 // 35 from x.)
@@ -132,31 +130,85 @@ void share_rows(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
       plan.block_warps /= 2;
 }
 
-// Softmax of few rows of 16 bits that are not aligned, of which a block has one: lanes have one vector instead of two,
-// which take most of the work to load. (6 x 1882 float16 1.7 us, and 2.0.)
-void narrow_lanes(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
-  if (plan.wide != kWideVectors || !plan.traits.output || plan.traits.item_bytes > 2) return;
-  const int64_t bytes = row_bytes(problem), warps = ceil_div(bytes, 16 * 32);
-  if (bytes % 16 == 0 || warps > kMaxBlockWarps || problem.rows.outer * warps > kNarrowWarps * gpu.multiprocessors)
-    return;
-  plan.wide = 1;
-  plan.block_warps = static_cast<int>(warps);
+// Softmax and log_softmax of rows of 16 and 32 bits that are not whole vectors (cuda/loose_rows.cu): the bytes of rows
+// (lax/softmax_primitives.py has them, too), the words of a unit, the units and the number of spans.
+constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 32 * 4;
+constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
+constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
+// Few rows: a warp has a unit if that makes at most so many warps per multiprocessor, and in a block.
+constexpr int64_t kLooseResident = 16, kLooseWarps = 12;
+
+bool is_value(const Problem& problem) {
+  return (problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp) &&
+         !problem.general && problem.rows.outer > 0;
 }
 
-// Many rows of 16 and 32 bits that are not aligned: a block has a row, too, where the last span of rows_kernel would
-// have few vectors, since a warp takes as long for them as for a whole span. (22857 x 2202 float16 take 74 us, and
-// would take 122; 12276 x 2050 float32 57 and 69.) Small arrays of the shortest rows of float32 are loaded element by
-// element.
-void widen_loose(RowPlan& plan, const Problem& problem) {
-  const int64_t warps = wide_warps(problem), bytes = row_bytes(problem);
-  const bool single = problem.dtype == DType::kFloat32 && problem.rows.outer * bytes <= kMostElements;
-  const bool empty = (warps == 3 && !single) || warps == 5 || warps == 6 || warps == 9;
-  if (!empty || plan.algorithm != RowAlgorithm::kRows || plan.spread || plan.wide || !plan.traits.output ||
-      plan.traits.item_bytes > 4 || bytes % 16 == 0)
-    return;
-  plan.wide = kWideVectors;
-  plan.blocks = 1;
-  plan.block_warps = static_cast<int>(warps);
+bool is_loose(const Problem& problem) {
+  const int64_t bytes = row_bytes(problem);
+  return is_value(problem) && problem.op != Op::kLogSumExp && problem.dtype != DType::kFloat64 &&
+         problem.rows.inner == 1 && bytes % 16 != 0 && bytes > kShortestLoose && bytes <= kLongestLoose;
+}
+
+// The number of units of a span follows from the length, since it decides the order of additions: as few units are
+// empty as can be, and spans are long.
+RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
+  RowPlan plan;
+  plan.traits = traits_of(problem);
+  plan.algorithm = RowAlgorithm::kRows;
+  plan.single = plan.spread = true;
+  plan.lane_bits = 5;
+  const int64_t outer = problem.rows.outer, units = ceil_div(ceil_div(row_bytes(problem), 4), kLooseUnit);
+  int64_t least = INT64_MAX;
+  for (int each = kMostLooseUnits; each > 1; --each) {
+    const int64_t spans = ceil_div(units, each);
+    if (spans * each >= least || spans > kMostLooseSpans) continue;
+    least = spans * each;
+    plan.each = each;
+    plan.spans = spans;
+  }
+  const bool few = least <= kLooseWarps && outer * least <= kLooseResident * gpu.multiprocessors;
+  plan.wide = few ? plan.each : plan.spans > 1 ? 1 : 0;  // groups of warps that share a span; 0: a warp has a row
+  plan.block_warps = static_cast<int>(std::max(plan.wide, 1) * plan.spans);
+  if (plan.wide) return plan;
+  plan.block_warps = kLooseTeam;
+  while (plan.block_warps > 1 && ceil_div(outer, plan.block_warps) < 2 * gpu.multiprocessors) plan.block_warps /= 2;
+  return plan;
+}
+
+// Few columns along axes of middle length (cuda/held_columns.cu): the least positions, the most columns, and the most
+// elements of an outer index, and the same for float64; the least positions and the most elements without results;
+// threads of a block; elements of a thread.
+constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
+constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
+constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'000;
+constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;
+constexpr int kHeldElements = 8;
+
+bool is_held(const Problem& problem) {
+  const Rows& rows = problem.rows;
+  const bool wide = problem.dtype == DType::kFloat64;
+  const bool statistics = problem.op == Op::kLogSumExp;
+  const int64_t least = wide ? kLeastWideHeldLength : statistics ? kLeastHeldStatistics : kLeastHeldLength;
+  const int64_t most = wide ? kMostWideHeldElements : statistics ? kMostHeldStatistics : kMostHeldElements;
+  return is_value(problem) && rows.inner > 1 && rows.inner <= (wide ? kMostWideHeldColumns : kMostHeldColumns) &&
+         rows.length >= least && rows.length * rows.inner <= most;
+}
+
+RowPlan plan_held(const Problem& problem) {
+  RowPlan plan;
+  plan.traits = traits_of(problem);
+  plan.algorithm = RowAlgorithm::kColumns;
+  plan.single = true;
+  const int64_t inner = problem.rows.inner, elements = problem.rows.length * inner;
+  int64_t threads = kLeastHeldThreads;
+  const auto chains = [&] { return threads / inner * inner; };
+  while (threads < kMostHeldThreads && elements > kHeldElements * chains()) threads *= 2;
+  plan.part_length = chains();
+  plan.each = elements <= kHeldElements * chains() ? kHeldElements : 2 * kHeldElements;
+  plan.lane_bits = 5;
+  while (inner << plan.lane_bits > threads) --plan.lane_bits;
+  plan.block_warps = static_cast<int>(threads / 32);
+  return plan;
 }
 
 // Gives a lane one vector of a row, where that is faster than several or the only kernel. It is faster for many rows,
@@ -307,16 +359,15 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
     if (problem.rows.inner != 1 || row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
     if (row_bytes(problem) > kMostTeamBytes) return plan_row_gradient(problem, gpu);
   }
+  const bool tuned = tuning.vectors || tuning.cluster || tuning.block_warps || tuning.split;
+  if (!tuned && is_loose(problem)) return plan_loose(problem, gpu);
+  if (!tuned && is_held(problem)) return plan_held(problem);
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp ||
                      problem.op == Op::kLogSumExpGrad;
   if (!plain || problem.general) return plan;
-  if (problem.op != Op::kLogSumExpGrad) {
-    share_rows(plan, problem, gpu);
-    narrow_lanes(plan, problem, gpu);
-    widen_loose(plan, problem);
-  }
+  if (problem.op != Op::kLogSumExpGrad) share_rows(plan, problem, gpu);
   const RowPlan small =
       small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));
   return problem.op == Op::kLogSumExpGrad ? small : tiled_form(small, problem.rows, gpu);

@@ -11,7 +11,12 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
   if (rows.count() == 0) return plan;
   plan.algorithm = Algorithm::kArgmax;
   const int64_t key_bytes = key_bits / 8, candidate = composite_bytes(key_bytes);
-  const ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
+  ArgmaxShape shape = argmax_shape(rows, static_cast<int>(key_bytes), true);
+  // The candidates of all slices take at most a sixteenth of the bytes of x.
+  int64_t most_slices = rows.length * key_bytes / (16 * candidate);
+  if (workspace_bytes >= 0) most_slices = std::min(most_slices, workspace_bytes / (rows.inner * candidate));
+  if (shape.period > 1 && shape.period > most_slices)
+    shape = argmax_strided_shape(rows, static_cast<int>(key_bytes), true);
   const bool shared = shape.form == ArgmaxForm::kTeams || shape.form == ArgmaxForm::kTiles ||
                       shape.form == ArgmaxForm::kSmall || shape.form == ArgmaxForm::kRows;
   plan.lanes = shared ? 1 << shape.lane_bits : shape.threads;
@@ -41,7 +46,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
       while (2 * slices <= most) slices *= 2;
   } else if (shape.form == ArgmaxForm::kColumns && shape.beside) {
-    slices = std::min(2 * gpu.multiprocessors / units, rows.length / (4 * shape.deep));
+    const int64_t blocks = shape.period > 1 ? 4 : 2;  // for each multiprocessor
+    slices = std::min(blocks * gpu.multiprocessors / units, rows.length / (4 * shape.deep));
   } else if (shape.form == ArgmaxForm::kColumns) {
     // How many rows a block reads in one step.
     const int64_t step = shape.threads * (16 / key_bytes) / rows.inner, longest = rows.length / (4 * step);
@@ -55,9 +61,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     const int64_t blocks = shape.columns > 1 && shape.beside <= 32 ? 8 : 4;  // for each multiprocessor
     slices = std::min(blocks * gpu.multiprocessors / units, rows.length / (8 * shape.deep));
   }
-  // the candidates of all slices take at most a sixteenth of the bytes of x
-  slices = std::min(slices, rows.length * key_bytes / (16 * candidate));
-  if (workspace_bytes >= 0) slices = std::min(slices, workspace_bytes / (rows.inner * candidate));
+  slices = std::min(slices, most_slices);
+  if (shape.period > 1) slices = std::max<int64_t>(slices / shape.period, 1) * shape.period;
   if (slices <= 1) return plan;
   if (shape.form == ArgmaxForm::kSmall) {
     const ArgmaxShape cut = argmax_small_shape(rows, static_cast<int>(key_bytes), slices);

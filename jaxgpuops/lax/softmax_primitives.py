@@ -201,6 +201,15 @@ def _times(y, factor, scale):
     return y if scale is None else y * scale
 
 
+def _is_loose(aval, axis):
+    """Whether rows are not whole vectors, and long enough for loose_rows.cu."""
+    length, *columns = aval.shape[axis:]
+    if aval.dtype.itemsize == 8 or not isinstance(length, int) or any(n != 1 for n in columns):
+        return False
+    row = length * aval.dtype.itemsize
+    return row % 16 != 0 and 512 < row <= 28 << 10
+
+
 class _Derivative(Kernel):
     """A derivative of y = softmax(x) or log_softmax(x), whose operands are a tangent or cotangent, and y.
 
@@ -241,6 +250,9 @@ class _Derivative(Kernel):
         # The same holds for columns of few positions, whose sums are added up in another order.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk", "small"):
             return True
+        # So it does for the rows that loose_rows.cu takes, but not where something else needs y: such arrays are large.
+        if _is_loose(aval, choice.params["axis"]):
+            return unused
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
         is_short = row <= 32 or (row <= 64 and row % 16 == 0)
         most = self._MOST_BYTES_OF_SHORT if is_short else self._MOST_BYTES
@@ -256,7 +268,8 @@ class _DerivativeOfLogs(_Derivative):
     """
 
     def _takes_x(self, choice, aval, partitioned, unused):
-        return not partitioned or super()._takes_x(choice, aval, partitioned, unused)
+        loose = _is_loose(aval, choice.params["axis"])
+        return not partitioned or loose or super()._takes_x(choice, aval, partitioned, unused)
 
 
 def _softmax_jvp_fallback(t, y, *rest, axis, factor, scaled, of_logits=False):

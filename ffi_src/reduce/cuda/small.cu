@@ -1,9 +1,9 @@
 // Sums of floats by kernels of little code. Those of 8 bits with few elements: the kernel of row_engine/cuda/small.cuh.
 // Columns in tiles: row_engine/cuda/columns_tiles.cuh. Flat rows, each of a block: flat_sums_kernel, or
-// small_flat_kernel if they are short and no whole vectors. (There, flat_sums_kernel has a branch at each vector, so
-// that loads wait for each other: 335 x 3 bfloat16 took 3 us.) Others with few elements: each thread has the positions
-// of a column that a lane of a walking kernel has there (row_engine/cuda/columns_walk.cuh), all of them on their way
-// before the first is used, and adds them up in the same order. One read; the parameters fill one line.
+// chain_sums_kernel if they are no whole vectors. (There, flat_sums_kernel has a branch at each vector, so that loads
+// wait for each other: 335 x 3 bfloat16 took 3 us.) Others with few elements: each thread has the positions of a column
+// that a lane of a walking kernel has there (row_engine/cuda/columns_walk.cuh), all of them on their way before the
+// first is used, and adds them up in the same order. One read; the parameters fill one line.
 #include "row_engine/cuda/columns_tiles.cuh"
 #include "row_engine/cuda/small.cuh"
 #include "reduce/cuda/dispatch.cuh"
@@ -114,6 +114,63 @@ __global__ void __launch_bounds__(32 * kFlatWarps, sizeof(typename P::Bits) > 1 
     P::write_row(p.args, int64_t{blockIdx.x} * p.inner + c, {}, P::finish(p.args, {}, stats[c]));
 }
 
+// Flat rows that are no whole vectors. Element e belongs to chain e % `chains`, which is a multiple of inner, so a
+// chain stays with one column. A thread has a chain, and a team of 2^team_bits lanes adds up the chains of a column. So
+// the order of additions follows from the length and inner.
+constexpr int kMostChains = 32 * kSmallFlatWarps;
+
+template <class P>
+struct ChainSums {
+  const void* x;
+  uint32_t size, inner, chains;
+  int team_bits;
+  typename P::Args args;
+};
+
+template <class P>
+__global__ void __launch_bounds__(kMostChains) chain_sums_kernel(const __grid_constant__ ChainSums<P> p) {
+  using E = typename P::Element;
+  using Acc = typename E::Acc;
+  constexpr uint32_t kBatch = 8;
+  __shared__ Acc sums[kMostChains];
+  const uint32_t chains = once(p.chains), inner = once(p.inner), size = threadIdx.x < chains ? once(p.size) : 0;
+  const auto* const from = static_cast<const typename P::Bits*>(p.x) + uint64_t{blockIdx.x} * p.size;
+  Acc sum = 0;
+#pragma unroll 1
+  for (uint32_t at = threadIdx.x; at < size; at += kBatch * chains) {
+    typename P::Bits bits[kBatch];
+#pragma unroll
+    for (uint32_t b = 0; b < kBatch; ++b) bits[b] = at + b * chains < size ? from[at + b * chains] : P::pad(p.args, 0);
+#pragma unroll
+    for (uint32_t b = 0; b < kBatch; ++b) sum = sum + E::load(bits[b]);
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  const uint32_t team = 1u << p.team_bits, lane = threadIdx.x & (team - 1), column = threadIdx.x >> p.team_bits;
+  sum = 0;
+  if (column < inner) {
+#pragma unroll 4
+    for (uint32_t at = column + lane * inner; at < chains; at += team * inner) sum = sum + sums[at];
+  }
+#pragma unroll 1
+  for (uint32_t d = 1; d < team; d *= 2) sum = sum + shuffle_xor(sum, d);
+  if (column < inner && lane == 0)
+    P::write_row(p.args, uint64_t{blockIdx.x} * inner + column, {}, P::finish(p.args, {}, row_engine::Stat<P>{{sum}}));
+}
+
+template <class P>
+cudaError_t launch_chains(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
+  const Rows& rows = problem.rows;
+  const ChainSums<P> p = {buffers.x,
+                          static_cast<uint32_t>(rows.length * rows.inner),
+                          static_cast<uint32_t>(rows.inner),
+                          static_cast<uint32_t>(plan.part_length),
+                          plan.lane_bits,
+                          parameters_of<P>(problem, buffers).args};
+  if (p.chains > kMostChains || rows.outer > INT32_MAX) return cudaErrorInvalidConfiguration;
+  return launch(stream, {dim3(static_cast<unsigned>(rows.outer)), dim3(plan.threads())}, chain_sums_kernel<P>, p);
+}
+
 template <class P>
 cudaError_t launch_flat(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   constexpr int kWidth = 16 / sizeof(typename P::Bits);
@@ -132,8 +189,7 @@ template <class P>
 cudaError_t launch_sums(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers) {
   const auto all = parameters_of<P>(problem, buffers);
   const Rows& rows = problem.rows;
-  if (plan.flat && plan.single)
-    return row_engine::run_small_flat<P>(stream, plan, rows, all.operands[0], nullptr, all.args);
+  if (plan.flat && plan.single) return launch_chains<P>(stream, plan, problem, buffers);
   if (plan.flat) return launch_flat<P>(stream, plan, problem, buffers);
   if (plan.algorithm == RowAlgorithm::kRowsTiles)
     return row_engine::run_column_tiles<P>(stream, plan, rows, all.operands[0], nullptr, all.args);

@@ -66,12 +66,16 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
   const Rows& rows = problem.rows;
   Argmax a = {call_of({rows, 1, problem.key_bits, problem.order.order}, buffers)};
   a.outer = rows.outer;
-  a.slice = static_cast<uint32_t>(argmax_slice(rows, plan.slices));
-  // As many slices as needed, so that none is empty.
-  a.slices = static_cast<uint32_t>((rows.length + a.slice - 1) / a.slice);
-  a.cluster = a.slices > 1 && plan.workspace_bytes == 0;
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
-  const cudaError_t status = launch_form(stream, argmax_shape(rows, problem.key_bits / 8, aligned), problem, a);
+  ArgmaxShape shape = argmax_shape(rows, problem.key_bits / 8, aligned);
+  if (plan.slices % shape.period != 0) shape = argmax_strided_shape(rows, problem.key_bits / 8, aligned);
+  // As many slices as needed, so that none is empty.
+  const Rows turns = {rows.outer, (rows.length + shape.period - 1) / shape.period, rows.inner};
+  const int64_t slice = argmax_slice(turns, plan.slices / shape.period);
+  a.slice = static_cast<uint32_t>(slice);
+  a.slices = static_cast<uint32_t>((turns.length + slice - 1) / slice * shape.period);
+  a.cluster = a.slices > 1 && plan.workspace_bytes == 0;
+  const cudaError_t status = launch_form(stream, shape, problem, a);
   if (status != cudaSuccess || a.slices == 1 || a.cluster) return status;
   const uint32_t team = a.slices > 128 ? kArgmaxThreads : a.slices > 8 ? 32 : 1;
   Launch last = {dim3(static_cast<unsigned>((rows.count() * team + kArgmaxThreads - 1) / kArgmaxThreads)),

@@ -7,8 +7,12 @@ namespace {
 // The shape of a block: `beside` threads read the vectors of one row of columns, and `deep` such groups read `deep`
 // rows, which are a step. If `beside` is 0, the block's rows are one run of vectors without a gap; a step is `threads`
 // of them.
+//
+// If lines are not whole vectors, positions that are `period` apart begin equally far from one. Then a block has such
+// positions only, and reads aligned windows of 16 bytes: its first columns may lie before a line, its last ones after
+// it.
 struct ColumnsCall {
-  uint32_t tiles, beside, deep, threads;
+  uint32_t tiles, beside, deep, threads, period;
 };
 
 template <class Key>
@@ -21,21 +25,32 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
   const uint32_t inner = static_cast<uint32_t>(a.inner), thread = threadIdx.x;
   const uint32_t unit = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - unit * a.slices;
   const uint32_t outer = call.tiles == 1 ? unit : unit / call.tiles, tile = unit - outer * call.tiles;
-  const uint32_t begin = part * a.slice, count = smaller(a.slice, a.length - begin);
+  // The block's positions are begin, begin + period, ..
+  const uint32_t period = call.period, turn = period == 1 ? 0 : part % period;
+  const uint32_t begin = period == 1 ? part * a.slice : part / period * a.slice * period + turn;
+  const uint32_t count = begin < a.length ? smaller(a.slice, (a.length - begin + period - 1) / period) : 0;
   const Key* x = static_cast<const Key*>(a.x) + (static_cast<int64_t>(outer) * a.length + begin) * inner;
   let_dependents_start();
 
   // The thread reads vectors v, v + stride, .. up to `end`.
   const uint4* body;
-  uint32_t v, stride, end, pitch, misaligned = 0, depth = 0, column = 0, width = call.beside * kVector;
+  uint32_t v, stride, end, pitch, misaligned = 0, depth = 0, column = 0, width = call.beside * kVector, skipped = 0;
+  bool last = false;
   if (call.beside) {
     depth = call.deep == 1 ? 0 : thread / call.beside;
     column = (thread - depth * call.beside) * kVector;
-    body = reinterpret_cast<const uint4*>(x + tile * width + column);
+    const auto before = period == 1 ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
+    body = reinterpret_cast<const uint4*>(x - before + tile * width + column);
     v = depth;
     stride = call.deep;
-    pitch = inner / kVector;
-    end = tile * width + column < inner && depth < call.deep ? count : 0;
+    pitch = period == 1 ? inner / kVector : inner * period / kVector;
+    const uint32_t at = tile * width + column;
+    end = at < inner + before && depth < call.deep ? count : 0;
+    // Nothing beyond the array is read: the last window may be a part of one.
+    last = period > 1 && at + kVector > inner + before && outer + 1 == a.outer &&
+           begin + (count - 1) * period + 1 == a.length;
+    if (last && end) --end;
+    skipped = before;
   } else {
     misaligned = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(Key));
     width = inner;
@@ -83,13 +98,25 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
     }
   }
 
+  if (last && v + 1 == count) {
+    const Key* const line = x + static_cast<int64_t>(v) * period * inner;
+    Elements elements;
+#pragma unroll
+    for (uint32_t e = 0; e < kVector; ++e) {
+      const uint32_t of_line = tile * width + column + e - skipped;  // wraps around before the line
+      elements.of[e] = of_line < inner ? line[of_line] : ranks.least;
+    }
+    places.see(bits_as<uint4>(elements), ranks, s);
+  }
+
   if (call.beside && call.deep == 1) {
     if (end == 0) return;
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e) {
       Candidate<Key> c = places.at(e);
-      c.index += begin;
-      finish(a, outer, tile * width + column + e, part, c);
+      c.index = begin + c.index * period;
+      const uint32_t of_line = tile * width + column + e - skipped;
+      if (of_line < inner) finish(a, outer, of_line, part, c);
     }
     return;
   }
@@ -112,7 +139,7 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
 #pragma unroll
     for (uint32_t e = 0; e < kVector; ++e) {
       Candidate<Key> c = places.at(e);
-      c.index = begin + (larger(c.index, steps_before) - steps_before) * rows + depth;
+      c.index = begin + ((larger(c.index, steps_before) - steps_before) * rows + depth) * period;
       all[spaced<kVector>(depth * width + column)] = c;
       if (++column == width) {
         column = 0;
@@ -121,8 +148,10 @@ __global__ void __launch_bounds__(kArgmaxMostThreads, 1024 / kArgmaxMostThreads)
     }
   }
   merge_rows<kVector>(all, width, smaller(rows, count), thread, blockDim.x);
-  for (uint32_t c = thread; c < width && tile * width + c < inner; c += blockDim.x)
-    finish(a, outer, tile * width + c, part, all[spaced<kVector>(c)]);
+  for (uint32_t c = thread; c < width; c += blockDim.x) {
+    const uint32_t of_line = tile * width + c - skipped;
+    if (of_line < inner) finish(a, outer, of_line, part, all[spaced<kVector>(c)]);
+  }
 }
 
 }  // namespace
@@ -132,7 +161,7 @@ cudaError_t launch_argmax_columns(cudaStream_t stream, const ArgmaxShape& shape,
   const dim3 blocks(static_cast<unsigned>(a.outer * shape.tiles * a.slices));
   const auto threads = static_cast<uint32_t>(shape.threads);
   const ColumnsCall call = {static_cast<uint32_t>(shape.tiles), static_cast<uint32_t>(shape.beside),
-                            static_cast<uint32_t>(shape.deep), threads};
+                            static_cast<uint32_t>(shape.deep), threads, static_cast<uint32_t>(shape.period)};
   const auto shared = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);

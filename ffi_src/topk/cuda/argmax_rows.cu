@@ -24,18 +24,30 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
     // any.
     const Lanes<Key> lanes(order.order);
     uint32_t most = 0, least = ~0u;
+    const auto of_all = [&](auto see) {
 #pragma unroll
-    for (const uint4& v : vectors) {
+      for (const uint4& v : vectors) {
 #pragma unroll
-      for (const uint32_t word : {v.x, v.y, v.z, v.w}) {
-        const uint32_t keys = lanes.encode(word);
-        most = lanes.max(most, keys);
-        least = sizeof(Key) == 4   ? smaller(least, keys)
-                : sizeof(Key) == 2 ? __vminu2(least, keys)
-                                   : __vminu4(least, keys);
+        for (const uint32_t word : {v.x, v.y, v.z, v.w}) {
+          const uint32_t keys = lanes.encode(word);
+          if constexpr (sizeof(Key) == 1) {  // pairs, for which there are instructions
+            see(keys & 0xff00ff00);
+            see(keys << 8 & 0xff00ff00);
+          } else {
+            see(keys);
+          }
+        }
       }
+    };
+    constexpr bool kWhole = sizeof(Key) == 4;
+    of_all([&](uint32_t keys) { most = kWhole ? larger(most, keys) : __vmaxu2(most, keys); });
+    if (order.sign) of_all([&](uint32_t keys) { least = kWhole ? smaller(least, keys) : __vminu2(least, keys); });
+    if constexpr (!kWhole) {
+      most = larger(most >> 16, most & 0xffff) >> (16 - 8 * sizeof(Key));
+      least = smaller(least >> 16, least & 0xffff) >> (16 - 8 * sizeof(Key));
     }
-    const Key ends[2] = {static_cast<Key>(lanes.largest(most)), static_cast<Key>(~lanes.largest(~least))};
+    const Key ends[2] = {static_cast<Key>(most), static_cast<Key>(least)};
+    if (!order.sign) return encode_arg(decode(ends[0], order.order), order);
     return larger(encode_arg(decode(ends[0], order.order), order), encode_arg(decode(ends[1], order.order), order));
   }
 }

@@ -46,8 +46,13 @@ struct ArgmaxShape {
   int64_t tiles = 1;    // kColumns, kStrided, kSheets: blocks that share the columns of an outer index
   // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
   int beside = 0, deep = 1;
+  int period = 1;  // kColumns: slice i has positions i % period, i % period + period, .. of the axis
   int threads = kArgmaxThreads;
 };
+
+// kColumns: the least positions of a slice if lines are not whole vectors. (Only of 16 bits: of 32 bits, kStrided is as
+// fast, and so it is of bytes, whose lines are often whole words.)
+constexpr int64_t kArgmaxPeriods = 64;
 
 // How many columns a thread of kSheets has.
 constexpr int argmax_sheet_columns(int key_bytes) { return key_bytes == 8 ? 4 : 8; }
@@ -288,7 +293,15 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     spread(rows.inner / vector, kArgmaxThreads / shape.deep);
     shape.threads = shape.beside * shape.deep;
   } else {
-    return argmax_strided_shape(rows, key_bytes, aligned);
+    // Positions that are a period apart begin equally far from a whole vector.
+    const int period = static_cast<int>(16 / std::gcd<int64_t>(inner_bytes, 16));
+    if (!aligned || key_bytes != 2 || rows.length < kArgmaxPeriods * period)
+      return argmax_strided_shape(rows, key_bytes, aligned);
+    shape.form = ArgmaxForm::kColumns;
+    shape.period = period;
+    shape.deep = 8;
+    spread((rows.inner + 2 * (vector - 1)) / vector, kArgmaxThreads / shape.deep);
+    shape.threads = shape.beside * shape.deep;
   }
   return shape;
 }
