@@ -384,12 +384,22 @@ def test_plan_of_a_part_of_a_batch_needs_no_more():
 
 def test_few_rows_are_spread():
     """Blocks that share a row need a workspace; a call that has none, since it is a part of many rows, does without."""
-    for length, bits, algorithm in ((8193, 32, "sweep"), (16_384, 16, "sweep"), (7000, 64, "sweep")):
+    for length, bits, algorithm in (
+        (4097, 32, "sweep"),
+        (8193, 32, "sweep"),
+        (16_384, 16, "sweep"),
+        (4097, 64, "sweep"),
+        (7000, 64, "sweep"),
+    ):
         few, many = (plan_sort(outer, length, 1, bits, True, True, 90) for outer in (5, 500))
         assert (few["algorithm"], many["algorithm"]) == (algorithm, "block")
         assert few["workspace_bytes"] > many["workspace_bytes"] == 0
         assert plan_sort(5, length, 1, bits, True, True, 90, workspace_bytes=0) == {**many, "blocks": 5}
-    assert plan_sort(5, 8192, 1, 32, True, True, 90)["algorithm"] == "block"
+    for outer, length in ((5, 4096), (33, 8000), (70, 8192)):
+        assert plan_sort(outer, length, 1, 32, True, True, 90)["algorithm"] == "block"
+    items = {(1, 67_584): 1, (1, 67_585): 2, (18, 6208): 2, (1, 270_336): 4, (1, 270_337): 0}
+    for (outer, length), expected in items.items():
+        assert plan_sort(outer, length, 1, 32, True, True, 90)["items"] == expected
 
 
 @pytest.mark.parametrize("compute_capability", [75, 80, 86, 90, 120])
