@@ -6,8 +6,8 @@
 // neighbouring tiles have added up to sums, and for the elements of their buckets. Every block reads all samples, but
 // ranks only its share of them: those of the right ranks are splitters, which it sends to the others. What is sent is a
 // parcel with a tag, which says that it has arrived, so no barrier, fence or launch is needed. A bucket is sorted in
-// shared memory, by splitters again, which are elements of it: then each element is compared with those between the
-// same two splitters.
+// shared memory: by splitters again, which are elements of it, and then each element is compared with those between the
+// same two; or, if it has more than some hundred elements of 32 bits, by digits.
 //
 // If a bucket is too long, since the samples say little about the other elements, the row is sorted in passes by digits
 // of eight bits, as in sweep.cuh, but blocks stay: each sends its elements to their tiles as parcels, and waits for its
@@ -342,7 +342,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
   const bool live = first - threadIdx.x % 32 < there;  // the warp has elements
   const uint32_t outer = row / a.inner, column = row - outer * a.inner;
 
-  // The kernel that sets the words of the first exchange to zero has already waited for the kernel that makes `x`.
+  // The kernel that sets the splitters and the first exchange to zero has already waited for the kernel that makes `x`.
   Key words[kItems], sample[kSamplesEach];
   uint32_t index[kItems];
   const Key* const x = static_cast<const Key*>(a.x) + outer * a.length * a.inner + column;
