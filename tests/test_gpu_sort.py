@@ -118,8 +118,9 @@ def test_equal_values_keep_their_order(shape, axis, dtype):
         assert same_bits(jax.jit(functools.partial(sort, descending=descending))(x), expected(x, axis, descending)[0])
 
 
-# Rows of which each multiprocessor has one tile at most, of the two lengths of tiles.
+# Rows of which each multiprocessor has one tile at most, of each length of tiles.
 SPLIT = [
+    ((1, 4097), 1),
     ((1, 20_001), 1),
     ((3, 40_001), 1),
     ((1, 135_168), 1),
@@ -129,12 +130,14 @@ SPLIT = [
 ]
 
 
-def hidden(shape, axis, dtype):
-    """Rows whose samples (place_of_sample in sort/cuda/splitters.cu) are all the same."""
-    n, i = shape[axis], np.arange(1024, dtype=np.uint64)
-    places = ((i << 16 | (i * 2654435761 & 0xFFFFFFFF) >> 16) * np.uint64(n)) >> 26
-    x = jnp.moveaxis(jnp.abs(data(shape, axis, dtype)), axis, 0)
-    return jnp.moveaxis(x.at[places.astype(np.int64)].set(-1), 0, axis)
+def hidden(x, axis, items):
+    """Makes all samples of each row (place_of_sample in sort/cuda/splitters.cu) the same. A thread has ``items``."""
+    n = x.shape[axis]
+    samples = (8 if x.dtype.itemsize == 4 and items <= 2 else 16) * min(-(-n // (512 * items)), 128)
+    i = np.arange(samples, dtype=np.uint64)
+    places = ((i << 16 | (i * 2654435761 & 0xFFFFFFFF) >> 16) * np.uint64((n << 20) // samples)) >> 36
+    rows = jnp.moveaxis(jnp.abs(x), axis, 0)
+    return jnp.moveaxis(rows.at[places.astype(np.int64)].set(-1), 0, axis)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float64", "int64"])
@@ -142,12 +145,12 @@ def hidden(shape, axis, dtype):
 def test_rows_are_split_by_samples(shape, axis, dtype):
     """Where samples say nothing about the other elements, one block would get them all, and passes sort them."""
     with jax.enable_x64(dtype in ("float64", "int64")):
-        for x in (hidden(shape, axis, jnp.dtype(dtype)), data(shape, axis, jnp.dtype(dtype))):
-            takes = x.dtype.itemsize == 8 or x.size < 200_000
-            assert (plan(lambda x: jaxgpuops.argsort(x, axis=axis), x)["items"] > 0) == takes
+        x = data(shape, axis, jnp.dtype(dtype))
+        items = plan(lambda x: jaxgpuops.argsort(x, axis=axis), x)["items"]
+        for rows in (hidden(x, axis, items), x):
             for descending in (False, True):
-                values, indices = expected(x, axis, descending)
-                assert same_bits(ours(x, axis, descending), (values, indices, values, indices))
+                values, indices = expected(rows, axis, descending)
+                assert same_bits(ours(rows, axis, descending), (values, indices, values, indices))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16", "int64"])

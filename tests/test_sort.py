@@ -384,12 +384,22 @@ def test_plan_of_a_part_of_a_batch_needs_no_more():
 
 def test_few_rows_are_spread():
     """Blocks that share a row need a workspace; a call that has none, since it is a part of many rows, does without."""
-    for length, bits, algorithm in ((8193, 32, "sweep"), (16_384, 16, "sweep"), (7000, 64, "sweep")):
+    for length, bits, algorithm in (
+        (4097, 32, "sweep"),
+        (8193, 32, "sweep"),
+        (16_384, 16, "sweep"),
+        (4097, 64, "sweep"),
+        (7000, 64, "sweep"),
+    ):
         few, many = (plan_sort(outer, length, 1, bits, True, True, 90) for outer in (5, 500))
         assert (few["algorithm"], many["algorithm"]) == (algorithm, "block")
         assert few["workspace_bytes"] > many["workspace_bytes"] == 0
         assert plan_sort(5, length, 1, bits, True, True, 90, workspace_bytes=0) == {**many, "blocks": 5}
-    assert plan_sort(5, 8192, 1, 32, True, True, 90)["algorithm"] == "block"
+    for outer, length in ((5, 4096), (33, 8000), (70, 8192)):
+        assert plan_sort(outer, length, 1, 32, True, True, 90)["algorithm"] == "block"
+    items = {(1, 67_584): 1, (1, 67_585): 2, (18, 6208): 2, (1, 270_336): 4, (1, 270_337): 0}
+    for (outer, length), expected in items.items():
+        assert plan_sort(outer, length, 1, 32, True, True, 90)["items"] == expected
 
 
 @pytest.mark.parametrize("compute_capability", [75, 80, 86, 90, 120])
@@ -426,7 +436,7 @@ def test_only_a_sweep_carries_numbers():
     carrying = lambda *rows, given=-1: plan_sort(*rows, 32, True, True, 90, carries=True, workspace_bytes=given)
     for rows in ((1, 8193, 1), (5, 40_000, 1), (1000, 16_385, 1)):
         assert carrying(*rows) == plan_sort(*rows, 32, True, True, 90)
-    for rows in ((1, 8192, 1), (1000, 16_384, 1), (1, 70_000, 2), (9, 7, 1)):
+    for rows in ((1, 4096, 1), (60, 8192, 1), (1000, 16_384, 1), (1, 70_000, 2), (9, 7, 1)):
         assert carrying(*rows)["algorithm"] == "none"
     # a part of a batch has the kernel of the whole
     for part in (1, 5, 64):
@@ -448,7 +458,7 @@ def test_only_a_sweep_carries_numbers():
         (4096, 1024, 6, 32, "network", "network"), (4096, 1024, 5, 32, "network", "team"),
         (4096, 1024, 4, 32, "network", "team"), (4096, 1024, 3, 32, "team", "team"),
         (4096, 1024, 1, 64, "team", "team"), (4096, 1024, 1, 8, "network", "team"), (1, 1025, 1, 32, "network", "block"),
-        (1, 4096, 5, 32, "network", "block"), (9, 4097, 1, 32, "block", "block"), (9, 1025, 1, 16, "block", "block"),
+        (1, 4096, 5, 32, "network", "block"), (60, 4097, 1, 32, "block", "block"), (9, 1025, 1, 16, "block", "block"),
         (395, 1024, 1, 8, "team", "team"), (396, 1024, 1, 8, "network", "team"), (64, 200, 99, 8, "network", "team"),
         (527, 2048, 1, 16, "block", "block"), (528, 2048, 1, 16, "network", "block"),
         (528, 2049, 1, 16, "block", "block"), (9, 1025, 60, 16, "network", "block"), (999, 1025, 1, 8, "block", "block"),
@@ -483,7 +493,7 @@ def test_threads_of_a_block_have_fewer_elements_in_short_and_few_rows():
     [
         (1, 1025, 1, 64, "merge"), (60, 1025, 1, 64, "merge"), (70, 1025, 1, 64, "block"), (4, 1 << 15, 1, 64, "sweep"),
         (4, (1 << 15) + 1, 1, 64, "sweep"), (32, 16_384, 1, 64, "merge"), (33, 16_384, 1, 64, "sweep"),
-        (60, 8192, 1, 64, "merge"), (100, 8192, 1, 64, "block"), (60, 6656, 1, 64, "block"), (1, 6656, 2, 64, "merge"),
+        (60, 8192, 1, 64, "merge"), (100, 8192, 1, 64, "block"), (60, 6656, 1, 64, "block"), (1, 4096, 2, 64, "merge"),
         (1, 2000, 16, 64, "merge"), (1, 2000, 17, 64, "block"), (1, 16_384, 1, 32, "sweep"),
     ],
 )  # fmt: skip
@@ -497,8 +507,8 @@ def test_few_elements_are_merged(outer, length, inner, bits, algorithm):
     "outer, length, inner, bits, items",
     [
         (1, 9000, 1, 32, 1), (1, 132 * 512, 1, 32, 1), (1, 132 * 512 + 1, 1, 32, 2), (1, 132 * 1024, 1, 32, 2),
-        (1, 132 * 1024 + 1, 1, 32, 0), (1, 9000, 1, 16, 0), (1, 132 * 1024, 1, 64, 2), (1, 132 * 2048, 1, 64, 4),
-        (1, 132 * 2048 + 1, 1, 64, 0), (9, 19_530, 1, 64, 4), (1, 16_384, 3, 64, 2), (2, 9001, 5, 32, 2),
+        (1, 132 * 1024 + 1, 1, 32, 4), (1, 132 * 2048 + 1, 1, 32, 0), (1, 9000, 1, 16, 0), (1, 132 * 1024, 1, 64, 2),
+        (1, 132 * 2048, 1, 64, 4), (1, 132 * 2048 + 1, 1, 64, 0), (9, 19_530, 1, 64, 4), (1, 16_384, 3, 64, 2), (2, 9001, 5, 32, 2),
     ],
 )  # fmt: skip
 def test_few_elements_take_one_launch(outer, length, inner, bits, items):

@@ -224,8 +224,9 @@ void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Pl
 int items_to_split(const Problem& problem, int64_t count, int64_t shared_limit, const Gpu& gpu) {
   const int key_bytes = problem.key_bits / 8;
   if (key_bytes < 4 || problem.offsets > 0) return 0;
-  for (const bool few : {true, false}) {
-    const int items = split_items(key_bytes, few);
+  for (int items = least_split_items(key_bytes); items <= kMostSplitItems; items *= 2) {
+    // Passes of large tiles skip the digits that all elements share.
+    if (key_bytes == 4 && items == kMostSplitItems && problem.low_keys) break;
     const int64_t tiles = ceil_div(problem.rows.length, int64_t{kSplitThreads} * items);
     if (count * tiles <= gpu.multiprocessors && split_shared_bytes(key_bytes, items) <= shared_limit) return items;
   }
@@ -252,8 +253,12 @@ void plan_split(const Problem& problem, int64_t shared_limit, const Gpu& gpu, in
   sweep.workspace_bytes = bytes;
 }
 
-// The longest rows that always have one block. Longer ones are swept if they are few.
-constexpr int64_t longest_of_one_block(int key_bytes) { return key_bytes == 8 ? 6656 : 8192; }
+// The longest rows that always have one block, or are merged. Longer ones are swept if they are few, or split in tiles
+// of so many elements of a thread (`items`; 0: they cannot be).
+constexpr int64_t longest_of_one_block(int key_bytes, int items) {
+  if (items == 1 || items == 2) return 4096;
+  return key_bytes == 8 ? 6656 : 8192;
+}
 
 // The logarithm of the longest tile, if merges take less time than what else is planned; else 0. Passes over few
 // elements of 64 bits take longer than merges. Over many they do not, as digits that all elements share are skipped.
@@ -261,7 +266,7 @@ int merge_tile_bits(const Rows& rows, int key_bytes) {
   const int64_t elements = rows.elements();
   if (key_bytes < 8 || rows.inner > kMostColumns) return 0;
   if (elements <= (rows.length <= 2048 ? 1 << 16 : 1 << 17)) return kSmallMergeTileBits;
-  const bool long_rows = rows.length > longest_of_one_block(key_bytes) && rows.length <= 4 << kMergeTileBits;
+  const bool long_rows = rows.length > longest_of_one_block(key_bytes, 0) && rows.length <= 4 << kMergeTileBits;
   return long_rows && elements <= 1 << 19 ? kMergeTileBits : 0;
 }
 
@@ -413,14 +418,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   }
   plan_split(problem, shared_limit, gpu, workspace_bytes, sweep);
   // A few long rows take less time if several blocks share each, provided that all blocks run at the same time.
-  const bool spreads = rows.length > longest_of_one_block(key_bytes) &&
-                       (sweep.items > 0 || (sweep.exchanges && (sweep.small || key_bytes == 1))) &&
+  const bool is_long = rows.length > longest_of_one_block(key_bytes, sweep.items);
+  const bool spreads = is_long && (sweep.items > 0 || (sweep.exchanges && (sweep.small || key_bytes == 1))) &&
                        (key_bytes < 8 ? 1 : 2) * sweep.blocks <= gpu.multiprocessors;
   const auto has_workspace = [&](const Plan& of) {
     return workspace_bytes < 0 || workspace_bytes >= of.workspace_bytes;
   };
   // A part of a batch may have only the workspace of large tiles, which need less.
-  const bool splits = sweep.items > 0 && rows.length > longest_of_one_block(key_bytes) && has_workspace(sweep);
+  const bool splits = sweep.items > 0 && is_long && has_workspace(sweep);
   for (int bits = splits ? 0 : merge_tile_bits(rows, key_bytes); bits;
        bits = bits == kSmallMergeTileBits ? kMergeTileBits : 0) {
     Plan merge = plan;

@@ -31,7 +31,7 @@ MOST_COMPARED, MOST_COMPARED_ON_GPU = 1 << 18, 1 << 22
 # The longest rows that are sorted by two keys at once if that takes integers of 64 bits. To sort longer rows twice
 # takes no longer on a GPU, and half the time on a CPU.
 MOST_TOGETHER = 1024
-# Longer rows are sorted by several blocks of a GPU (longest_of_one_block in sort/plan.cc).
+# Longer rows are sorted by several blocks of a GPU if they are few (longest_of_one_block in sort/plan.cc).
 MOST_OF_BLOCK = 8192
 # The kernel for segments of longer rows expects offsets that ascend (kMostUnordered in sort/plan.cc).
 MOST_UNORDERED = 8192

@@ -4,7 +4,8 @@
 //
 // Without indices, keys alone are sorted: equal keys are equal elements, except for NaNs and for -0 beside 0. If a row
 // has such elements, it is read once more, and they are written to their places in the order of the row. A network
-// sorts two rows of 8 or 16 bits at once: it compares both halves of a word in one instruction.
+// sorts two rows of 8 or 16 bits at once: it compares both halves of a word in one instruction. In a part of a warp,
+// threads then remember which elements are zeros, so that only rows with NaNs are read once more.
 //
 // With indices, a word has the top bits of the range of keys and, below them, the index. Neighbours whose words have
 // the same bits of the key may be in the wrong order; they change places in a few rounds by their whole keys. If these
@@ -100,6 +101,36 @@ __device__ __forceinline__ void place_equals(const TeamRow<Element, kBlock>& row
     if (is_nan) write(padded(to.nans + __popc(with_nan & before)), bits);
     to.zeros += __popc(with_zero), to.nans += __popc(with_nan);
   });
+}
+
+// Zeros of a row: bit j says that the thread's word j is one, and that it is -0.
+struct Zeros {
+  uint32_t all, negative;
+};
+
+// Calls write(place) for each -0 of a sorted row, in which zeros begin at `at`, in the order of their indices. If
+// `vectors`, kVector neighbouring words of a thread are neighbours in the row; else word j of neighbouring threads is.
+// For a team that is a part of a warp.
+template <class Team, class Write>
+__device__ __forceinline__ void place_negative_zeros(const Team& team, const Zeros& zeros, bool vectors, uint32_t at,
+                                                     Write write) {
+  const uint32_t own = threadIdx.x & 31 & ~team.t, mates = (kEveryLane >> (32 - team.size)) << own;
+  const uint32_t before = (1u << (threadIdx.x & 31)) - 1;
+#pragma unroll 1
+  for (int first = 0; first < kEach; first += kVector) {
+    uint32_t with[kVector], place = at;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      with[i] = __ballot_sync(kEveryLane, zeros.all >> (first + i) & 1) & mates;
+      place += __popc(with[i] & before);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (zeros.negative >> (first + i) & 1) write(vectors ? place : at + __popc(with[i] & before));
+      place += zeros.all >> (first + i) & 1;
+      at += __popc(with[i]);
+    }
+  }
 }
 
 // Returns the indices of a sorted row, whose elements are in shared memory. `places`: shared memory for indices of 16
@@ -382,7 +413,25 @@ __global__ void __launch_bounds__(kNetworkThreads, kNetworkBlocks) pairs_kernel(
   const bool has_equals = team.any(differ != 0);
   // Changes the bits of negative numbers.
   const auto mirror = [&](uint32_t word) { return word ^ ((word >> 15 & kBoth) * 0xffff & magnitude); };
+  __shared__ Zeros kept[2][kBlock ? 1 : kNetworkThreads];  // of both rows: registers are for words
+  bool rereads = true;
   if (has_equals) {
+    if constexpr (!kBlock) {
+      uint32_t nans = 0;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) nans |= (words[j] & ~sign) + to_nan;
+      rereads = team.any((nans & kSigns) != 0);
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        Zeros zeros = {};
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          const auto bits = static_cast<Key>(words[j] >> 16 * half);
+          zeros.all |= (static_cast<Key>(bits << 1) == 0) << j, zeros.negative |= (bits == static_cast<Key>(sign)) << j;
+        }
+        kept[half][threadIdx.x] = zeros;
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kEach; ++j)
       words[j] = sort_key(static_cast<Key>(words[j]), a.order) |
@@ -419,12 +468,19 @@ __global__ void __launch_bounds__(kNetworkThreads, kNetworkBlocks) pairs_kernel(
   for (int j = 0; j < kEach; ++j) sorted[j] = mirror(words[j] ^ turn);
   if (has_equals) {
     const Pair pair = pair_of(own);
+    auto* const halves = reinterpret_cast<Key*>(row_words);
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       team.sync();
+      if constexpr (!kBlock) {
+        if (!rereads) {
+          place_negative_zeros(team, kept[half][threadIdx.x], vectors, half ? to[1].zeros : to[0].zeros,
+                               [&](uint32_t place) { halves[2 * padded(place) + half] = static_cast<Key>(sign); });
+          continue;
+        }
+      }
       const TeamRow<Element, kBlock> row{
           {team.size, team.t, team.buffer}, pair.x + half * pair.apart, pair.step, n, pair.there[half], row_words};
-      auto* const halves = reinterpret_cast<Key*>(row_words);
       place_equals<Key>(row, to[half], a.order, [&](uint32_t place, Key bits) { halves[2 * place + half] = bits; });
     }
   }

@@ -199,32 +199,42 @@ struct SweepShape {
 // ---- Few elements: a tile for each multiprocessor -------------------------------------------------------------------
 
 constexpr int kSplitThreads = 512;
-constexpr int split_items(int key_bytes, bool few) { return (key_bytes == 8 ? 4 : 2) / (few ? 2 : 1); }  // of a thread
-constexpr bool has_splitters(int key_bytes) { return key_bytes == 8; }
-// The most elements of a bucket that a block sorts: four times as many as in a tile, and so in the mean bucket. Of 10^5
-// rows of 128 buckets that are drawn at random, about one has a longer bucket.
+constexpr int kMostSplitItems = 4;  // elements of a thread: a power of two, which is at least least_split_items()
+constexpr int least_split_items(int key_bytes) { return key_bytes == 8 ? 2 : 1; }
+constexpr int kMostBuckets = 128;  // of a row
+// Samples of a row for each of its buckets. Where comparisons or many passes sort buckets, their lengths matter more.
+constexpr int split_samples(int key_bytes, int items) { return key_bytes == 4 && items <= 2 ? 8 : 16; }
+// Whether blocks sort their buckets by digits, or by comparisons.
+constexpr bool sorts_by_digits(int key_bytes, int items) { return key_bytes == 4 && items > 1; }
+// The most elements of a bucket that a block sorts: three or four times as many as in a tile, and so in the mean
+// bucket. Of 10^4 rows of 128 buckets that are drawn at random, less than one has a longer bucket.
 constexpr int64_t split_most(int key_bytes, int items) {
-  return (has_splitters(key_bytes) ? 4 : 1) * int64_t{kSplitThreads} * items;
+  return (split_samples(key_bytes, items) == 8 ? 4 : 3) * int64_t{kSplitThreads} * items;
 }
 constexpr int64_t split_shared_bytes(int key_bytes, int items) {
   const int64_t of_tile = int64_t{kSplitThreads} * items * (key_bytes + 5);
-  return kSplitThreads / 32 * 1024 + std::max(of_tile, split_most(key_bytes, items) * (key_bytes + 4)) + (5 << 10);
+  const int64_t of_samples = split_samples(key_bytes, items) * kMostBuckets * key_bytes;
+  const int64_t of_bucket =
+      split_most(key_bytes, items) * (2 * key_bytes + (sorts_by_digits(key_bytes, items) ? 8 : 7));
+  return kSplitThreads / 32 * 1024 + std::max({of_tile, of_samples, of_bucket}) + (6 << 10);
 }
 
-// The words of each exchange of counts, and behind those of all a parcel for each element.
+// Parcels of the splitters, the words of each exchange of counts, and a parcel for each element.
 struct SplitShape {
   SplitShape(int64_t rows, int64_t length, int key_bytes, int items)
       : tiles(ceil_div(length, int64_t{kSplitThreads} * items)),
         group(sweep_group(tiles)),
         groups(ceil_div(tiles, group)) {
+    const int64_t parcel = key_bytes == 8 ? 16 : 8;
+    exchanges = rows * kMostBuckets * parcel;
     exchange_bytes = rows * (groups + tiles) * 1024;
-    parcels = (key_bytes + has_splitters(key_bytes)) * exchange_bytes;
-    bytes = parcels + rows * length * (key_bytes == 8 ? 16 : 8);
+    parcels = exchanges + (key_bytes + 1) * exchange_bytes;
+    bytes = parcels + rows * length * parcel;
   }
 
   int64_t tiles;          // of a row
   int64_t group, groups;  // tiles of a group, and groups of a row
-  int64_t exchange_bytes, parcels, bytes;
+  int64_t exchanges, exchange_bytes, parcels, bytes;
 };
 
 // ---- Few elements, and segments -------------------------------------------------------------------------------------

@@ -1,20 +1,21 @@
-// Sort of rows in one launch, of so few elements that each multiprocessor has one tile at most. Elements of 64 bits are
-// split: samples of the row divide its keys into buckets, one for each block. A block sends the elements of its tile to
-// their buckets, and then sorts its own bucket. Elements that equal a splitter are in their final places when they are
-// sent.
+// Sort of rows in one launch, of so few elements that each multiprocessor has one tile at most. Samples of the row
+// divide its keys into buckets, one for each block. A block sends the elements of its tile to their buckets, and then
+// sorts its own bucket. Elements that equal a splitter are in their final places when they are sent.
 //
-// Blocks wait for each other twice: for the counts of all tiles of the row, most of which neighbouring tiles have added
-// up to sums, and for the elements of their buckets. An element is sent as a parcel with a tag, which says that it has
-// arrived, so no barrier, fence or launch is needed. A bucket is sorted in shared memory, by splitters again, which are
-// elements of it: then each element is compared with those between the same two splitters.
+// Blocks wait for each other three times: for the splitters, for the counts of all tiles of the row, most of which
+// neighbouring tiles have added up to sums, and for the elements of their buckets. Every block reads all samples, but
+// ranks only its share of them: those of the right ranks are splitters, which it sends to the others. What is sent is a
+// parcel with a tag, which says that it has arrived, so no barrier, fence or launch is needed. A bucket is sorted in
+// shared memory: by splitters again, which are elements of it, and then each element is compared with those between the
+// same two; or, if it has more than some hundred elements of 32 bits, by digits.
 //
-// Elements of 32 bits are sorted in passes by digits of eight bits, as in sweep.cuh, but blocks stay: each sends its
-// elements to their tiles as parcels, and waits for its own. So are those of 64 bits if a bucket is too long, since the
-// samples say little about the other elements. One buffer of parcels is enough: a tile whose counts are known has read
-// its parcels of the pass before. A pass in which all elements of a row have the same digit moves none.
+// If a bucket is too long, since the samples say little about the other elements, the row is sorted in passes by digits
+// of eight bits, as in sweep.cuh, but blocks stay: each sends its elements to their tiles as parcels, and waits for its
+// own. One buffer of parcels is enough: a tile whose counts are known has read its parcels of the pass before. A pass
+// in which all elements of a row have the same digit moves none.
 //
-// Bytes moved: the elements are read and written once. In the L2 cache, 16 bytes for an element of 64 bits are written,
-// and read three times; in each pass, 8 bytes for one of 32 bits are written and read.
+// Bytes moved: the elements are read and written once. In the L2 cache, a parcel is written and read for each element,
+// of 8 bytes for 32 bits, and of 16 for 64 bits; every block reads the samples, up to 2048 elements.
 #include <algorithm>
 
 #include "common/cuda/launch.cuh"
@@ -32,6 +33,8 @@ struct SplitArgs {
   const int32_t* carried;  // numbers that take the place of the indices in the end; null: indices are wanted
   void* values;            // null: not wanted
   int32_t* indices;
+  uint64_t sample_step;      // see place_of_sample()
+  unsigned char* splitters;  // parcels: kSplitters for each row
   unsigned char* parcels;
   // Of each exchange of counts, the sums of all rows and then the counts of all: [row][group][digit] is a sum, above
   // which is how many tiles have added theirs; [row][tile][digit] is a count plus 1.
@@ -99,43 +102,12 @@ struct Parcel {
 
 // ---- Splitters ------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kSamples = 2 * kSplitThreads;
-constexpr uint32_t kSplitters = 128;  // one of which is not used, so that there are less than kDigits buckets
+constexpr uint32_t kSplitters = kMostBuckets;  // one of which is not used, so that there are less than kDigits buckets
 
-// Returns the place of a sample in its row: one in each of kSamples equal parts, at a different place of each.
-__device__ __forceinline__ uint32_t place_of_sample(uint32_t i, int64_t length) {
-  static_assert(kSamples == 1 << 10);
-  return static_cast<uint32_t>((uint64_t{i} << 16 | (i * 2654435761u) >> 16) * length >> 26);
-}
-
-// Sorts the samples, two of each thread, by a bitonic network, and leaves them in shared memory.
-template <class Key>
-__device__ __forceinline__ void sort_samples(Key (&own)[2], Key* samples) {
-  const uint32_t first = 2 * threadIdx.x;
-#pragma unroll
-  for (uint32_t size = 2; size <= kSamples; size *= 2) {
-    const bool rises = (first & size) == 0;
-#pragma unroll
-    for (uint32_t stride = size / 2; stride > 1; stride /= 2) {
-      const bool takes_less = ((first & stride) == 0) == rises;
-      Key other[2];
-      if (stride > 32) {
-        samples[first] = own[0], samples[first + 1] = own[1];
-        __syncthreads();
-        other[0] = samples[first ^ stride], other[1] = samples[(first ^ stride) + 1];
-        __syncthreads();
-      } else {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) other[i] = __shfl_xor_sync(kEveryLane, own[i], stride / 2);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) own[i] = takes_less ? min(own[i], other[i]) : max(own[i], other[i]);
-    }
-    const Key less = min(own[0], own[1]), more = max(own[0], own[1]);
-    own[0] = rises ? less : more, own[1] = rises ? more : less;
-  }
-  samples[first] = own[0], samples[first + 1] = own[1];
-  __syncthreads();
+// Returns the place of a sample in its row: one in each part of the row, at a different place of each. `step` is the
+// length of a part times 2^20.
+__device__ __forceinline__ uint32_t place_of_sample(uint32_t i, uint64_t step) {
+  return static_cast<uint32_t>((uint64_t{i} << 16 | (i * 2654435761u) >> 16) * step >> 36);
 }
 
 // Returns the bucket of a key: 2 * i + 1 if it equals splitter i, else twice the number of smaller ones. There are
@@ -151,9 +123,10 @@ __device__ __forceinline__ uint32_t bucket_of(const Key* splitters, uint32_t cou
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------
 
-template <class Key, int kItems>
+template <class Key, bool kIndices, int kItems>
 struct SplitShared {
   static constexpr int kTile = kSplitThreads * kItems, kMost = split_most(sizeof(Key), kItems);
+  static constexpr int kMoved = sorts_by_digits(sizeof(Key), kItems) ? kMost : 1, kCompared = kMoved > 1 ? 1 : kMost;
   uint32_t counts[kSplitThreads / 32 * kDigits];
   union {
     struct {
@@ -162,10 +135,17 @@ struct SplitShared {
       uint8_t buckets[kTile];
     };
     struct {
-      Key keys[kMost];
-      uint32_t from[kMost];  // the place before the sort, and above it the bucket
+      Key keys[kCompared];     // in the order of buckets
+      Key arrived[kCompared];  // words in the order of their parcels
+      uint32_t arrived_indices[kIndices ? kCompared : 1];
+      uint16_t from[kCompared];  // for each of the keys, its parcel
+      uint8_t bucket_of_arrived[kCompared];
     };
-    Key samples[kSamples];
+    struct {
+      Key two[2][kMoved];  // each pass moves the elements from one buffer to the other
+      uint32_t two_indices[2][kIndices ? kMoved : 1];
+    };
+    Key samples[kSplitters * split_samples(sizeof(Key), kItems)];
   };
   Key splitters[kSplitters];
   uint32_t in_group[kDigits];  // for each digit, the elements of the tiles of the group before this one
@@ -173,22 +153,84 @@ struct SplitShared {
   uint32_t lows[kDigits + 1];  // how many elements of the bucket are in lower buckets
   uint32_t warps[kDigits / 32];
   uint32_t begin, count;  // of the block's bucket
+  Key least, most;        // of its keys
 };
 
-// Sorts `count` elements, whose parcels arrive. Calls write(place, parcel).
+// Calls arrived(i, parcel) for the parcels of a bucket, as they arrive.
+template <class P, class Arrived>
+__device__ __forceinline__ void await_bucket(const unsigned char* parcels, uint32_t count, uint32_t tag,
+                                             Arrived arrived) {
+  constexpr int kAhead = 4;
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < count; first += kAhead * kSplitThreads) {
+    P parcel[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j)
+      if (first + j * kSplitThreads < count) parcel[j] = P::load(parcels, first + j * kSplitThreads);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      const uint32_t i = first + j * kSplitThreads;
+      if (i >= count) break;
+      if (!parcel[j].has(tag)) parcel[j] = P::await(parcels, i, tag);
+      arrived(i, parcel[j]);
+    }
+  }
+}
+
+// Turns the counts of each warp and digit, or bucket, into the place before the first element that the warp has of it.
+// To thread t of the first 256, the first place of digit t is returned.
+__device__ __forceinline__ uint32_t places_of_counts(uint32_t* counts, uint32_t* warps) {
+  constexpr int kWarps = kSplitThreads / 32;
+  uint32_t total = 0, of_warp[kWarps];
+  if (threadIdx.x < kDigits)
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += of_warp[w] = counts[w * kDigits + threadIdx.x];
+  const uint32_t begin = sum_before(total, warps);
+  if (threadIdx.x < kDigits) {
+    uint32_t last = begin - 1;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      counts[w * kDigits + threadIdx.x] = last;
+      last += of_warp[w];
+    }
+  }
+  __syncthreads();
+  return begin;
+}
+
+// Calls put(i, place) for the elements of a bucket with their places in a stable sort by digit(i), after `own_counts`
+// of the warp has got the place before its first element of each. Warps have neighbouring elements, in `rounds`.
+template <class Digit, class Put>
+__device__ __forceinline__ void place_in_bucket(uint32_t* own_counts, uint32_t first, uint32_t rounds, uint32_t count,
+                                                Digit digit, Put put) {
+  const uint32_t after = lanes_after(), up_to_this = lanes_up_to_this(), ones = after | up_to_this;
+#pragma unroll 2
+  for (uint32_t r = 0, i = first; r < rounds; ++r, i += 32) {
+    const uint32_t own = i < count ? digit(i) : kDigits - 1;  // slots past the end come last
+    const uint32_t same = lanes_with(own, ones), place = own_counts[own] + __popc(same & up_to_this);
+    __syncwarp();
+    if ((same & after) == 0) own_counts[own] = place;
+    if (i < count) put(i, place);
+    __syncwarp();
+  }
+}
+
+// Sorts the `count` elements of a bucket by splitters and comparisons. Calls write(place, word, index).
 template <class Key, bool kIndices, int kItems, class Write>
-__device__ __forceinline__ void sort_bucket(SplitShared<Key, kItems>& shared, const unsigned char* parcels,
-                                            uint32_t count, uint32_t tag, const SortOrder& order, Write write) {
+__device__ __forceinline__ void compare_bucket(SplitShared<Key, kIndices, kItems>& shared, const unsigned char* parcels,
+                                               uint32_t count, uint32_t tag, const SortOrder& order, Write write) {
   using P = Parcel<Key, kIndices>;
-  constexpr int kWarps = kSplitThreads / 32, kLanes = kSplitThreads / kSplitters;
-  const auto key_of = [&](const P& parcel) { return sort_key(parcel.word(), order); };
-  clear_counts(shared.counts);
-  __syncthreads();  // the tile is no longer needed
+  constexpr int kLanes = kSplitThreads / kSplitters;
+  await_bucket<P>(parcels, count, tag, [&](uint32_t i, const P& parcel) {
+    shared.arrived[i] = parcel.word();
+    if constexpr (kIndices) shared.arrived_indices[i] = parcel.index();
+  });
+  __syncthreads();
   // Four lanes compare a splitter with the others.
   Key* const drawn = shared.keys;
   const auto place_of = [](uint32_t i) { return i + i / (kSplitters / kLanes); };  // so that lanes meet in no bank
   if (threadIdx.x < kSplitters)
-    drawn[place_of(threadIdx.x)] = key_of(P::await(parcels, threadIdx.x * count / kSplitters, tag));
+    drawn[place_of(threadIdx.x)] = sort_key(shared.arrived[threadIdx.x * count / kSplitters], order);
   __syncthreads();
   const uint32_t own = threadIdx.x / kLanes, part = threadIdx.x % kLanes * (kSplitters / kLanes);
   const Key splitter = drawn[place_of(own)];
@@ -203,61 +245,27 @@ __device__ __forceinline__ void sort_bucket(SplitShared<Key, kItems>& shared, co
   if (threadIdx.x % kLanes == 0) shared.splitters[less] = splitter;
   __syncthreads();
 
-  // Each warp has neighbouring elements. Calls f(i, key, bucket) for those of this thread; of slots past the end, the
-  // bucket is the last.
   const uint32_t rounds = (count + kSplitThreads - 1) / kSplitThreads;
   const uint32_t first = threadIdx.x / 32 * 32 * rounds + threadIdx.x % 32;
-  const auto each = [&](auto f) {
-    constexpr int kAhead = 4;
-#pragma unroll 1
-    for (uint32_t r = 0; r < rounds; r += kAhead) {
-      P parcel[kAhead];
-      const auto at = [&](int j) { return first + (r + j) * 32; };
-      const auto is_there = [&](int j) { return r + j < rounds && at(j) < count; };
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j)
-        if (is_there(j)) parcel[j] = P::load(parcels, at(j));
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        if (r + j >= rounds) break;
-        if (is_there(j) && !parcel[j].has(tag)) parcel[j] = P::await(parcels, at(j), tag);
-        const Key key = key_of(parcel[j]);
-        f(at(j), key, is_there(j) ? bucket_of(shared.splitters, kSplitters - 1, key) : kDigits - 1);
-      }
-    }
-  };
   uint32_t* const own_counts = shared.counts + threadIdx.x / 32 * kDigits;
-  each([&](uint32_t i, Key, uint32_t bucket) {
-    if (i < count) atomicAdd(own_counts + bucket, 1u);
-  });
-  __syncthreads();
-  uint32_t total = 0, of_warp[kWarps];
-  if (threadIdx.x < kDigits)
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += of_warp[w] = shared.counts[w * kDigits + threadIdx.x];
-  const uint32_t low = sum_before(total, shared.warps);
-  if (threadIdx.x < kDigits) {
-    shared.lows[threadIdx.x] = low;
-    uint32_t last = low - 1;  // the place of the last element before those of the warp and the bucket
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      shared.counts[w * kDigits + threadIdx.x] = last;
-      last += of_warp[w];
-    }
+#pragma unroll 2
+  for (uint32_t i = first; i < min(count, first + 32 * rounds); i += 32) {
+    const uint32_t bucket = bucket_of(shared.splitters, kSplitters - 1, sort_key(shared.arrived[i], order));
+    shared.bucket_of_arrived[i] = static_cast<uint8_t>(bucket);
+    atomicAdd(own_counts + bucket, 1u);
   }
   __syncthreads();
-  const uint32_t after = lanes_after(), up_to_this = lanes_up_to_this(), ones = after | up_to_this;
-  each([&](uint32_t i, Key key, uint32_t bucket) {
-    const uint32_t same = lanes_with(bucket, ones), place = own_counts[bucket] + __popc(same & up_to_this);
-    __syncwarp();
-    if ((same & after) == 0) own_counts[bucket] = place;
-    if (i < count) shared.keys[place] = key, shared.from[place] = i | bucket << 16;
-    __syncwarp();
-  });
+  const uint32_t begin_of_bucket = places_of_counts(shared.counts, shared.warps);
+  if (threadIdx.x < kDigits) shared.lows[threadIdx.x] = begin_of_bucket;
+  place_in_bucket(
+      own_counts, first, rounds, count, [&](uint32_t i) { return shared.bucket_of_arrived[i]; },
+      [&](uint32_t i, uint32_t place) {
+        shared.keys[place] = sort_key(shared.arrived[i], order);
+        shared.from[place] = static_cast<uint16_t>(i);
+      });
   __syncthreads();
   for (uint32_t place = threadIdx.x; place < count; place += kSplitThreads) {
-    const uint32_t from = shared.from[place], bucket = from >> 16;
-    const P parcel = P::load(parcels, from & 0xffff);
+    const uint32_t from = shared.from[place], bucket = shared.bucket_of_arrived[from];
     uint32_t rank = place;  // of an element that equals a splitter
     if (bucket % 2 == 0) {
       const Key key = shared.keys[place];
@@ -269,18 +277,62 @@ __device__ __forceinline__ void sort_bucket(SplitShared<Key, kItems>& shared, co
         rank += other < key || (other == key && i < place);
       }
     }
-    write(rank, parcel);
+    write(rank, shared.arrived[from], kIndices ? shared.arrived_indices[from] : 0);
   }
+}
+
+// The same by digits of the difference from the least key, from the lowest digit up.
+template <class Key, bool kIndices, int kItems, class Write>
+__device__ __forceinline__ void pass_bucket(SplitShared<Key, kIndices, kItems>& shared, const unsigned char* parcels,
+                                            uint32_t count, uint32_t tag, const SortOrder& order, Write write) {
+  using P = Parcel<Key, kIndices>;
+  static_assert(sizeof(Key) == 4);
+  Key least = ~Key{0}, most = 0;
+  await_bucket<P>(parcels, count, tag, [&](uint32_t i, const P& parcel) {
+    const Key key = sort_key(parcel.word(), order);
+    least = min(least, key), most = max(most, key);
+    shared.two[0][i] = parcel.word();
+    if constexpr (kIndices) shared.two_indices[0][i] = parcel.index();
+  });
+  least = fold_lanes(least, [](Key a, Key b) { return min(a, b); });
+  most = fold_lanes(most, [](Key a, Key b) { return max(a, b); });
+  if (threadIdx.x % 32 == 0) atomicMin(&shared.least, least), atomicMax(&shared.most, most);
+  __syncthreads();
+  least = shared.least;
+  const Key range = shared.most - least;
+  const uint32_t rounds = (count + kSplitThreads - 1) / kSplitThreads;
+  const uint32_t first = threadIdx.x / 32 * 32 * rounds + threadIdx.x % 32;
+  uint32_t* const own_counts = shared.counts + threadIdx.x / 32 * kDigits;
+  int at = 0;
+#pragma unroll 1
+  for (int shift = 0; shift < 8 * static_cast<int>(sizeof(Key)) && range >> shift != 0; shift += kDigitBits, at ^= 1) {
+    const Key* const words = shared.two[at];
+    const auto digit = [&](uint32_t i) {
+      return static_cast<uint32_t>((sort_key(words[i], order) - least) >> shift) & (kDigits - 1);
+    };
+#pragma unroll 4
+    for (uint32_t i = first; i < min(count, first + 32 * rounds); i += 32) atomicAdd(own_counts + digit(i), 1u);
+    __syncthreads();
+    places_of_counts(shared.counts, shared.warps);
+    place_in_bucket(own_counts, first, rounds, count, digit, [&](uint32_t i, uint32_t place) {
+      shared.two[at ^ 1][place] = words[i];
+      if constexpr (kIndices) shared.two_indices[at ^ 1][place] = shared.two_indices[at][i];
+    });
+    clear_counts(shared.counts);
+    __syncthreads();
+  }
+  for (uint32_t place = threadIdx.x; place < count; place += kSplitThreads)
+    write(place, shared.two[at][place], kIndices ? shared.two_indices[at][place] : 0);
 }
 
 template <class Key, bool kIndices, int kItems>
 __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __grid_constant__ SplitArgs a) {
   constexpr int kPasses = sizeof(Key), kTile = kSplitThreads * kItems;
-  constexpr bool kSplits = has_splitters(sizeof(Key));
-  constexpr int kExchanges = kPasses + kSplits;
+  constexpr uint32_t kSamples = split_samples(sizeof(Key), kItems);  // of each bucket, and that each block ranks
+  constexpr uint32_t kSamplesEach = kSplitters * kSamples / kSplitThreads;
   constexpr uint32_t kSent = kPasses + 1;  // a tag; those of passes are lower
   using P = Parcel<Key, kIndices>;
-  using Shared = SplitShared<Key, kItems>;
+  using Shared = SplitShared<Key, kIndices, kItems>;
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
   __shared__ volatile Digits digits[kPasses];
   const uint32_t row = blockIdx.x / a.tiles, tile = blockIdx.x - row * a.tiles;
@@ -290,13 +342,16 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
   const bool live = first - threadIdx.x % 32 < there;  // the warp has elements
   const uint32_t outer = row / a.inner, column = row - outer * a.inner;
 
-  // The kernel that sets the words of the first exchange to zero has already waited for the kernel that makes `x`.
-  Key words[kItems], sample[2];
+  // The kernel that sets the splitters and the first exchange to zero has already waited for the kernel that makes `x`.
+  Key words[kItems], sample[kSamplesEach];
   uint32_t index[kItems];
   const Key* const x = static_cast<const Key*>(a.x) + outer * a.length * a.inner + column;
+  const uint32_t parts = min(a.tiles, kSplitters), samples = parts * kSamples;
 #pragma unroll
-  for (int i = 0; i < 2 * kSplits; ++i)
-    sample[i] = x[int64_t{place_of_sample(2 * threadIdx.x + i, a.length)} * a.inner];
+  for (uint32_t i = 0; i < kSamplesEach; ++i) {
+    const uint32_t number = threadIdx.x + i * kSplitThreads;
+    if (number < samples) sample[i] = x[int64_t{place_of_sample(number, a.sample_step)} * a.inner];
+  }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     index[i] = begin + first + i * 32;
@@ -315,7 +370,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
 #pragma unroll
   for (int i = 0; i < kItems; ++i)
     if (is_there(i)) P{}.store(parcels, index[i]);
-  for (uint32_t e = 1 + threadIdx.x / kDigits; e < kExchanges; e += kSplitThreads / kDigits) {
+  for (uint32_t e = 1 + threadIdx.x / kDigits; e <= kPasses; e += kSplitThreads / kDigits) {
     sums_of(e)[threadIdx.x % kDigits + tile / a.group * kDigits] = 0;
     counts_of(e)[threadIdx.x % kDigits + tile * kDigits] = 0;
   }
@@ -350,15 +405,32 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
   };
   static_assert(kSplitThreads == 2 * kDigits);
 
-  if constexpr (kSplits) {
+  {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) sample[i] = sort_key(sample[i], a.order);
-    sort_samples(sample, shared.samples);
-    const uint32_t parts = min(a.tiles, kSplitters);
+    for (uint32_t i = 0; i < kSamplesEach; ++i) {
+      const uint32_t number = threadIdx.x + i * kSplitThreads;
+      if (number < samples) shared.samples[number] = sort_key(sample[i], a.order);
+    }
+    __syncthreads();
+    unsigned char* const splitters = a.splitters + row * kSplitters * P::kBytes;
+    // A warp ranks a sample: the last of each kSamples in order is a splitter.
+    static_assert(kSamples <= kSplitThreads / 32);
+    if (tile < parts && threadIdx.x / 32 < kSamples) {
+      const uint32_t own = tile * kSamples + threadIdx.x / 32;
+      const Key key = shared.samples[own];
+      uint32_t rank = 0;
+#pragma unroll 8
+      for (uint32_t i = threadIdx.x % 32; i < samples; i += 32) {
+        const Key other = shared.samples[i];
+        rank += other < key || (other == key && i <= own);
+      }
+      rank = sum_of_warp(rank);
+      if (threadIdx.x % 32 == 0 && rank % kSamples == 0) P::of(key, kSent, 0).store(splitters, rank / kSamples - 1);
+    }
+    clear_counts(shared.counts);
     if (threadIdx.x < kSplitters)
       shared.splitters[threadIdx.x] =
-          threadIdx.x + 1 < parts ? shared.samples[(threadIdx.x + 1) * kSamples / parts] : static_cast<Key>(~Key{0});
-    clear_counts(shared.counts);
+          threadIdx.x + 1 < parts ? P::await(splitters, threadIdx.x, kSent).word() : static_cast<Key>(~Key{0});
     __syncthreads();
     uint32_t bucket[kItems];
 #pragma unroll
@@ -387,11 +459,17 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
         else
           P::of(shared.words[place], kSent, own).store(parcels, to);
       }
-      const uint32_t begin = shared.begin;
-      if (tile < parts && shared.count > 0)
-        sort_bucket<Key, kIndices>(
-            shared, parcels + int64_t{begin} * P::kBytes, shared.count, kSent, a.order,
-            [&](uint32_t to, const P& parcel) { write(begin + to, parcel.word(), parcel.index()); });
+      const uint32_t begin = shared.begin, count = shared.count;
+      if (tile >= parts || count == 0) return;
+      const unsigned char* const own = parcels + int64_t{begin} * P::kBytes;
+      const auto put = [&](uint32_t place, Key word, uint32_t from) { write(begin + place, word, from); };
+      if (threadIdx.x == 0) shared.least = ~Key{0}, shared.most = 0;
+      clear_counts(shared.counts);
+      __syncthreads();  // the tile is no longer needed
+      if constexpr (sorts_by_digits(sizeof(Key), kItems))
+        pass_bucket(shared, own, count, kSent, a.order, put);
+      else
+        compare_bucket(shared, own, count, kSent, a.order, put);
       return;
     }
   }
@@ -409,13 +487,13 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
     const uint32_t begin_of_digit = place_by_digit<kSplitThreads, kItems>(
         shared.counts, shared.warps, digits[pass], turn, live,
         [&](int i, const Digits& digits) { return digit_of<Key>(words[i], digits); },
-        [&](uint32_t count) { publish(pass + kSplits, own_digit, count); },
+        [&](uint32_t count) { publish(pass + 1, own_digit, count); },
         [&](int i, uint32_t place) {
           shared.words[place] = words[i];
           if constexpr (kIndices) shared.indices[place] = index[i];
         });
     uint32_t all;
-    await_counts(pass + kSplits, own_digit, begin_of_digit, all);
+    await_counts(pass + 1, own_digit, begin_of_digit, all);
     const bool is_last = pass == kPasses - 1;
     if (__syncthreads_or(all == a.length) && !is_last) continue;
     const Digits again = read_anew(digits[pass]);
@@ -449,7 +527,7 @@ template <class Key, bool kIndices, int kItems>
 cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   const Rows& rows = problem.rows;
   const auto kernel = splitters_kernel<Key, kIndices, kItems>;
-  static_assert(sizeof(SplitShared<Key, kItems>) <= split_shared_bytes(sizeof(Key), kItems));
+  static_assert(sizeof(SplitShared<Key, kIndices, kItems>) <= split_shared_bytes(sizeof(Key), kItems));
   const SplitShape shape(rows.count(), rows.length, sizeof(Key), kItems);
   auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
   SplitArgs a = {};
@@ -457,8 +535,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   a.carried = buffers.carried;
   a.values = buffers.values;
   a.indices = buffers.indices;
+  const auto samples = std::min<uint64_t>(shape.tiles, kSplitters) * split_samples(sizeof(Key), kItems);
+  a.sample_step = (static_cast<uint64_t>(rows.length) << 20) / samples;
+  a.splitters = workspace;
   a.parcels = workspace + shape.parcels;
-  a.words = reinterpret_cast<uint32_t*>(workspace);
+  a.words = reinterpret_cast<uint32_t*>(workspace + shape.exchanges);
   a.exchange_words = shape.exchange_bytes / 4;
   a.length = rows.length;
   a.k = problem.k;
@@ -479,15 +560,18 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   cudaError_t error = residents.count(reinterpret_cast<const void*>(kernel), config, &fitting);
   if (error != cudaSuccess) return error;
   if (config.grid.x > static_cast<unsigned>(fitting)) return launch_sweep(stream, plan, problem, buffers);
-  error = launch_set_words(stream, a.words, a.exchange_words, 0, 0);
+  // The splitters, and the first exchange.
+  error =
+      launch_set_words(stream, reinterpret_cast<uint32_t*>(workspace), shape.exchanges / 4 + a.exchange_words, 0, 0);
   return error == cudaSuccess ? launch(stream, config, kernel, a) : error;
 }
 
 template <class Key, bool kIndices>
 cudaError_t run_items(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  constexpr int kFew = split_items(sizeof(Key), true), kMany = split_items(sizeof(Key), false);
-  return plan.items == kFew ? run<Key, kIndices, kFew>(stream, plan, problem, buffers)
-                            : run<Key, kIndices, kMany>(stream, plan, problem, buffers);
+  if (plan.items == 4) return run<Key, kIndices, 4>(stream, plan, problem, buffers);
+  if (sizeof(Key) == 4 && plan.items == 1)
+    return run<Key, kIndices, sizeof(Key) == 4 ? 1 : 2>(stream, plan, problem, buffers);
+  return run<Key, kIndices, 2>(stream, plan, problem, buffers);
 }
 
 }  // namespace
