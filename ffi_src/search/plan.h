@@ -6,6 +6,7 @@
 
 #include "common/gpu.h"
 #include "search/search.h"
+#include "sort/plan.h"
 
 namespace jaxgpuops::search {
 
@@ -81,5 +82,32 @@ struct ChoosePlan {
 };
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
+
+// ---- Different elements ---------------------------------------------------------------------------------------------
+
+// The most different elements that a table holds, and its slots.
+constexpr int kMostDistinct = 2048, kSlotBits = 12;
+constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
+
+enum class Finding {
+  kEmpty,  // nothing to write
+  kTable,  // blocks collect the different elements in tables; if these are too many, the row is sorted
+  kNone,   // few elements, or several rows: other calls are faster
+};
+constexpr const char* kFindingNames[] = {"empty", "table", "none"};
+
+struct UniquePlan {
+  Finding algorithm = Finding::kEmpty;
+  int64_t chunk = 0, blocks = 0;  // how many elements a block collects, and how many blocks do
+  sort::Problem sorting;
+  sort::Plan sort;
+  Choose choosing;
+  ChoosePlan choose;
+  // What the workspace has after the table: the sorted row, its order, and the workspaces of the sort and of the choice.
+  int64_t sorted = 0, order = 0, sort_workspace = 0, choose_workspace = 0;
+  int64_t workspace_bytes = 0;
+};
+
+UniquePlan plan_unique(const Unique& problem, const Gpu& gpu);
 
 }  // namespace jaxgpuops::search

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._derivatives import def_jvp
+from jaxgpuops._derivatives import def_jvp, zero_tangent
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._segments import take_rows
+from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 from jaxgpuops.lax.order import from_bits, sort_keys, to_bits
 
@@ -211,3 +213,58 @@ def pick(x: jax.Array, arrays: list[jax.Array], fills: list[jax.Array], size: in
     ``starts``, x is no mask, and the places are those where it differs from the element before. Then the last result
     says how many elements begin at each place, 0 for fills."""
     return pick_p(x, *arrays, *fills, axis=x.ndim - 1, size=size, starts=starts)
+
+
+# ---- Different elements ----------------------------------------------------------------------------------------------
+
+
+def unique_by_sort(x, *fill, axis, size, index):
+    """Returns what `unique` does; then the sorted rows, and their order if the index is wanted."""
+    [values], order = sort_operands([x], axis, 1, indices=index)
+    arrays, fills = [values], [*fill] or [values]
+    if index:
+        assert order is not None
+        arrays.append(order)
+        fills.append(order if x.shape[axis] else jnp.zeros((1,) * x.ndim, np.int32))
+    return pick_p(values, *arrays, *fills, axis=axis, size=size, starts=True), values, order
+
+
+def _plan_unique(rows, avals, compute_capability, axis, *, size, index):
+    return _native.modules["cpu"].plan_unique(*rows, size, 8 * avals[0].dtype.itemsize, index, compute_capability)
+
+
+# The different elements of each row in ascending order, and how often each is there; between them, with ``index``, where
+# each is first. The second operand is the fill; without one, the smallest element is, and the index of fills is its
+# place. Of equal elements the first is kept. The CPU's kernel is for tests: calls there are made of other kernels.
+unique_p = Kernel(
+    "unique",
+    results=lambda x, *fill, axis, size, index: [(size, x.dtype), *[(size, np.int32)] * (1 + index)],
+    fallback=lambda *operands, **params: unique_by_sort(*operands, **params)[0],
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("index",),
+    broadcasts=lambda count, **_: range(1, count),
+    shortest=1 << 31,
+    plan=_plan_unique,
+    reindexes=True,
+)
+batch_first(unique_p, always=True)
+
+
+def _unique_jvp(primals, tangents, *, axis, size, index):
+    out, first, count = unique_p(*primals, axis=axis, size=size, index=True)
+    own, *fill = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    tangent = jnp.zeros_like(out) if own is None else take_rows(own, first, axis, True)
+    if fill:
+        of_fill = jnp.zeros_like(primals[1]) if fill[0] is None else fill[0]
+        tangent = jnp.where(count > 0, tangent, of_fill)
+    outs = [out, *[first] * index, count]
+    return outs, [tangent, *(zero_tangent(y) for y in outs[1:])]
+
+
+ad.primitive_jvps[unique_p.primitive] = _unique_jvp
+
+
+def unique(x: jax.Array, fill: jax.Array | None, size: int, index: bool) -> list[jax.Array]:
+    """Returns the different elements of a row in ascending order, ``size`` of them, if wanted where each is first, and
+    how often each is there. After the last: the fill, an array of one element, or the smallest element."""
+    return unique_p(x, *([] if fill is None else [fill]), axis=0, size=size, index=index)

@@ -22,7 +22,6 @@ from jaxgpuops.lax import _search as _lax
 from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._segments import take_rows
-from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import gathered, put_along_axis
 from jaxgpuops.lax.order import from_bits, from_keys, sort_keys, to_bits
 
@@ -386,20 +385,7 @@ def _by_counts(row, fill, size):
 
 @_by_counts.defjvp
 def _by_counts_jvp(size, primals, tangents):
-    return jax.jvp(lambda row, fill: _by_sort(row, fill, size, False)[:2], primals, tangents)
-
-
-def _by_sort(row, fill, size, index):
-    """Returns what `_by_counts` does and, if asked for, where each element occurs first. Then the sorted row, and its
-    order."""
-    [values], order = sort_operands([row], 0, 1, indices=index)
-    arrays, fills = [values], [values if fill is None else fill]
-    if index:
-        assert order is not None
-        arrays.append(order)
-        fills.append(order if row.size else jnp.zeros(1, np.int32))
-    out, *first, count = _lax.pick(values, arrays, fills, size, starts=True)
-    return out, count, first, values, order
+    return jax.jvp(lambda row, fill: tuple(_lax.unique(row, fill, size, False)), primals, tangents)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
@@ -413,16 +399,19 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros(1, x.dtype)
     index, inverse, counts = wanted
-    row = gathered(row, 0)
+    row, values, order = gathered(row, 0), None, None
     if _prefers_counts(x.dtype, length) and not index and not inverse:
         own, count = _by_counts(row, fill, size)
+    elif inverse:
+        fills = [] if fill is None else [fill]
+        (own, *first, count), values, order = _lax.unique_by_sort(row, *fills, axis=0, size=size, index=True)
     else:
-        own, count, first, values, order = _by_sort(row, fill, size, index or inverse)
+        own, *first, count = _lax.unique(row, fill, size, index)
     outs = [own]
     if index:
         outs += first
     if inverse:
-        assert order is not None
+        assert values is not None and order is not None
         rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
         outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
     if counts:

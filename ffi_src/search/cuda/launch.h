@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "search/distinct.h"
 #include "search/plan.h"
 
 namespace jaxgpuops::search {
@@ -20,7 +21,13 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
 cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                                 const void* sorted, int32_t* places);
 
+// `distinct`: null, or the different elements of a row, `elements`. If they are not too many, the results are written
+// from there, and the other operands are not read.
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
-                          const ChooseBuffers& buffers, void* workspace);
+                          const ChooseBuffers& buffers, void* workspace, const Distinct* distinct = nullptr,
+                          const void* elements = nullptr);
+
+cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
+                          const UniqueBuffers& buffers, void* workspace);
 
 }  // namespace jaxgpuops::search
