@@ -416,15 +416,17 @@ void define_counts(nb::module_& module) {
 
   module.def(
       "plan_unique",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int bits, bool index, int compute_capability) {
+      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int bits, bool index, bool inverse,
+         int compute_capability) {
         search::Unique problem;
         problem.rows = {outer, length, inner};
         problem.size = size;
         problem.bits = bits;
         problem.index = index;
+        problem.inverse = inverse;
         return plan_dict(search::plan_unique(problem, gpu_of(compute_capability)));
       },
-      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "inverse"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",

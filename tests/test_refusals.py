@@ -297,7 +297,7 @@ WRONG_UNIQUES = {
 @pytest.mark.parametrize("results, operands, axis, index, message", WRONG_UNIQUES.values(), ids=WRONG_UNIQUES)
 def test_unique_refuses(results, operands, axis, index, message):
     with refuses("unique", message):
-        call("unique", results, *operands, axis=axis, index=index)
+        call("unique", results, *operands, axis=axis, index=index, inverse=False)
 
 
 RANKS, CHOSEN, CHOSEN_AT = S((1, 3), S32), S((4, 3), F32), S((4, 3), S32)

@@ -384,10 +384,12 @@ def test_kernel_of_unique_is_its_fallback(dtype, fill):
             if jnp.issubdtype(x.dtype, jnp.floating):
                 x = jnp.where(x == 3, jnp.nan, jnp.where(x == 4, -0.0, x)).astype(dtype)
             operands = [x, *[jnp.full((1, 1), 7, dtype)] * fill]
-            own = ((size, x.dtype), (size, np.int32), (size, np.int32))
+            own = ((size, x.dtype), (size, np.int32), (shape[1], np.int32), (size, np.int32))
             results = [jax.ShapeDtypeStruct((shape[0], n), d) for n, d in own]
-            found = jax.ffi.ffi_call("jaxgpuops.unique", results)(*operands, axis=np.int64(1), index=True)
-            for y, wanted in zip(found, unique_p.fallback(*operands, axis=1, size=size, index=True), strict=True):
+            call = jax.ffi.ffi_call("jaxgpuops.unique", results)
+            found = call(*operands, axis=np.int64(1), index=True, inverse=True)
+            fallback = unique_p.fallback(*operands, axis=1, size=size, index=True, inverse=True)
+            for y, wanted in zip(found, fallback, strict=True):
                 np.testing.assert_array_equal(bits(y), bits(wanted))
 
 

@@ -102,9 +102,9 @@ struct UniqueCall {
 };
 
 // The second operand, if there is one, is the fill. The results are the elements, the places where they are first (with
-// `index`), and their counts; others are left to the caller.
+// `index`), the numbers of all elements among them (with `inverse`), and their counts; others are left to the caller.
 inline UniqueCall unique_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results, int64_t axis,
-                              bool index) {
+                              bool index, bool inverse) {
   UniqueCall call;
   Unique& problem = call.problem;
   const Element element = require_ordered("x", x);
@@ -112,6 +112,7 @@ inline UniqueCall unique_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Re
   problem.order = sort_order_of(element, false);
   problem.rows = require_rows("x", x, axis);
   problem.index = index;
+  problem.inverse = inverse;
   if (problem.rows.inner != 1) throw invalid("x has dimensions after axis ", axis);
   call.buffers.x = x.untyped_data();
   const ffi::AnyBuffer out = require_buffer("result", results, 0);
@@ -121,14 +122,15 @@ inline UniqueCall unique_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::Re
   const Dims wanted = with_axis(dims_of(x), axis, problem.size);
   require_shape("result", out, wanted);
   call.buffers.out = out.untyped_data();
-  const auto integers = [&](const char* name, int i) {
+  const auto integers = [&](const char* name, int i, const Dims& dims) {
     const ffi::AnyBuffer buffer = require_buffer(name, results, i);
     require_type(name, buffer, ffi::DataType::S32);
-    require_shape(name, buffer, wanted);
+    require_shape(name, buffer, dims);
     return static_cast<int32_t*>(buffer.untyped_data());
   };
-  if (index) call.buffers.index = integers("index", 1);
-  call.buffers.counts = integers("counts", 1 + index);
+  if (index) call.buffers.index = integers("index", 1, wanted);
+  if (inverse) call.buffers.inverse = integers("inverse", 1 + index, dims_of(x));
+  call.buffers.counts = integers("counts", 1 + index + inverse, wanted);
   problem.has_fill = rest.size() > 0;
   if (problem.has_fill) {
     Rest fills(rest);
@@ -181,9 +183,10 @@ auto unique_binding() {
   return Backend::start()
       .template Arg<ffi::AnyBuffer>()  // x
       .RemainingArgs()                 // fill
-      .RemainingRets()                 // elements, index, counts; on CUDA, the workspace
+      .RemainingRets()                 // elements, index, inverse, counts; on CUDA, the workspace
       .template Attr<int64_t>("axis")
-      .template Attr<bool>("index");
+      .template Attr<bool>("index")
+      .template Attr<bool>("inverse");
 }
 
 // Defined in cpu/handlers.cc and cuda/handlers.cc.

@@ -17,6 +17,7 @@ struct Distinct {
   uint64_t keys[kSlots];
   uint32_t counts[kSlots + 4];  // how many elements are equal
   uint32_t firsts[kSlots + 4];  // the complement of the first place of these
+  uint32_t ranks[kSlots + 4];   // how many different elements are smaller
   // The slots that are not free, in no order, and their keys.
   uint64_t listed_keys[kMostDistinct];
   uint32_t listed[kMostDistinct];

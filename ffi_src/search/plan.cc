@@ -195,7 +195,8 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu) {
   sorting.k = rows.length;
   sorting.key_bits = problem.bits;
   sorting.order = problem.order;
-  sorting.indices = problem.index;
+  const bool orders = problem.index || problem.inverse;
+  sorting.indices = orders;
   plan.sort = sort::plan_sort(sorting, gpu, -1);
   if (plan.sort.algorithm != sort::Algorithm::kSweep || plan.sort.turns) return plan;  // others cannot be left out
   Choose& choosing = plan.choosing;
@@ -217,9 +218,12 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu) {
   plan.blocks = ceil_div(rows.length, plan.chunk);
   plan.sorted = aligned(int64_t{sizeof(Distinct)});
   plan.order = plan.sorted + aligned(rows.length * problem.bits / 8);
-  plan.sort_workspace = plan.order + (problem.index ? aligned(4 * rows.length) : 0);
+  plan.sort_workspace = plan.order + (orders ? aligned(4 * rows.length) : 0);
   plan.choose_workspace = plan.sort_workspace + aligned(plan.sort.workspace_bytes);
-  plan.workspace_bytes = plan.choose_workspace + plan.choose.workspace_bytes;
+  plan.bits = plan.choose_workspace + aligned(plan.choose.workspace_bytes);
+  plan.units = plan.choose.tiles * plan.choose.units;
+  plan.before = plan.bits + (problem.inverse ? aligned(4 * 32 * plan.units) : 0);
+  plan.workspace_bytes = plan.before + (problem.inverse ? aligned(4 * plan.units) : 0);
   return plan;
 }
 

@@ -104,7 +104,9 @@ struct UniquePlan {
   Choose choosing;
   ChoosePlan choose;
   // What the workspace has after the table: the sorted row, its order, and the workspaces of the sort and of the choice.
-  int64_t sorted = 0, order = 0, sort_workspace = 0, choose_workspace = 0;
+  // For the inverse also the bits of the choice, and how many are set before each unit of it.
+  int64_t sorted = 0, order = 0, sort_workspace = 0, choose_workspace = 0, bits = 0, before = 0;
+  int64_t units = 0;  // of the choice
   int64_t workspace_bytes = 0;
 };
 

@@ -218,30 +218,41 @@ def pick(x: jax.Array, arrays: list[jax.Array], fills: list[jax.Array], size: in
 # ---- Different elements ----------------------------------------------------------------------------------------------
 
 
-def unique_by_sort(x, *fill, axis, size, index):
-    """Returns what `unique` does; then the sorted rows, and their order if the index is wanted."""
-    [values], order = sort_operands([x], axis, 1, indices=index)
+def _unique_by_sort(x, *fill, axis, size, index, inverse):
+    [values], order = sort_operands([x], axis, 1, indices=index or inverse)
     arrays, fills = [values], [*fill] or [values]
     if index:
         assert order is not None
         arrays.append(order)
         fills.append(order if x.shape[axis] else jnp.zeros((1,) * x.ndim, np.int32))
-    return pick_p(values, *arrays, *fills, axis=axis, size=size, starts=True), values, order
+    *outs, count = pick_p(values, *arrays, *fills, axis=axis, size=size, starts=True)
+    if inverse:
+        assert order is not None
+        rank = cumsum(starts_of(values, axis).astype(np.int32), axis) - np.int32(1)
+        outs.append(put_along_axis(rank, order, axis, x.shape[axis]))
+    return (*outs, count)
 
 
-def _plan_unique(rows, avals, compute_capability, axis, *, size, index):
-    return _native.modules["cpu"].plan_unique(*rows, size, 8 * avals[0].dtype.itemsize, index, compute_capability)
+def _unique_results(x, *fill, axis, size, index, inverse):
+    integers = [size] * index + [x.shape[axis]] * inverse + [size]
+    return [(size, x.dtype), *((length, np.int32) for length in integers)]
 
 
-# The different elements of each row in ascending order, and how often each is there; between them, with ``index``, where
-# each is first. The second operand is the fill; without one, the smallest element is, and the index of fills is its
-# place. Of equal elements the first is kept. The CPU's kernel is for tests: calls there are made of other kernels.
+def _plan_unique(rows, avals, compute_capability, axis, *, size, index, inverse):
+    bits = 8 * avals[0].dtype.itemsize
+    return _native.modules["cpu"].plan_unique(*rows, size, bits, index, inverse, compute_capability)
+
+
+# The different elements of each row in ascending order, and how often each is there. Between them, with ``index``, where
+# each is first, and with ``inverse``, the number of each element of the row among the different ones. The second operand
+# is the fill; without one, the smallest element is, and the index of fills is its place. Of equal elements the first is
+# kept. The CPU's kernel is for tests: calls there are made of other kernels.
 unique_p = Kernel(
     "unique",
-    results=lambda x, *fill, axis, size, index: [(size, x.dtype), *[(size, np.int32)] * (1 + index)],
-    fallback=lambda *operands, **params: unique_by_sort(*operands, **params)[0],
+    results=_unique_results,
+    fallback=_unique_by_sort,
     accepts=_arguments.ORDERED_DTYPES.__contains__,
-    attributes=("index",),
+    attributes=("index", "inverse"),
     broadcasts=lambda count, **_: range(1, count),
     shortest=1 << 31,
     plan=_plan_unique,
@@ -250,21 +261,22 @@ unique_p = Kernel(
 batch_first(unique_p, always=True)
 
 
-def _unique_jvp(primals, tangents, *, axis, size, index):
-    out, first, count = unique_p(*primals, axis=axis, size=size, index=True)
+def _unique_jvp(primals, tangents, *, axis, size, index, inverse):
+    out, first, *rest = unique_p(*primals, axis=axis, size=size, index=True, inverse=inverse)
     own, *fill = [None if isinstance(t, ad.Zero) else t for t in tangents]
     tangent = jnp.zeros_like(out) if own is None else take_rows(own, first, axis, True)
     if fill:
         of_fill = jnp.zeros_like(primals[1]) if fill[0] is None else fill[0]
-        tangent = jnp.where(count > 0, tangent, of_fill)
-    outs = [out, *[first] * index, count]
+        tangent = jnp.where(rest[-1] > 0, tangent, of_fill)
+    outs = [out, *[first] * index, *rest]
     return outs, [tangent, *(zero_tangent(y) for y in outs[1:])]
 
 
 ad.primitive_jvps[unique_p.primitive] = _unique_jvp
 
 
-def unique(x: jax.Array, fill: jax.Array | None, size: int, index: bool) -> list[jax.Array]:
-    """Returns the different elements of a row in ascending order, ``size`` of them, if wanted where each is first, and
-    how often each is there. After the last: the fill, an array of one element, or the smallest element."""
-    return unique_p(x, *([] if fill is None else [fill]), axis=0, size=size, index=index)
+def unique(x: jax.Array, fill: jax.Array | None, size: int, index: bool, inverse: bool = False) -> list[jax.Array]:
+    """Returns the different elements of a row in ascending order, ``size`` of them; if wanted, where each is first, and
+    the number of each element of x among them; and how often each is there. After the last: the fill, an array of one
+    element, or the smallest element."""
+    return unique_p(x, *([] if fill is None else [fill]), axis=0, size=size, index=index, inverse=inverse)

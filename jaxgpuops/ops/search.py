@@ -20,9 +20,8 @@ from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _search as _lax
 from jaxgpuops.lax._count import bincount
-from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._segments import take_rows
-from jaxgpuops.lax.along_axis import gathered, put_along_axis
+from jaxgpuops.lax.along_axis import gathered
 from jaxgpuops.lax.order import from_bits, from_keys, sort_keys, to_bits
 
 
@@ -399,21 +398,12 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros(1, x.dtype)
     index, inverse, counts = wanted
-    row, values, order = gathered(row, 0), None, None
+    row = gathered(row, 0)
     if _prefers_counts(x.dtype, length) and not index and not inverse:
-        own, count = _by_counts(row, fill, size)
-    elif inverse:
-        fills = [] if fill is None else [fill]
-        (own, *first, count), values, order = _lax.unique_by_sort(row, *fills, axis=0, size=size, index=True)
+        outs = _by_counts(row, fill, size)
     else:
-        own, *first, count = _lax.unique(row, fill, size, index)
-    outs = [own]
-    if index:
-        outs += first
+        outs = _lax.unique(row, fill, size, index, inverse)
+    *outs, count = outs
     if inverse:
-        assert values is not None and order is not None
-        rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
-        outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
-    if counts:
-        outs.append(count)
-    return tuple(outs)
+        outs[-1] = outs[-1].reshape(x.shape)
+    return (*outs, count) if counts else tuple(outs)

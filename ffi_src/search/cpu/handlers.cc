@@ -30,9 +30,9 @@ ffi::Error pick_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingAr
 }
 
 ffi::Error unique_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results,
-                          int64_t axis, bool index) {
+                          int64_t axis, bool index, bool inverse) {
   return handle("jaxgpuops.unique", [&] {
-    const UniqueCall call = unique_call(x, rest, results, axis, index);
+    const UniqueCall call = unique_call(x, rest, results, axis, index, inverse);
     unique(call.problem, call.buffers, workers_of(pool));
   });
 }

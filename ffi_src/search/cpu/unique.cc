@@ -16,7 +16,7 @@ void unique(const Unique& problem, const UniqueBuffers& buffers, const Workers& 
       using T = decltype(width);
       struct Equal {
         int64_t first = 0;
-        int32_t count = 0;
+        int32_t count = 0, rank = 0;
       };
       const T* const x = static_cast<const T*>(buffers.x) + row * length;
       std::unordered_map<T, Equal> found;
@@ -28,8 +28,11 @@ void unique(const Unique& problem, const UniqueBuffers& buffers, const Workers& 
       std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       const int64_t smallest = all.empty() ? 0 : all[0].second.first;
       const auto count = static_cast<int64_t>(all.size());
+      for (int64_t i = 0; problem.inverse && i < count; ++i) found[all[i].first].rank = static_cast<int32_t>(i);
+      for (int64_t i = 0; problem.inverse && i < length; ++i)
+        buffers.inverse[row * length + i] = found[sort_key(x[i], problem.order)].rank;
       for (int64_t i = 0; i < size; ++i) {
-        const Equal own = i < count ? all[i].second : Equal{smallest, 0};
+        const Equal own = i < count ? all[i].second : Equal{smallest};
         const bool is_fill = i >= count && problem.has_fill;
         static_cast<T*>(buffers.out)[row * size + i] =
             is_fill ? static_cast<const T*>(buffers.fill)[problem.fill(row)] : x[own.first];

@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
 // ---- Many elements --------------------------------------------------------------------------------------------------
 
 // Writes the results for a row of few different elements. A warp finds the place of one: how many have smaller keys.
-__device__ __noinline__ void write_distinct(const ChooseArgs& a, const Distinct& distinct) {
+__device__ __noinline__ void write_distinct(const ChooseArgs& a, Distinct& distinct) {
   constexpr uint32_t kWarps = kMostChooseThreads / 32;
   const uint32_t lane = threadIdx.x % 32, count = distinct.count, warps = gridDim.x * kWarps;
   auto* const keys = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
@@ -321,6 +321,7 @@ __device__ __noinline__ void write_distinct(const ChooseArgs& a, const Distinct&
     uint32_t before = 0;
     for (uint32_t j = lane; j < count; j += 32) before += keys[j] < own;
     before = sum_of_warp(before);
+    if (lane == 0) distinct.ranks[distinct.listed[i]] = before;
     if (lane > 0 || before >= a.size) continue;
     const uint32_t first = first_of(i);
     with_bytes(a.array_bytes[0], [&](auto element) {
@@ -393,6 +394,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     const uint32_t count = shuffle_from(up_to, 31);
     if (lane == 0) counts[unit] = count;
     if constexpr (kStarts) {
+      if (a.bits != nullptr) a.bits[word_at] = word;
       const uint32_t last = last_of_words(word, static_cast<int32_t>((first_unit + unit) * 1024));
       if (lane == 0) lasts[unit] = last;
     }
@@ -434,6 +436,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   }
   sum_before(earlier, sums, static_cast<int>(kWarps), before);
   if constexpr (kStarts) before_last = largest_of_warp(lane < kWarps ? earlier_lasts[lane] : 0);
+  if (kStarts && a.bits != nullptr && has_unit) a.before[first_unit + threadIdx.x] = before + counts[threadIdx.x];
   // The units that are listed come before the others. If they are neighbours, they have one list, which is written at
   // once.
   const auto unit_at = [&](uint32_t unit) -> Unit {
@@ -473,8 +476,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
 }  // namespace
 
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
-                          const ChooseBuffers& buffers, void* workspace, const Distinct* distinct,
-                          const void* elements) {
+                          const ChooseBuffers& buffers, void* workspace, const ChooseDistinct& distinct) {
   if (plan.algorithm == Choosing::kEmpty) return cudaSuccess;
   ChooseArgs a = {};
   a.buffers = buffers;
@@ -490,8 +492,10 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.parts = static_cast<uint32_t>(plan.parts);
   a.fill = static_cast<uint32_t>(plan.fill);
   a.arrays = problem.arrays;
-  a.distinct = distinct;
-  a.elements = elements;
+  a.distinct = distinct.found;
+  a.elements = distinct.x;
+  a.bits = distinct.bits;
+  a.before = distinct.before;
   for (int i = 0; i < Choose::kMostArrays; ++i) {
     a.array_bytes[i] = problem.bytes[i];
     a.fill_at[i] = problem.fill[i];

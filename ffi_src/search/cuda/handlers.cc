@@ -41,10 +41,10 @@ ffi::Error pick(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs operan
 }
 
 ffi::Error unique(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results,
-                  int64_t axis, bool index) {
+                  int64_t axis, bool index, bool inverse) {
   return handle("jaxgpuops.unique", [&] {
-    const UniqueCall call = unique_call(x, rest, results, axis, index);
-    const ffi::AnyBuffer workspace = require_buffer("workspace", results, 2 + index);
+    const UniqueCall call = unique_call(x, rest, results, axis, index, inverse);
+    const ffi::AnyBuffer workspace = require_buffer("workspace", results, 2 + index + inverse);
     const int64_t bytes = require_workspace(workspace, x, axis);
     const Device device = current_device();
     const UniquePlan plan = plan_unique(call.problem, device.gpu());

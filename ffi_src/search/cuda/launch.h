@@ -21,11 +21,17 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
 cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                                 const void* sorted, int32_t* places);
 
-// `distinct`: null, or the different elements of a row, `elements`. If they are not too many, the results are written
-// from there, and the other operands are not read.
+// What a choice for `unique` has besides: the different elements of the row x. If they are not too many, the results are
+// written from there, and the other operands are not read. Otherwise, unless they are null, `bits` gets the words of all
+// units, and `before` how many bits are set before each unit.
+struct ChooseDistinct {
+  Distinct* found = nullptr;
+  const void* x = nullptr;
+  uint32_t *bits = nullptr, *before = nullptr;
+};
+
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
-                          const ChooseBuffers& buffers, void* workspace, const Distinct* distinct = nullptr,
-                          const void* elements = nullptr);
+                          const ChooseBuffers& buffers, void* workspace, const ChooseDistinct& distinct = {});
 
 cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
                           const UniqueBuffers& buffers, void* workspace);

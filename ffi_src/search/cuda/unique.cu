@@ -141,6 +141,73 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
   }
 }
 
+// ---- The inverse ----------------------------------------------------------------------------------------------------
+
+struct InverseArgs {
+  CollectArgs row;
+  const int32_t* order;  // of the sorted row
+  const uint32_t *bits, *before;  // of ChooseDistinct
+  uint32_t units;
+  int32_t* to;
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
+    inverse_kernel(const __grid_constant__ InverseArgs a) {
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kBatch = 8, kWarps = kCollectThreads / 32;
+  auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
+  const Distinct& all = *a.row.all;
+  const uint32_t lane = threadIdx.x % 32;
+  if (all.many) {
+    // The words of a unit, one of each lane, say where elements differ from the one before.
+#pragma unroll 1
+    for (uint32_t unit = blockIdx.x * kWarps + threadIdx.x / 32; unit < a.units; unit += gridDim.x * kWarps) {
+      const uint32_t word = a.bits[unit * 32 + lane], up_to = sum_up_to_lane(static_cast<uint32_t>(__popc(word)));
+      const uint32_t before = a.before[unit] + up_to - __popc(word), first = unit * 1024;
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) {
+        const uint32_t own = shuffle_from(word, i) & (2u << lane) - 1, rank = shuffle_from(before, i) + __popc(own) - 1;
+        const uint32_t place = first + i * 32 + lane;
+        if (place < a.row.length) a.to[a.order[place]] = static_cast<int32_t>(rank);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int s = threadIdx.x; s < kSlots; s += kCollectThreads) {
+    table.keys[s] = static_cast<Key>(all.keys[s]);
+    table.counts[s] = all.ranks[s];
+  }
+  if (threadIdx.x == 0) table.counts[kSlots] = all.ranks[kSlots];
+  __syncthreads();
+  const auto* const x = static_cast<const Element*>(a.row.x);
+  const auto begin = static_cast<uint32_t>(blockIdx.x * a.row.chunk);
+  const auto end = static_cast<uint32_t>(min(a.row.length, int64_t{begin} + a.row.chunk));
+#pragma unroll 1
+  for (uint32_t at = begin + threadIdx.x; at < end; at += kBatch * kCollectThreads) {
+    Element batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t place = at + i * kCollectThreads;
+      if (place >= end) break;
+      const int slot = find_slot(table.keys, static_cast<Key>(sort_key(batch[i], a.row.order)), [] {});
+      a.to[place] = static_cast<int32_t>(table.counts[max(slot, 0)]);
+    }
+  }
+}
+
+template <class Element>
+cudaError_t invert(cudaStream_t stream, const UniquePlan& plan, const InverseArgs& a) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.block = dim3(kCollectThreads);
+  config.shared_bytes = sizeof(Table<std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>>);
+  return launch(stream, config, inverse_kernel<Element>, a);
+}
+
 template <class Element>
 cudaError_t collect(cudaStream_t stream, const UniquePlan& plan, bool overlap, const CollectArgs& a) {
   Launch config;
@@ -166,7 +233,7 @@ cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Uni
   });
   if (error != cudaSuccess) return error;
   void* const sorted = bytes + plan.sorted;
-  auto* const order = problem.index ? reinterpret_cast<int32_t*>(bytes + plan.order) : nullptr;
+  auto* const order = plan.sorting.indices ? reinterpret_cast<int32_t*>(bytes + plan.order) : nullptr;
   error = sort::launch_sort(stream, plan.sort, plan.sorting, buffers.x, sorted, order, bytes + plan.sort_workspace,
                             nullptr, nullptr, &distinct->many);
   if (error != cudaSuccess) return error;
@@ -177,7 +244,16 @@ cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Uni
   chosen.out[0] = buffers.out;
   chosen.out[1] = buffers.index;
   chosen.counts = buffers.counts;
-  return launch_choose(stream, plan.choose, plan.choosing, chosen, bytes + plan.choose_workspace, distinct, buffers.x);
+  ChooseDistinct also{distinct, buffers.x};
+  if (problem.inverse) {
+    also.bits = reinterpret_cast<uint32_t*>(bytes + plan.bits);
+    also.before = reinterpret_cast<uint32_t*>(bytes + plan.before);
+  }
+  error = launch_choose(stream, plan.choose, plan.choosing, chosen, bytes + plan.choose_workspace, also);
+  if (error != cudaSuccess || !problem.inverse) return error;
+  const InverseArgs inverse{a, order, also.bits, also.before, static_cast<uint32_t>(plan.units), buffers.inverse};
+  return dispatch_key(problem.bits,
+                      [&](auto element) { return invert<decltype(element)>(stream, plan, inverse); });
 }
 
 }  // namespace jaxgpuops::search
