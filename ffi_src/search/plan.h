@@ -87,24 +87,29 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // The most different elements that a table holds, and its slots.
 constexpr int kMostDistinct = 2048, kSlotBits = 12;
+constexpr int kCountsThreads = 1024;
 constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
 
 enum class Finding {
-  kEmpty,  // nothing to write
-  kTable,  // blocks collect the different elements in tables; if these are too many, the row is sorted
-  kNone,   // few elements, or several rows: other calls are faster
+  kEmpty,   // nothing to write
+  kCounts,  // a block counts each possible element of a row
+  kTable,   // blocks collect the different elements in tables; if these are too many, the row is sorted
+  kNone,    // few elements, or several rows: other calls are faster
 };
-constexpr const char* kFindingNames[] = {"empty", "table", "none"};
+constexpr const char* kFindingNames[] = {"empty", "counts", "table", "none"};
 
 struct UniquePlan {
   Finding algorithm = Finding::kEmpty;
-  int64_t chunk = 0, blocks = 0;  // how many elements a block collects, and how many blocks do
+  int64_t blocks = 0;
+  int64_t shared_bytes = 0;  // for kCounts
+  // The members below are for kTable.
+  int64_t chunk = 0;  // how many elements a block collects
   sort::Problem sorting;
   sort::Plan sort;
   Choose choosing;
   ChoosePlan choose;
-  // What the workspace has after the table: the sorted row, its order, and the workspaces of the sort and of the choice.
-  // For the inverse also the bits of the choice, and how many are set before each unit of it.
+  // What the workspace has after the table: the sorted row, its order, and the workspaces of the sort and of the
+  // choice. For the inverse also the bits of the choice, and how many are set before each unit of it.
   int64_t sorted = 0, order = 0, sort_workspace = 0, choose_workspace = 0, bits = 0, before = 0;
   int64_t units = 0;  // of the choice
   int64_t workspace_bytes = 0;

@@ -45,11 +45,11 @@ struct Choose {
 };
 
 struct Unique {
-  Rows rows;          // of x; inner is 1
-  int64_t size = 0;   // how many different elements of a row are wanted
-  bool index = false; // whether the place where each occurs first is wanted, too
+  Rows rows;             // of x; inner is 1
+  int64_t size = 0;      // how many different elements of a row are wanted
+  bool index = false;    // whether the place where each occurs first is wanted, too
   bool inverse = false;  // whether the number of each element among the different ones is wanted, too
-  int bits = 32;      // bits of an element
+  int bits = 32;         // bits of an element
   SortOrder order;
   bool has_fill = false;  // else the smallest element of a row is its fill
   IndexMap fill;          // where the fill of a row is; rows may share it
@@ -61,7 +61,7 @@ struct UniqueBuffers {
   void* out;
   int32_t* index;    // null if not wanted
   int32_t* inverse;  // null if not wanted
-  int32_t* counts;  // how often each different element is there, 0 for fills
+  int32_t* counts;   // how often each different element is there, 0 for fills
 };
 
 struct ChooseBuffers {

@@ -1,13 +1,13 @@
 // unique: the different elements of one long row in ascending order, how often each is there, and where it is first.
 //
-// The blocks of a first kernel look for different elements, each in a part of the row: a hash table in shared memory has
-// their keys, counts and first places. A block that has found kMostDistinct of them gives up, and soon all others do. If
-// none has, they add their tables to one in global memory. Then nothing is sorted: the last kernel (choose.cu) finds the
-// place of each different element by comparing it with all others, and writes the results.
+// The blocks of a first kernel look for different elements, each in a part of the row: a hash table in shared memory
+// has their keys, counts and first places. A block that has found kMostDistinct of them gives up, and soon all others
+// do. If none has, they add their tables to one in global memory. Then nothing is sorted: the last kernel (choose.cu)
+// finds the place of each different element by comparing it with all others, and writes the results.
 //
-// If there are too many, the row is sorted, and the last kernel writes the elements that differ from the one before. All
-// kernels are launched in any case, as the host does not know which case it is; those of a sort that is not needed end
-// at once.
+// If there are too many, the row is sorted, and the last kernel writes the elements that differ from the one before.
+// All kernels are launched in any case, as the host does not know which case it is; those of a sort that is not needed
+// end at once.
 //
 // Bytes moved: every element is read once if there are few different ones. Otherwise some thousand elements of each
 // block are read before those of the sort and of the choice.
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
 
 struct InverseArgs {
   CollectArgs row;
-  const int32_t* order;  // of the sorted row
+  const int32_t* order;           // of the sorted row
   const uint32_t *bits, *before;  // of ChooseDistinct
   uint32_t units;
   int32_t* to;
@@ -223,14 +223,14 @@ cudaError_t collect(cudaStream_t stream, const UniquePlan& plan, bool overlap, c
 cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
                           const UniqueBuffers& buffers, void* workspace) {
   if (plan.algorithm == Finding::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Finding::kCounts) return launch_unique_counts(stream, plan, problem, buffers);
   auto* const bytes = static_cast<unsigned char*>(workspace);
   auto* const distinct = reinterpret_cast<Distinct*>(bytes);
   cudaError_t error = launch_set_words(stream, reinterpret_cast<uint32_t*>(bytes), sizeof(Distinct) / 4, 0, 0);
   if (error != cudaSuccess) return error;
   const CollectArgs a{buffers.x, distinct, problem.rows.length, plan.chunk, problem.order};
-  error = dispatch_key(problem.bits, [&](auto element) {
-    return collect<decltype(element)>(stream, plan, plan.choose.overlap, a);
-  });
+  error = dispatch_key(problem.bits,
+                       [&](auto element) { return collect<decltype(element)>(stream, plan, plan.choose.overlap, a); });
   if (error != cudaSuccess) return error;
   void* const sorted = bytes + plan.sorted;
   auto* const order = plan.sorting.indices ? reinterpret_cast<int32_t*>(bytes + plan.order) : nullptr;
@@ -252,8 +252,7 @@ cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Uni
   error = launch_choose(stream, plan.choose, plan.choosing, chosen, bytes + plan.choose_workspace, also);
   if (error != cudaSuccess || !problem.inverse) return error;
   const InverseArgs inverse{a, order, also.bits, also.before, static_cast<uint32_t>(plan.units), buffers.inverse};
-  return dispatch_key(problem.bits,
-                      [&](auto element) { return invert<decltype(element)>(stream, plan, inverse); });
+  return dispatch_key(problem.bits, [&](auto element) { return invert<decltype(element)>(stream, plan, inverse); });
 }
 
 }  // namespace jaxgpuops::search

@@ -29,8 +29,8 @@ cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& prob
   config.block = dim3(kCountThreads);
   config.grid = dim3(static_cast<unsigned>(rows * ((length + plan.counted - 1) / plan.counted)));
   error = launch(stream, config, count_kernel<uint8_t, false>,
-                 CountArgs{buffers.x, reinterpret_cast<RowHead*>(workspace), counts, nullptr, nullptr, buffers.needed, rows,
-                           length, 0, plan.counted, 1, problem.order});
+                 CountArgs{buffers.x, reinterpret_cast<RowHead*>(workspace), counts, nullptr, nullptr, buffers.needed,
+                           rows, length, 0, plan.counted, 1, problem.order});
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<uint32_t>((problem.k + 15) / (16 * kFillThreads) + 1);
   config.block = dim3(kFillThreads);

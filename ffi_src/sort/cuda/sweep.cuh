@@ -36,7 +36,7 @@ struct CountArgs {
   RowHead* heads;
   uint32_t* counts;  // [row][pass][digit]: how many elements have this digit; after counting: how many have a lower one
   uint32_t* status;  // the status words of pass_kernel, which count_kernel sets to zero
-  const Piece* pieces;  // of segments; null: rows are sorted
+  const Piece* pieces;     // of segments; null: rows are sorted
   const uint32_t* needed;  // of Buffers
   int64_t rows, length, tiles;
   int64_t elements;  // elements that a block counts
@@ -125,7 +125,7 @@ struct PassArgs {
   int32_t* last_indices;   // where the last pass writes the indices
   int64_t k;               // the last pass writes only the first k of each row
   RowHead* heads;
-  const Piece* pieces;  // of segments; null: rows are sorted
+  const Piece* pieces;     // of segments; null: rows are sorted
   const uint32_t* needed;  // of Buffers
   uint32_t* counts;
   uint32_t* status;  // [row][pass][tile][digit]; of segments [pass][piece][digit]
