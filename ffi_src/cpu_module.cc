@@ -416,7 +416,7 @@ void define_counts(nb::module_& module) {
 
   module.def(
       "plan_unique",
-      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int bits, bool index, bool inverse,
+      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int bits, bool index, bool inverse, bool counted,
          int compute_capability) {
         search::Unique problem;
         problem.rows = {outer, length, inner};
@@ -424,9 +424,9 @@ void define_counts(nb::module_& module) {
         problem.bits = bits;
         problem.index = index;
         problem.inverse = inverse;
-        return plan_dict(search::plan_unique(problem, gpu_of(compute_capability)));
+        return plan_dict(search::plan_unique(problem, gpu_of(compute_capability), counted));
       },
-      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "inverse"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "inverse"_a, "counted"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",

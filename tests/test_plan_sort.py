@@ -341,10 +341,14 @@ def test_plans_of_choices(capability):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_different_elements(capability):
-    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_unique(*args, capability)
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_unique(*args, False, capability)
     assert plan(1, 1 << 20, 1, 0, 32, False, False)["algorithm"] == "empty"
     for rows in ((2, 1 << 20, 1), (1, 1 << 20, 2), (1, 9000, 1)):
         assert plan(*rows, 3, 32, False, False)["algorithm"] == "none"
+    for bits in (8, 16):
+        assert plan(1, 3, 1, 7, bits, False, False)["algorithm"] == "counts"
+        assert plan(4, 65_535, 1, 7, bits, False, False)["algorithm"] == "counts"
+        assert plan(300, 65_535, 1, 7, bits, False, False)["algorithm"] == "none"
     for length, bits, index, inverse in itertools.product((1 << 19, 3_000_001, (1 << 31) - 1), (8, 16, 32, 64), *BOTH):
         found = plan(1, length, 1, 7, bits, index, inverse)
         if (bits, capability) == (64, 75):  # the table does not fit

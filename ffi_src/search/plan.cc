@@ -183,22 +183,18 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
 // Fewer elements are sorted in less time than it takes to find out that they are all different.
 constexpr int64_t kLeastTable = 1 << 15;
 constexpr int64_t kMostCountsSize = 1 << 17;              // results of a row that one block writes
-constexpr int64_t kLeastCounted = 1 << 19;                // elements of 16 bits that are always counted
 constexpr int64_t kLeastCollected = 8 * kCollectThreads;  // elements of a block
 
-UniquePlan plan_unique(const Unique& problem, const Gpu& gpu) {
+UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   UniquePlan plan;
   const Rows& rows = problem.rows;
   if (rows.count() == 0 || problem.size == 0) return plan;
   plan.algorithm = Finding::kNone;
   if (problem.bits <= 16 && !problem.index && !problem.inverse) {
-    plan.blocks = rows.outer;
-    plan.shared_bytes = int64_t{2} << problem.bits;
-    const bool fits = plan.shared_bytes + 1024 <= gpu.shared_bytes && problem.size <= kMostCountsSize;
-    if (rows.length > 0 && rows.length < 1 << 16 && rows.inner == 1 && fits && rows.outer <= gpu.multiprocessors)
-      plan.algorithm = Finding::kCounts;
-    // Other calls count long rows, too.
-    if (plan.algorithm == Finding::kCounts || rows.length >= kLeastCounted) return plan;
+    plan.blocks = rows.outer * std::max<int64_t>(1, (int64_t{1} << problem.bits) / kCountsRange);
+    const bool is_short = rows.length > 0 && rows.length < 1 << 16 && problem.size <= kMostCountsSize;
+    if (is_short && rows.inner == 1 && plan.blocks <= 2 * gpu.multiprocessors) plan.algorithm = Finding::kCounts;
+    if (plan.algorithm == Finding::kCounts || counted) return plan;
   }
   if (rows.count() != 1 || rows.length < kLeastTable) return plan;
   constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel declares itself, and the system

@@ -87,12 +87,13 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // The most different elements that a table holds, and its slots.
 constexpr int kMostDistinct = 2048, kSlotBits = 12;
-constexpr int kCountsThreads = 1024;
+// Of kCounts: threads of a block, and the keys of its range.
+constexpr int kCountsThreads = 1024, kCountsRange = 4096;
 constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
 
 enum class Finding {
   kEmpty,   // nothing to write
-  kCounts,  // a block counts each possible element of a row
+  kCounts,  // each block counts the possible elements of a range
   kTable,   // blocks collect the different elements in tables; if these are too many, the row is sorted
   kNone,    // few elements, or several rows: other calls are faster
 };
@@ -101,7 +102,6 @@ constexpr const char* kFindingNames[] = {"empty", "counts", "table", "none"};
 struct UniquePlan {
   Finding algorithm = Finding::kEmpty;
   int64_t blocks = 0;
-  int64_t shared_bytes = 0;  // for kCounts
   // The members below are for kTable.
   int64_t chunk = 0;  // how many elements a block collects
   sort::Problem sorting;
@@ -115,6 +115,7 @@ struct UniquePlan {
   int64_t workspace_bytes = 0;
 };
 
-UniquePlan plan_unique(const Unique& problem, const Gpu& gpu);
+// `counted`: whether rows that a block cannot count are counted by other calls.
+UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted = false);
 
 }  // namespace jaxgpuops::search

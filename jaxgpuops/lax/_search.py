@@ -286,8 +286,11 @@ def _unique_results(x, *fill, axis, size, index, inverse):
 
 
 def _plan_unique(rows, avals, compute_capability, axis, *, size, index, inverse):
-    bits = 8 * avals[0].dtype.itemsize
-    return _native.modules["cpu"].plan_unique(*rows, size, bits, index, inverse, compute_capability)
+    dtype = avals[0].dtype
+    counted = _prefers_counts(dtype, rows[1])
+    return _native.modules["cpu"].plan_unique(
+        *rows, size, 8 * dtype.itemsize, index, inverse, counted, compute_capability
+    )
 
 
 # The different elements of each row in ascending order, and how often each is there. Between them, with ``index``, where

@@ -1,11 +1,13 @@
-// unique of rows of less than 2^16 elements of 8 or 16 bits: a block counts each possible element of a row in shared
-// memory, by keys, and writes those that are there in the order of their keys.
+// unique of rows of less than 2^16 elements of 8 or 16 bits, by keys: each block of a row counts the elements that have
+// the keys of its range, in shared memory, and writes them in the order of their keys.
 //
-// Counts have 16 bits, so that those of all elements of 16 bits take 128 KB. A warp has neighbouring keys, two in each
-// word of a lane, and keeps its words in registers between the sums and the results. Which zero and which NaN comes
-// first is found when elements are counted, as their key does not tell it.
+// Blocks do not wait for each other. Each reads the whole row and also marks, as bits, which lower keys there are,
+// since the number of these tells where its own results begin. Few equal keys take no longer than many different ones:
+// an increment of a count in shared memory takes as long wherever it goes, and a bit that is set is not set again.
+// Which zero and which NaN comes first is found on the way, as their keys do not tell it.
 //
-// Bytes moved: every element is read once, and every result is written once.
+// Bytes moved: every element is read once by each block, from the L2 cache but for the first time, and every result is
+// written once.
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/warp.cuh"
@@ -19,17 +21,18 @@ constexpr int kThreads = kCountsThreads, kWarps = kThreads / 32;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     unique_counts_kernel(const __grid_constant__ Unique problem, const __grid_constant__ UniqueBuffers buffers) {
-  constexpr int kWords = (1 << 8 * sizeof(T)) / 2, kSteps = kWords > 32 * kWarps ? kWords / (32 * kWarps) : 1;
-  auto* const counts = reinterpret_cast<uint32_t*>(dynamic_shared_memory());
+  constexpr int kKeys = 1 << 8 * sizeof(T), kRange = kKeys < kCountsRange ? kKeys : kCountsRange;
+  constexpr int kBlocks = kKeys / kRange, kEach = kRange > kThreads ? kRange / kThreads : 1;  // keys of a thread
+  __shared__ uint32_t counts[kRange], lower[kKeys / 32];  // `lower`: a bit for each key
   __shared__ uint32_t sums[kWarps], first_zero, first_nan, least;
   const SortOrder& order = problem.order;
   const auto length = static_cast<uint32_t>(problem.rows.length), size = static_cast<uint32_t>(problem.size);
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* const x = static_cast<const T*>(buffers.x) + blockIdx.x * problem.rows.length;
+  const uint32_t row = blockIdx.x / kBlocks, block = blockIdx.x % kBlocks, begin = block * kRange;
+  const T* const x = static_cast<const T*>(buffers.x) + row * length;
   const bool is_float = order.ascending.sign != 0;
   const T zero = static_cast<T>(order.ascending.order.flip), nan = static_cast<T>(~T{0});  // keys
-#pragma unroll 8
-  for (int w = threadIdx.x; w < kWords / 4; w += kThreads) reinterpret_cast<uint4*>(counts)[w] = uint4{0, 0, 0, 0};
+  for (int k = threadIdx.x; k < kRange; k += kThreads) counts[k] = 0;
+  for (int w = threadIdx.x; w < kKeys / 32; w += kThreads) lower[w] = 0;
   if (threadIdx.x == 0) first_zero = first_nan = least = ~0u;
   __syncthreads();
 
@@ -37,56 +40,51 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 8
   for (uint32_t i = threadIdx.x; i < length; i += kThreads) {
     const T key = sort_key(x[i], order);
-    if (is_float && key == zero) own_zero = min(own_zero, i);
-    if (is_float && key == nan) own_nan = min(own_nan, i);
-    atomicAdd(counts + key / 2, key % 2 ? 1u << 16 : 1u);
+    if (key == zero) own_zero = min(own_zero, i);
+    if (key == nan) own_nan = min(own_nan, i);
+    const uint32_t place = key - begin, bit = 1u << key % 32;
+    if (place < kRange)
+      atomicAdd(counts + place, 1u);
+    else if (key < begin && !(*static_cast<const volatile uint32_t*>(lower + key / 32) & bit))
+      atomicOr(lower + key / 32, bit);
   }
-  if (own_zero != ~0u) atomicMin(&first_zero, own_zero);
-  if (own_nan != ~0u) atomicMin(&first_nan, own_nan);
+  if (is_float && own_zero != ~0u) atomicMin(&first_zero, own_zero);
+  if (is_float && own_nan != ~0u) atomicMin(&first_nan, own_nan);
   __syncthreads();
 
-  // Step s of a warp has the words from (warp * kSteps + s) * 32 on.
-  uint32_t words[kSteps], found = 0;
+  const uint32_t first = threadIdx.x * kEach;
+  uint32_t marked = 0, found = 0;
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const uint32_t at = (warp * kSteps + s) * 32 + lane;
-    words[s] = at < kWords ? counts[at] : 0;
-    found += (words[s] >> 16 != 0) + (words[s] % (1 << 16) != 0);
+  for (int k = 0; k < kEach; ++k) found += first < kRange && counts[first + k] != 0;
+  for (uint32_t w = threadIdx.x; w < begin / 32; w += kThreads) {
+    marked += __popc(lower[w]);
+    if (lower[w]) atomicMin(&least, w * 32 + __ffs(static_cast<int>(lower[w])) - 1);
   }
-  uint32_t total = 0;
-  uint32_t before = sum_before(found, sums, kWarps, total);
-  before = shuffle_from(before, 0);  // of the warp
+  uint32_t before = 0, total = 0;
+  sum_before(marked, sums, kWarps, before);
+  uint32_t at = before + sum_before(found, sums, kWarps, total);
   const auto element_of = [&](T key) {
     if (is_float && key == zero) return x[first_zero];
     if (is_float && key == nan) return x[first_nan];
     return decode(static_cast<T>(key ^ static_cast<T>(order.invert)), order.ascending.order);
   };
-  auto* const out = static_cast<T*>(buffers.out) + blockIdx.x * problem.size;
-  int32_t* const out_counts = buffers.counts + blockIdx.x * problem.size;
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const uint32_t low = words[s] % (1 << 16), high = words[s] >> 16;
-    const unsigned lows = __ballot_sync(kEveryLane, low != 0), highs = __ballot_sync(kEveryLane, high != 0);
-    if ((lows | highs) == 0) continue;
-    const unsigned lower = (1u << lane) - 1;
-    uint32_t at = before + __popc(lows & lower) + __popc(highs & lower);
-    before += __popc(lows) + __popc(highs);
-    const uint32_t key = ((warp * kSteps + s) * 32 + lane) * 2;
-    const auto write = [&](uint32_t count, uint32_t key) {
-      if (count == 0) return;
-      if (at == 0) least = key;
-      if (at < size) out[at] = element_of(static_cast<T>(key)), out_counts[at] = static_cast<int32_t>(count);
-      ++at;
-    };
-    write(low, key);
-    write(high, key + 1);
+  T* const out = static_cast<T*>(buffers.out) + row * size;
+  int32_t* const out_counts = buffers.counts + row * size;
+#pragma unroll 1
+  for (int k = 0; k < kEach; ++k) {
+    const uint32_t count = first < kRange ? counts[first + k] : 0, key = begin + first + k;
+    if (count == 0) continue;
+    if (at == 0) least = key;
+    if (at < size) out[at] = element_of(static_cast<T>(key)), out_counts[at] = static_cast<int32_t>(count);
+    ++at;
   }
-  if (total >= size) return;
+  // The last block knows where the fills begin.
+  if (block + 1 < kBlocks || before + total >= size) return;
   __syncthreads();
-  const T fill = problem.has_fill ? static_cast<const T*>(buffers.fill)[problem.fill(blockIdx.x)]
-                                  : element_of(static_cast<T>(least));
+  const T fill =
+      problem.has_fill ? static_cast<const T*>(buffers.fill)[problem.fill(row)] : element_of(static_cast<T>(least));
 #pragma unroll 4
-  for (uint32_t i = total + threadIdx.x; i < size; i += kThreads) out[i] = fill, out_counts[i] = 0;
+  for (uint32_t i = before + total + threadIdx.x; i < size; i += kThreads) out[i] = fill, out_counts[i] = 0;
 }
 
 template <class T>
@@ -94,7 +92,6 @@ cudaError_t run(cudaStream_t stream, const UniquePlan& plan, const Unique& probl
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kThreads);
-  config.shared_bytes = plan.shared_bytes;
   return launch(stream, config, unique_counts_kernel<T>, problem, buffers);
 }
 
