@@ -85,11 +85,13 @@ def _follow_transpose(ct, aval, indices, *, axis):
     size = math.prod(aval.shape)
     if jax.export.is_symbolic_dim(size) or size > MOST_COMPUTED_AGAIN:
         ct, indices = lax.optimization_barrier((ct, indices))
-    place, out = lax.broadcasted_iota(np.int32, aval.shape, axis), jnp.zeros(aval.shape, aval.dtype)
+    # Numbers of 8 and 16 bits are added as float32, and rounded once.
+    wide = np.promote_types(aval.dtype, np.float32) if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
+    place, out = lax.broadcasted_iota(np.int32, aval.shape, axis), jnp.zeros(aval.shape, wide)
     for i in range(indices.shape[axis]):
         own, index = (lax.slice_in_dim(y, i, i + 1, axis=axis) for y in (ct, indices))
-        out = out + jnp.where(place == index, own, jnp.zeros((), ct.dtype))
-    return out
+        out = out + jnp.where(place == index, own.astype(wide), np.zeros((), wide))
+    return out.astype(aval.dtype)
 
 
 def_linear(follow_p, _follow_transpose)

@@ -376,9 +376,8 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
     for (uint32_t to_do = many; to_do;) {
       const int r = __ffs(static_cast<int>(to_do)) - 1;
       const uint32_t its_part = shuffle_from(part, r), its_rank = shuffle_from(rank, r);
-      // The ranks for which only elements of key `first` are left.
+      // The ranks that fall in the same part; in the end, those for which only elements of key `first` are left.
       uint32_t same = to_do & __ballot_sync(kEveryLane, part == its_part);
-      to_do &= to_do - 1;
       uint32_t first = 0, span = 0;
       if (!cut.by_value) cut.by_key.bounds<uint32_t>(its_part, first, span);
 #pragma unroll 1
@@ -415,12 +414,14 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
         count_keys(parts, std::false_type{});
         const PartOfRank at = find_rank(counts, sum_counts(counts), its_rank);
         wait_for_team();
-        if (static_cast<int>(lane) == r) left = at.left;
+        const uint32_t distance = rank - (its_rank - at.left);
+        same &= __ballot_sync(kEveryLane, distance < at.size);
+        if (same >> lane & 1) left = distance;
         parts.bounds<uint32_t>(at.part, first, span);
-        same = 1u << r;
         if (span == 0 || at.size > kSelectFew) continue;
         list_where([&](uint32_t word) { return key_of(word) - first <= span; });
         choose(same, left);
+        to_do &= ~same;
         same = 0;
         break;
       }
