@@ -180,8 +180,10 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   return plan;
 }
 
-// Fewer elements are sorted in less time than it takes to find out that they are all different.
-constexpr int64_t kLeastTable = 1 << 15;
+// Of fewer elements, of 64 bits and of less, a sort takes too little time: to find out that all are different would
+// take a considerable part of it.
+constexpr int64_t kLeastTable = 1 << 17, kLeastShortTable = 1 << 18;
+constexpr int64_t kMostCounted = 1 << 14;                 // elements of kCounts: each block of a row reads all
 constexpr int64_t kMostCountsSize = 1 << 17;              // results of a row that one block writes
 constexpr int64_t kLeastCollected = 8 * kCollectThreads;  // elements of a block
 
@@ -192,11 +194,11 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   plan.algorithm = Finding::kNone;
   if (problem.bits <= 16 && !problem.index && !problem.inverse) {
     plan.blocks = rows.outer * std::max<int64_t>(1, (int64_t{1} << problem.bits) / kCountsRange);
-    const bool is_short = rows.length > 0 && rows.length < 1 << 16 && problem.size <= kMostCountsSize;
+    const bool is_short = rows.length > 0 && rows.length <= kMostCounted && problem.size <= kMostCountsSize;
     if (is_short && rows.inner == 1 && plan.blocks <= 2 * gpu.multiprocessors) plan.algorithm = Finding::kCounts;
     if (plan.algorithm == Finding::kCounts || counted) return plan;
   }
-  if (rows.count() != 1 || rows.length < kLeastTable) return plan;
+  if (rows.count() != 1 || rows.length < (problem.bits == 64 ? kLeastTable : kLeastShortTable)) return plan;
   constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel declares itself, and the system
   if ((8 + std::max(problem.bits, 32) / 8) * (kSlots + 1) + kStatic > gpu.shared_bytes) return plan;
   sort::Problem& sorting = plan.sorting;

@@ -85,8 +85,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
 
 // ---- Different elements ---------------------------------------------------------------------------------------------
 
-// The most different elements that a table holds, and its slots.
-constexpr int kMostDistinct = 2048, kSlotBits = 12;
+// The most different elements that are found by tables, of 64 bits and of less; and the slots of a table.
+constexpr int kMostDistinct = 512, kMostShortDistinct = 256, kSlotBits = 11;
 // Of kCounts: threads of a block, and the keys of its range.
 constexpr int kCountsThreads = 1024, kCountsRange = 4096;
 constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor

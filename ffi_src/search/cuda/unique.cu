@@ -1,16 +1,17 @@
 // unique: the different elements of one long row in ascending order, how often each is there, and where it is first.
 //
 // The blocks of a first kernel look for different elements, each in a part of the row: a hash table in shared memory
-// has their keys, counts and first places. A block that has found kMostDistinct of them gives up, and soon all others
-// do. If none has, they add their tables to one in global memory. Then nothing is sorted: the last kernel (choose.cu)
-// finds the place of each different element by comparing it with all others, and writes the results.
+// has their keys, counts and first places. A block that has found too many gives up, and soon all others do. (A table
+// that fills up takes long.) If none has, they add their tables to one in global memory. Then nothing is sorted: the
+// last kernel (choose.cu) finds the place of each different element by comparing it with all others, and writes the
+// results.
 //
 // If there are too many, the row is sorted, and the last kernel writes the elements that differ from the one before.
 // All kernels are launched in any case, as the host does not know which case it is; those of a sort that is not needed
 // end at once.
 //
-// Bytes moved: every element is read once if there are few different ones. Otherwise some thousand elements of each
-// block are read before those of the sort and of the choice.
+// Bytes moved: every element is read once if there are few different ones. Otherwise each block reads some
+// thousand elements before the sort and the choice.
 #include <algorithm>
 #include <type_traits>
 
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     collect_kernel(const __grid_constant__ CollectArgs a) {
   using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
   constexpr int kBatch = 8;
+  constexpr uint32_t kMost = sizeof(Element) == 8 ? kMostDistinct : kMostShortDistinct;
   auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
   __shared__ uint32_t found;
   __shared__ volatile bool gives_up;
@@ -103,9 +105,9 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const uint32_t place = at + i * kCollectThreads;
-      if (place >= end) break;
+      if (place >= end || gives_up) break;
       const int slot = find_slot(table.keys, static_cast<Key>(sort_key(batch[i], a.order)), [&] {
-        if (atomicAdd(&found, 1u) >= kMostDistinct) gives_up = true;
+        if (atomicAdd(&found, 1u) >= kMost) gives_up = true;
       });
       if (slot < 0) {
         gives_up = true;
@@ -126,13 +128,13 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     if (count == 0) continue;
     const uint64_t key = own < kSlots ? table.keys[own] : 0;
     const int slot = find_slot(a.all->keys, key, [] {});
-    uint32_t number = kMostDistinct;
+    uint32_t number = kMost;
     if (slot >= 0) {
       atomicMax(a.all->firsts + slot, table.firsts[own]);
       if (atomicAdd(a.all->counts + slot, count) > 0) continue;  // another block has listed it
       number = atomicAdd(&a.all->count, 1u);
     }
-    if (number >= kMostDistinct) {
+    if (number >= kMost) {
       store_relaxed(&a.all->many, 1u);
     } else {
       a.all->listed[number] = slot;

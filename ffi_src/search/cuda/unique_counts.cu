@@ -1,4 +1,4 @@
-// unique of rows of less than 2^16 elements of 8 or 16 bits, by keys: each block of a row counts the elements that have
+// unique of rows of up to 2^14 elements of 8 or 16 bits, by keys: each block of a row counts the elements that have
 // the keys of its range, in shared memory, and writes them in the order of their keys.
 //
 // Blocks do not wait for each other. Each reads the whole row and also marks, as bits, which lower keys there are,
