@@ -582,6 +582,23 @@ def test_unique_of_long_rows(dtype, different):
                     np.testing.assert_array_equal(_bits(own), _bits(y))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8", "int16"])
+@pytest.mark.parametrize("rows, n, size", [(1, 3, 9), (1, 4096, 70), (3, 16_384, 17_000)])
+def test_unique_by_counts(dtype, rows, n, size):
+    """Of zeros, and of NaNs, the first is kept; rows have fills of their own."""
+    rng = np.random.default_rng(n)
+    for different in (2, 50, 1 << 16):
+        key = rng.integers(0, different, (rows, n)).astype(np.uint16)
+        key = key.astype(np.uint8) if dtype == "uint8" else key * np.uint16(65_535 // different)
+        x = jax.lax.bitcast_convert_type(jnp.asarray(key), dtype)
+        for operands in ((x,), (x, x[:, :1])):
+            params = {"axis": 1, "size": size, "index": False, "inverse": False}
+            found = jax.jit(functools.partial(unique_p, **params))(*operands)
+            wanted = jax.jit(functools.partial(unique_p.fallback, **params))(*operands)
+            for y, own in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(_bits(own), _bits(y))
+
+
 # (shape of the queries, shape of the sorted rows), along axis 1
 SEARCHES = {
     "one row": ((1, 3_000_001), (1, 1_000_003)),

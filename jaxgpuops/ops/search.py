@@ -319,8 +319,8 @@ def unique(
         trace time.
       ValueError: for ``size`` out of range, and where there is nothing to fill with.
 
-    Algorithms: a sort, and a comparison of neighbours; of many elements of 8 or 16 bits, the count of each possible
-    element (docs/select.md).
+    Algorithms: a sort, and a comparison of neighbours; hash tables, if few of many elements are different; of elements
+    of 8 or 16 bits, the count of each possible element (docs/select.md).
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
