@@ -180,9 +180,8 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   return plan;
 }
 
-// Of fewer elements, of 64 bits and of less, a sort takes too little time: to find out that all are different would
-// take a considerable part of it.
-constexpr int64_t kLeastTable = 1 << 17, kLeastShortTable = 1 << 18;
+// Of fewer elements, a sort takes too little time: to find out that all are different would take a considerable part.
+constexpr int64_t kLeastTable = 1 << 18;
 constexpr int64_t kMostCounted = 1 << 14;                 // elements of kCounts: each block of a row reads all
 constexpr int64_t kMostCountsSize = 1 << 17;              // results of a row that one block writes
 constexpr int64_t kLeastCollected = 8 * kCollectThreads;  // elements of a block
@@ -198,7 +197,7 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
     if (is_short && rows.inner == 1 && plan.blocks <= 2 * gpu.multiprocessors) plan.algorithm = Finding::kCounts;
     if (plan.algorithm == Finding::kCounts || counted) return plan;
   }
-  if (rows.count() != 1 || rows.length < (problem.bits == 64 ? kLeastTable : kLeastShortTable)) return plan;
+  if (rows.count() != 1 || rows.length < kLeastTable) return plan;
   constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel declares itself, and the system
   if ((8 + std::max(problem.bits, 32) / 8) * (kSlots + 1) + kStatic > gpu.shared_bytes) return plan;
   sort::Problem& sorting = plan.sorting;
