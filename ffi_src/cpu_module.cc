@@ -102,6 +102,15 @@ nb::dict plan_dict(const jaxgpuops::search::ChoosePlan& plan) {
   return dict;
 }
 
+nb::dict plan_dict(const jaxgpuops::search::UniquePlan& plan) {
+  nb::dict dict;
+  dict["algorithm"] = jaxgpuops::search::kFindingNames[static_cast<int>(plan.algorithm)];
+  dict["blocks"] = plan.blocks;
+  dict["chunk"] = plan.chunk;
+  dict["workspace_bytes"] = plan.workspace_bytes;
+  return dict;
+}
+
 nb::dict plan_dict(const jaxgpuops::select::SelectPlan& plan) {
   nb::dict dict;
   dict["algorithm"] = jaxgpuops::select::kSelectingNames[static_cast<int>(plan.algorithm)];
@@ -404,6 +413,20 @@ void define_counts(nb::module_& module) {
         return plan_dict(search::plan_choose(problem, gpu_of(compute_capability)));
       },
       "outer"_a, "length"_a, "inner"_a, "size"_a, "starts"_a, "compute_capability"_a);
+
+  module.def(
+      "plan_unique",
+      [](int64_t outer, int64_t length, int64_t inner, int64_t size, int bits, bool index, bool inverse, bool counted,
+         int compute_capability) {
+        search::Unique problem;
+        problem.rows = {outer, length, inner};
+        problem.size = size;
+        problem.bits = bits;
+        problem.index = index;
+        problem.inverse = inverse;
+        return plan_dict(search::plan_unique(problem, gpu_of(compute_capability), counted));
+      },
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "inverse"_a, "counted"_a, "compute_capability"_a);
 
   module.def(
       "plan_select",

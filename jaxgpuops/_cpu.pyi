@@ -101,6 +101,17 @@ def plan_histogram(
 def plan_choose(
     outer: int, length: int, inner: int, size: int, starts: bool, compute_capability: int
 ) -> dict[str, Any]: ...
+def plan_unique(
+    outer: int,
+    length: int,
+    inner: int,
+    size: int,
+    bits: int,
+    index: bool,
+    inverse: bool,
+    counted: bool,
+    compute_capability: int,
+) -> dict[str, Any]: ...
 def plan_select(
     outer: int, length: int, inner: int, count: int, key_bits: int, compute_capability: int
 ) -> dict[str, Any]: ...

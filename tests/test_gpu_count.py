@@ -11,7 +11,7 @@ import pytest
 from gpu import run_in_command_buffers, same_bits
 
 import jaxgpuops
-from jaxgpuops.lax._search import choose, pick
+from jaxgpuops.lax._search import choose, pick, unique_p
 
 # Every form of the kernel: (shape, bins), counted along axis 1.
 COUNTS = {
@@ -583,6 +583,44 @@ def test_pick(shape, dtypes):
                 wanted = of_row[chosen][:size]
                 last = filling[np.argmax(chosen) if length else 0]  # at the first place
                 np.testing.assert_array_equal(own, np.pad(wanted, (0, size - len(wanted)), constant_values=last))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bfloat16", "uint8"])
+@pytest.mark.parametrize("different", [1, 7, 200, 300, 512, 513, 1 << 30])
+def test_unique_of_long_rows(dtype, different):
+    """Few different elements are found by tables, more by a sort. Of zeros, and of NaNs, the first is kept."""
+    rng = np.random.default_rng(different)
+    with jax.enable_x64(True):
+        for n, size in ((1 << 19, 300), (600_001, 700_000)):
+            numbers = rng.integers(0, min(different, 1 << 40), n)
+            x = jnp.asarray(numbers % 251 if dtype == "uint8" else numbers - different // 3, dtype)
+            if jnp.issubdtype(x.dtype, jnp.floating) and different > 1:
+                sign = jnp.asarray(np.where(rng.random(n) < 0.5, -1, 1), dtype)
+                x = jnp.where(x == 2, jnp.copysign(jnp.asarray(jnp.nan, dtype), sign), jnp.where(x == 0, x * sign, x))
+            operands = {False: (x,), True: (x, jnp.full(1, 9, dtype))}[size > n]
+            for index, inverse in ((False, False), (True, True)):
+                params = {"axis": 0, "size": size, "index": index, "inverse": inverse}
+                found = jax.jit(functools.partial(unique_p, **params))(*operands)
+                wanted = jax.jit(functools.partial(unique_p.fallback, **params))(*operands)
+                for y, own in zip(wanted, found, strict=True):
+                    np.testing.assert_array_equal(_bits(own), _bits(y))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8", "int16"])
+@pytest.mark.parametrize("rows, n, size", [(1, 3, 9), (1, 4096, 70), (3, 16_384, 17_000)])
+def test_unique_by_counts(dtype, rows, n, size):
+    """Of zeros, and of NaNs, the first is kept; rows have fills of their own."""
+    rng = np.random.default_rng(n)
+    for different in (2, 50, 1 << 16):
+        key = rng.integers(0, different, (rows, n)).astype(np.uint16)
+        key = key.astype(np.uint8) if dtype == "uint8" else key * np.uint16(65_535 // different)
+        x = jax.lax.bitcast_convert_type(jnp.asarray(key), dtype)
+        for operands in ((x,), (x, x[:, :1])):
+            params = {"axis": 1, "size": size, "index": False, "inverse": False}
+            found = jax.jit(functools.partial(unique_p, **params))(*operands)
+            wanted = jax.jit(functools.partial(unique_p.fallback, **params))(*operands)
+            for y, own in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(_bits(own), _bits(y))
 
 
 # (shape of the queries, shape of the sorted rows), along axis 1

@@ -7,6 +7,8 @@ from plans import CAPABILITIES, SHARED_LIMIT
 
 import jaxgpuops
 
+BOTH = ((False, True),) * 2
+
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_plans_of_selections(capability):
@@ -335,6 +337,26 @@ def test_plans_of_choices(capability):
             == plan(1, length, 1, size, starts)["workspace_bytes"]
             >= (8 if starts else 4) * tiles * (tiles > 1)
         )
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_different_elements(capability):
+    plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_unique(*args, False, capability)
+    assert plan(1, 1 << 20, 1, 0, 32, False, False)["algorithm"] == "empty"
+    for rows in ((2, 1 << 20, 1), (1, 1 << 20, 2), (1, 9000, 1)):
+        assert plan(*rows, 3, 32, False, False)["algorithm"] == "none"
+    for bits in (8, 16):
+        assert plan(1, 3, 1, 7, bits, False, False)["algorithm"] == "counts"
+        assert plan(4, 1 << 14, 1, 7, bits, False, False)["algorithm"] == "counts"
+        assert plan(300, 1 << 14, 1, 7, bits, False, False)["algorithm"] == "none"
+        assert plan(1, (1 << 14) + 1, 1, 7, bits, False, False)["algorithm"] == "none"
+    for length, bits, index, inverse in itertools.product((1 << 19, 3_000_001, (1 << 31) - 1), (8, 16, 32, 64), *BOTH):
+        found = plan(1, length, 1, 7, bits, index, inverse)
+        assert found["algorithm"] == "table"
+        assert found["chunk"] * (found["blocks"] - 1) < length <= found["chunk"] * found["blocks"]
+        assert capability != 90 or found["blocks"] <= 264
+        # The sorted row, its order, and bits of the choice are in the workspace.
+        assert found["workspace_bytes"] >= length * bits // 8 + 4 * length * (index or inverse) + length // 8 * inverse
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -280,6 +280,26 @@ def test_pick_refuses(results, operands, starts, message):
         call("pick", results, *operands, axis=1, starts=starts)
 
 
+WRONG_UNIQUES = {
+    "axis": ([PICKED, FOUND], (ARRAY,), 2, False, "axis 2 is not an axis of x, which has rank 2"),
+    "inner": ([PICKED, FOUND], (ARRAY,), 0, False, "x has dimensions after axis 0"),
+    "dtype": ([PICKED, FOUND], (S((4, 7), jnp.complex64),), 1, False, "x has an element type without an order: C64"),
+    "result": ([FOUND, FOUND], (ARRAY,), 1, False, "result has element type S32, expected F32"),
+    "result shape": ([S((3, 3), F32), FOUND], (ARRAY,), 1, False, r"result has shape \(3, 3\), expected \(4, 3\)"),
+    "index": ([PICKED, PICKED, FOUND], (ARRAY,), 1, True, "index has element type F32, expected S32"),
+    "counts": ([PICKED, S((4, 4), S32)], (ARRAY,), 1, False, r"counts has shape \(4, 4\), expected \(4, 3\)"),
+    "fill": ([PICKED, FOUND], (ARRAY, S((4, 1), S32)), 1, False, "fill has element type S32, expected F32"),
+    "fill shape": ([PICKED, FOUND], (ARRAY, S((3, 1), F32)), 1, False, r"fill has shape \(3, 1\), which does not"),
+    "nothing": ([PICKED, FOUND], (S((4, 0), F32),), 1, False, "x has no elements and there is no fill"),
+}
+
+
+@pytest.mark.parametrize("results, operands, axis, index, message", WRONG_UNIQUES.values(), ids=WRONG_UNIQUES)
+def test_unique_refuses(results, operands, axis, index, message):
+    with refuses("unique", message):
+        call("unique", results, *operands, axis=axis, index=index, inverse=False)
+
+
 RANKS, CHOSEN, CHOSEN_AT = S((1, 3), S32), S((4, 3), F32), S((4, 3), S32)
 WRONG_SELECTIONS = {
     "axis": (ROWS_SEARCHED, RANKS, CHOSEN, CHOSEN_AT, 2, "axis 2 is not an axis of x, which has rank 2"),

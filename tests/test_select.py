@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jaxgpuops
 from jaxgpuops import _arguments
-from jaxgpuops.lax._search import choose_p
+from jaxgpuops.lax._search import choose_p, unique_p
 from jaxgpuops.lax._select import quantile_p, select_p
 from jaxgpuops.lax.order import sort_keys
 from jaxgpuops.ops import select as ops
@@ -371,6 +371,26 @@ def test_unique_of_many_elements_of_few_bits(dtype):
     if dtype.itemsize == 2 and jnp.issubdtype(dtype, jnp.floating):
         gradient = jax.grad(lambda x: jaxgpuops.unique(x, size=5).astype(np.float32).sum())(jnp.asarray(x))
         assert sorted(np.flatnonzero(gradient).tolist()) == sorted(order[starts[:5]].tolist())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
+@pytest.mark.parametrize("fill", [False, True])
+def test_kernel_of_unique_is_its_fallback(dtype, fill):
+    """The CPU's kernel, which no call takes."""
+    rng = np.random.default_rng(0)
+    for shape, size in (((3, 700), 5), ((2, 60), 80), ((1, 1), 3), ((2, 40), 0)):
+        with jax.enable_x64(True):
+            x = jnp.asarray(rng.integers(-9, 9, shape) if dtype != "uint8" else rng.integers(0, 20, shape), dtype)
+            if jnp.issubdtype(x.dtype, jnp.floating):
+                x = jnp.where(x == 3, jnp.nan, jnp.where(x == 4, -0.0, x)).astype(dtype)
+            operands = [x, *[jnp.full((1, 1), 7, dtype)] * fill]
+            own = ((size, x.dtype), (size, np.int32), (shape[1], np.int32), (size, np.int32))
+            results = [jax.ShapeDtypeStruct((shape[0], n), d) for n, d in own]
+            call = jax.ffi.ffi_call("jaxgpuops.unique", results)
+            found = call(*operands, axis=np.int64(1), index=True, inverse=True)
+            fallback = unique_p.fallback(*operands, axis=1, size=size, index=True, inverse=True)
+            for y, wanted in zip(found, fallback, strict=True):
+                np.testing.assert_array_equal(bits(y), bits(wanted))
 
 
 def test_unique_of_nothing_and_under_transforms():

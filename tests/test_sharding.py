@@ -500,8 +500,9 @@ def test_jax_has_the_private_names_that_partitioning_needs():
 
 
 def test_every_kernel_has_a_rule():
-    # The operands of `choose` and of `pick` are gathered: each device could only find its own part of the results.
-    assert {*_primitive.KERNELS} - {"choose", "pick"} == {*_split.RULES}
+    # The operands of some are gathered: each device could only find its own part of the results. `follow` is made of
+    # kernels that have rules.
+    assert {*_primitive.KERNELS} - {"choose", "pick", "unique", "follow"} == {*_split.RULES}
 
 
 @pytest.mark.filterwarnings("ignore:jaxgpuops gathers arrays")

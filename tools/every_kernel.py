@@ -15,7 +15,7 @@ import numpy as np
 import jaxgpuops
 from jaxgpuops._primitive import KERNELS
 from jaxgpuops.lax import scan_primitives as scan
-from jaxgpuops.lax._search import choose, pick
+from jaxgpuops.lax._search import choose, pick, unique_p
 from jaxgpuops.lax._select import select
 from jaxgpuops.lax.along_axis import put_along_axis, put_along_axis_p, take_along_axis
 
@@ -698,6 +698,22 @@ def run_counts(rng):
             for row, found in zip(mask, np.asarray(result), strict=True):
                 places = np.flatnonzero(row)[:size]
                 np.testing.assert_array_equal(found, np.pad(places, (0, size - len(places)), constant_values=n))
+    for dtype, different in itertools.product(("float32", "float64"), (40, 1 << 20)):
+        with jax.enable_x64(dtype == "float64"):
+            x = rng.integers(0, different, 1 << 19).astype(dtype)
+            call = functools.partial(unique_p, axis=0, size=40, index=True, inverse=True)
+            kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(call, x)}
+            values, first, inverse, count = call(jnp.asarray(x))
+        wanted = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
+        np.testing.assert_array_equal(inverse, wanted[2])
+        for own, y in zip((values, first, count), (wanted[0], wanted[1], wanted[3]), strict=True):
+            np.testing.assert_array_equal(own, y[:40])
+    for dtype in ("int8", "bfloat16"):
+        x = jnp.asarray(rng.integers(-99, 99, 5001), dtype)
+        call = functools.partial(jaxgpuops.unique, size=100, return_counts=True)
+        kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(call, x)}
+        for own, y in zip(call(x), np.unique(np.asarray(x, np.int32), return_counts=True), strict=True):
+            np.testing.assert_array_equal(np.asarray(own, np.int32), y[:100])
     selections = [
         (6000, 5),
         (6000, 30),

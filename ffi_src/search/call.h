@@ -96,6 +96,56 @@ inline ChooseCall pick_call(ffi::AnyBuffer x, ffi::RemainingArgs operands, ffi::
   return call;
 }
 
+struct UniqueCall {
+  Unique problem;
+  UniqueBuffers buffers = {};
+};
+
+// The second operand, if there is one, is the fill. The results are the elements, the places where they are first (with
+// `index`), the numbers of all elements among them (with `inverse`), and their counts; others are left to the caller.
+inline UniqueCall unique_call(ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results, int64_t axis,
+                              bool index, bool inverse) {
+  UniqueCall call;
+  Unique& problem = call.problem;
+  const Element element = require_ordered("x", x);
+  problem.bits = element.bits;
+  problem.order = sort_order_of(element, false);
+  problem.rows = require_rows("x", x, axis);
+  problem.index = index;
+  problem.inverse = inverse;
+  if (problem.rows.inner != 1) throw invalid("x has dimensions after axis ", axis);
+  call.buffers.x = x.untyped_data();
+  const ffi::AnyBuffer out = require_buffer("result", results, 0);
+  require_type("result", out, x.element_type());
+  require_rank_of("result", out, x);
+  problem.size = require_rows("result", out, axis).length;
+  const Dims wanted = with_axis(dims_of(x), axis, problem.size);
+  require_shape("result", out, wanted);
+  call.buffers.out = out.untyped_data();
+  const auto integers = [&](const char* name, int i, const Dims& dims) {
+    const ffi::AnyBuffer buffer = require_buffer(name, results, i);
+    require_type(name, buffer, ffi::DataType::S32);
+    require_shape(name, buffer, dims);
+    return static_cast<int32_t*>(buffer.untyped_data());
+  };
+  if (index) call.buffers.index = integers("index", 1, wanted);
+  if (inverse) call.buffers.inverse = integers("inverse", 1 + index, dims_of(x));
+  call.buffers.counts = integers("counts", 1 + index + inverse, wanted);
+  problem.has_fill = rest.size() > 0;
+  if (problem.has_fill) {
+    Rest fills(rest);
+    const ffi::AnyBuffer fill = fills.next("fill");
+    fills.require_end();
+    require_type("fill", fill, x.element_type());
+    require_rank_of("fill", fill, x);
+    problem.fill = require_broadcast("fill", fill, with_axis(dims_of(x), axis, 1), axis).outer;
+    call.buffers.fill = fill.untyped_data();
+  } else if (problem.rows.length == 0 && problem.size > 0) {
+    throw invalid("x has no elements and there is no fill");
+  }
+  return call;
+}
+
 // The bindings of the targets, which both backends share. The operands, results and attributes are in the order of
 // the handlers' parameters.
 
@@ -126,6 +176,17 @@ auto pick_binding() {
       .RemainingRets()                 // of each array; counts; on CUDA, the workspace
       .template Attr<int64_t>("axis")
       .template Attr<bool>("starts");
+}
+
+template <class Backend>
+auto unique_binding() {
+  return Backend::start()
+      .template Arg<ffi::AnyBuffer>()  // x
+      .RemainingArgs()                 // fill
+      .RemainingRets()                 // elements, index, inverse, counts; on CUDA, the workspace
+      .template Attr<int64_t>("axis")
+      .template Attr<bool>("index")
+      .template Attr<bool>("inverse");
 }
 
 // Defined in cpu/handlers.cc and cuda/handlers.cc.

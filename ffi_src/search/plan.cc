@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/rounding.h"
+#include "search/distinct.h"
 
 namespace jaxgpuops::search {
 namespace {
@@ -176,6 +177,63 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
   plan.fill = std::max(kChooseFill, aligned(ceil_div(rows.outer * problem.size, together)));
   plan.parts = ceil_div(problem.size, plan.fill);
   plan.blocks = rows.outer * (plan.tiles + plan.parts - 1);
+  return plan;
+}
+
+// Of fewer elements, a sort takes too little time: to find out that all are different would take a considerable part.
+constexpr int64_t kLeastTable = 1 << 18;
+constexpr int64_t kMostCounted = 1 << 14;                 // elements of kCounts: each block of a row reads all
+constexpr int64_t kMostCountsSize = 1 << 17;              // results of a row that one block writes
+constexpr int64_t kLeastCollected = 8 * kCollectThreads;  // elements of a block
+
+UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
+  UniquePlan plan;
+  const Rows& rows = problem.rows;
+  if (rows.count() == 0 || problem.size == 0) return plan;
+  plan.algorithm = Finding::kNone;
+  if (problem.bits <= 16 && !problem.index && !problem.inverse) {
+    plan.blocks = rows.outer * std::max<int64_t>(1, (int64_t{1} << problem.bits) / kCountsRange);
+    const bool is_short = rows.length > 0 && rows.length <= kMostCounted && problem.size <= kMostCountsSize;
+    if (is_short && rows.inner == 1 && plan.blocks <= 2 * gpu.multiprocessors) plan.algorithm = Finding::kCounts;
+    if (plan.algorithm == Finding::kCounts || counted) return plan;
+  }
+  if (rows.count() != 1 || rows.length < kLeastTable) return plan;
+  constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel declares itself, and the system
+  if ((8 + std::max(problem.bits, 32) / 8) * (kSlots + 1) + kStatic > gpu.shared_bytes) return plan;
+  sort::Problem& sorting = plan.sorting;
+  sorting.rows = rows;
+  sorting.k = rows.length;
+  sorting.key_bits = problem.bits;
+  sorting.order = problem.order;
+  const bool orders = problem.index || problem.inverse;
+  sorting.indices = orders;
+  plan.sort = sort::plan_sort(sorting, gpu, -1);
+  if (plan.sort.algorithm != sort::Algorithm::kSweep || plan.sort.turns) return plan;  // others cannot be left out
+  Choose& choosing = plan.choosing;
+  choosing.rows = rows;
+  choosing.size = problem.size;
+  choosing.starts = true;
+  choosing.bits = problem.bits;
+  choosing.order = problem.order;
+  choosing.arrays = problem.index ? 2 : 1;
+  choosing.bytes[0] = problem.bits / 8;
+  if (problem.has_fill) choosing.fill[0] = problem.fill;
+  choosing.is_row[0] = !problem.has_fill;
+  choosing.is_row[1] = true;
+  plan.choose = plan_choose(choosing, gpu);
+  plan.choose.shared_bytes = std::max<int64_t>(plan.choose.shared_bytes, kMostDistinct * sizeof(uint64_t));
+  plan.algorithm = Finding::kTable;
+  const int64_t most = kCollectBlocks * gpu.multiprocessors;
+  plan.chunk = std::max(kLeastCollected, aligned(ceil_div(rows.length, most)));
+  plan.blocks = ceil_div(rows.length, plan.chunk);
+  plan.sorted = aligned(int64_t{sizeof(Distinct)});
+  plan.order = plan.sorted + aligned(rows.length * problem.bits / 8);
+  plan.sort_workspace = plan.order + (orders ? aligned(4 * rows.length) : 0);
+  plan.choose_workspace = plan.sort_workspace + aligned(plan.sort.workspace_bytes);
+  plan.bits = plan.choose_workspace + aligned(plan.choose.workspace_bytes);
+  plan.units = plan.choose.tiles * plan.choose.units;
+  plan.before = plan.bits + (problem.inverse ? aligned(4 * 32 * plan.units) : 0);
+  plan.workspace_bytes = plan.before + (problem.inverse ? aligned(4 * plan.units) : 0);
   return plan;
 }
 

@@ -6,6 +6,7 @@
 
 #include "common/gpu.h"
 #include "search/search.h"
+#include "sort/plan.h"
 
 namespace jaxgpuops::search {
 
@@ -81,5 +82,40 @@ struct ChoosePlan {
 };
 
 ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu);
+
+// ---- Different elements ---------------------------------------------------------------------------------------------
+
+// The most different elements that are found by tables, of 64 bits and of less; and the slots of a table.
+constexpr int kMostDistinct = 512, kMostShortDistinct = 256, kSlotBits = 11;
+// Of kCounts: threads of a block, and the keys of its range.
+constexpr int kCountsThreads = 1024, kCountsRange = 4096;
+constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
+
+enum class Finding {
+  kEmpty,   // nothing to write
+  kCounts,  // each block counts the possible elements of a range
+  kTable,   // blocks collect the different elements in tables; if these are too many, the row is sorted
+  kNone,    // few elements, or several rows: other calls are faster
+};
+constexpr const char* kFindingNames[] = {"empty", "counts", "table", "none"};
+
+struct UniquePlan {
+  Finding algorithm = Finding::kEmpty;
+  int64_t blocks = 0;
+  // The members below are for kTable.
+  int64_t chunk = 0;  // how many elements a block collects
+  sort::Problem sorting;
+  sort::Plan sort;
+  Choose choosing;
+  ChoosePlan choose;
+  // What the workspace has after the table: the sorted row, its order, and the workspaces of the sort and of the
+  // choice. For the inverse also the bits of the choice, and how many are set before each unit of it.
+  int64_t sorted = 0, order = 0, sort_workspace = 0, choose_workspace = 0, bits = 0, before = 0;
+  int64_t units = 0;  // of the choice
+  int64_t workspace_bytes = 0;
+};
+
+// `counted`: whether rows that a block cannot count are counted by other calls.
+UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted = false);
 
 }  // namespace jaxgpuops::search

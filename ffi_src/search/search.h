@@ -2,6 +2,7 @@
 //   searchsorted: places[o, j, i] = how many of sorted[o, :, i] come before queries[o, j, i].
 //   choose: places[o, :] = where mask[o, :] is true, in order, and after the last of these fill[o].
 //   pick: the elements of arrays at those places, or where elements of x[o, :] differ from the one before.
+//   unique: the different elements of x[o, :] in ascending order, and after the last of these fill[o].
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,26 @@ struct Choose {
   int bytes[kMostArrays] = {4, 4};  // of an element of a result
   IndexMap fill[kMostArrays];       // where the fill of a row is; rows may share it
   bool is_row[kMostArrays] = {};    // whether that is a row, of which the element at the first chosen place is the fill
+};
+
+struct Unique {
+  Rows rows;             // of x; inner is 1
+  int64_t size = 0;      // how many different elements of a row are wanted
+  bool index = false;    // whether the place where each occurs first is wanted, too
+  bool inverse = false;  // whether the number of each element among the different ones is wanted, too
+  int bits = 32;         // bits of an element
+  SortOrder order;
+  bool has_fill = false;  // else the smallest element of a row is its fill
+  IndexMap fill;          // where the fill of a row is; rows may share it
+};
+
+struct UniqueBuffers {
+  const void* x;
+  const void* fill;  // null if there is none
+  void* out;
+  int32_t* index;    // null if not wanted
+  int32_t* inverse;  // null if not wanted
+  int32_t* counts;   // how often each different element is there, 0 for fills
 };
 
 struct ChooseBuffers {

@@ -384,10 +384,11 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     one.bits = problem.key_bits;
     one.kth = problem.kth;
     const auto select = select::plan_select(one, gpu);
-    // A pass of the radix sort sorts bytes of longer rows.
+    // A pass of the radix sort sorts bytes of rows that no block holds.
     const bool is_long = select.algorithm == select::Selecting::kLong;
+    const bool is_shared = is_long || select.algorithm == select::Selecting::kCluster;
     const int64_t bytes = plan.workspace_bytes + rows.inner * select.workspace_bytes;
-    if (select.algorithm != select::Selecting::kNone && !(is_long && key_bytes == 1) &&
+    if (select.algorithm != select::Selecting::kNone && !(is_shared && key_bytes == 1) &&
         rows.count() * std::max<int64_t>(1, select.tiles) < int64_t{1} << 31 &&
         (workspace_bytes < 0 || bytes <= workspace_bytes)) {
       plan.algorithm = Algorithm::kPart;

@@ -6,15 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import ad
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._derivatives import def_jvp
+from jaxgpuops._derivatives import def_jvp, zero_tangent
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
+from jaxgpuops.lax._count import bincount
 from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._segments import take_rows
+from jaxgpuops.lax._sort import sort_operands
 from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
-from jaxgpuops.lax.order import from_bits, sort_keys, to_bits
+from jaxgpuops.lax.order import from_bits, from_keys, sort_keys, to_bits
 
 # ---- Places in sorted rows -------------------------------------------------------------------------------------------
 
@@ -211,3 +214,119 @@ def pick(x: jax.Array, arrays: list[jax.Array], fills: list[jax.Array], size: in
     ``starts``, x is no mask, and the places are those where it differs from the element before. Then the last result
     says how many elements begin at each place, 0 for fills."""
     return pick_p(x, *arrays, *fills, axis=x.ndim - 1, size=size, starts=starts)
+
+
+# ---- Different elements ----------------------------------------------------------------------------------------------
+
+
+# The least length of x where counting each possible element is faster than sorting: of integers of 1 and 2 bytes, and
+# of floats, of which it must also be found which zero and which NaN comes first.
+_LEAST_COUNTED, _LEAST_COUNTED_FLOATS = {1: 1 << 12, 2: 1 << 14}, 1 << 19
+
+
+def _prefers_counts(dtype, length):
+    if dtype.itemsize not in _LEAST_COUNTED or dtype == np.dtype(bool):
+        return False
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    return length >= (_LEAST_COUNTED_FLOATS if floating else _LEAST_COUNTED[dtype.itemsize])
+
+
+def _unique_by_counts(row, fill, size):
+    """Returns the different elements of few bits, then fills, and how often each is there, without a sort."""
+    bits = to_bits(row)
+    unsigned, patterns = bits.dtype.type, 1 << 8 * bits.dtype.itemsize
+    # Counts in the order of keys. Those of equal keys (-0 and NaNs) are added up.
+    key = lax.iota(bits.dtype, patterns)
+    bits_of = kept = lambda key: to_bits(from_keys(key, row.dtype))
+    count = bincount(bits, 0, patterns)[bits_of(key).astype(np.int32)]
+    if jnp.issubdtype(row.dtype, jnp.floating):
+        own, zero, nan = sort_keys(from_keys(key, row.dtype)), unsigned(patterns // 2), unsigned(patterns - 1)
+        moved = jnp.where(own == key, np.int32(0), count)
+        zeros = count[patterns // 2 - 1]  # the negative ones
+        nans = jnp.sum(moved, dtype=np.int32) - zeros
+        count = count - moved + jnp.where(key == nan, nans, np.int32(0)) + jnp.where(key == zero, zeros, np.int32(0))
+        # The first of equal elements is kept.
+        keys, at = sort_keys(row), lax.iota(np.int32, row.size)
+        first = lambda equal: bits[jnp.min(jnp.where(keys == equal, at, np.int32(row.size - 1)))]
+        first_zero, first_nan = first(zero), first(nan)
+        kept = lambda key: jnp.where(key == zero, first_zero, jnp.where(key == nan, first_nan, bits_of(key)))
+    values = kept(key)
+    fill = values if fill is None else to_bits(fill)
+    out, count = pick(count > 0, [values, count], [fill, jnp.zeros(1, np.int32)], size)
+    return from_bits(out, row.dtype), count
+
+
+def _unique_by_sort(x, *fill, axis, size, index, inverse):
+    [values], order = sort_operands([x], axis, 1, indices=index or inverse)
+    arrays, fills = [values], [*fill] or [values]
+    if index:
+        assert order is not None
+        arrays.append(order)
+        fills.append(order if x.shape[axis] else jnp.zeros((1,) * x.ndim, np.int32))
+    *outs, count = pick_p(values, *arrays, *fills, axis=axis, size=size, starts=True)
+    if inverse:
+        assert order is not None
+        rank = cumsum(starts_of(values, axis).astype(np.int32), axis) - np.int32(1)
+        outs.append(put_along_axis(rank, order, axis, x.shape[axis]))
+    return (*outs, count)
+
+
+def _unique_fallback(x, *fill, axis, size, index, inverse):
+    if index or inverse or axis + 1 < x.ndim or not _prefers_counts(x.dtype, x.shape[axis]):
+        return _unique_by_sort(x, *fill, axis=axis, size=size, index=index, inverse=inverse)
+    by_counts = lambda row, *fill: _unique_by_counts(row, *(fill or [None]), size)
+    for _ in range(axis):
+        by_counts = jax.vmap(by_counts)
+    return by_counts(x, *(jnp.broadcast_to(f, (*x.shape[:axis], 1)) for f in fill))
+
+
+def _unique_results(x, *fill, axis, size, index, inverse):
+    integers = [size] * index + [x.shape[axis]] * inverse + [size]
+    return [(size, x.dtype), *((length, np.int32) for length in integers)]
+
+
+def _plan_unique(rows, avals, compute_capability, axis, *, size, index, inverse):
+    dtype = avals[0].dtype
+    counted = _prefers_counts(dtype, rows[1])
+    return _native.modules["cpu"].plan_unique(
+        *rows, size, 8 * dtype.itemsize, index, inverse, counted, compute_capability
+    )
+
+
+# The different elements of each row in ascending order, and how often each is there. Between them, with ``index``, where
+# each is first, and with ``inverse``, the number of each element of the row among the different ones. The second operand
+# is the fill; without one, the smallest element is, and the index of fills is its place. Of equal elements the first is
+# kept. The CPU's kernel is for tests: calls there are made of other kernels.
+unique_p = Kernel(
+    "unique",
+    results=_unique_results,
+    fallback=_unique_fallback,
+    accepts=_arguments.ORDERED_DTYPES.__contains__,
+    attributes=("index", "inverse"),
+    broadcasts=lambda count, **_: range(1, count),
+    shortest=1 << 31,
+    plan=_plan_unique,
+    reindexes=True,
+)
+batch_first(unique_p, always=True)
+
+
+def _unique_jvp(primals, tangents, *, axis, size, index, inverse):
+    out, first, *rest = unique_p(*primals, axis=axis, size=size, index=True, inverse=inverse)
+    own, *fill = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    tangent = jnp.zeros_like(out) if own is None else take_rows(own, first, axis, True)
+    if fill:
+        of_fill = jnp.zeros_like(primals[1]) if fill[0] is None else fill[0]
+        tangent = jnp.where(rest[-1] > 0, tangent, of_fill)
+    outs = [out, *[first] * index, *rest]
+    return outs, [tangent, *(zero_tangent(y) for y in outs[1:])]
+
+
+ad.primitive_jvps[unique_p.primitive] = _unique_jvp
+
+
+def unique(x: jax.Array, fill: jax.Array | None, size: int, index: bool, inverse: bool = False) -> list[jax.Array]:
+    """Returns the different elements of a row in ascending order, ``size`` of them; if wanted, where each is first, and
+    the number of each element of x among them; and how often each is there. After the last: the fill, an array of one
+    element, or the smallest element."""
+    return unique_p(x, *([] if fill is None else [fill]), axis=0, size=size, index=index, inverse=inverse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,12 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops import _arguments, _native
-from jaxgpuops._derivatives import def_jvp, def_jvp_by_formula, differentiated
+from jaxgpuops._derivatives import def_jvp, def_jvp_by_formula, def_linear, differentiated
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
 from jaxgpuops.lax._segments import take_rows
 from jaxgpuops.lax._sort import permutation, rows_to_exchange, sort_operands, sort_p
-from jaxgpuops.lax.along_axis import take_along_axis
+from jaxgpuops.lax.along_axis import put_along_axis, take_along_axis
 
 # The dtypes of quantiles that the kernels write themselves.
 QUANTILE_DTYPES = frozenset(np.dtype(name) for name in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64))
@@ -56,11 +57,52 @@ def select(x: jax.Array, ranks: jax.Array, axis: int, split=None) -> list[jax.Ar
     return select_p(*align(x, ranks, apart=axis), axis=axis, split=split)
 
 
-def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
-    """Returns the elements of the first ``count`` indices. Takes them one after the other, since indices may be
-    equal."""
+def _follow_fallback(x, indices, *, axis, split=None):
+    """Takes the elements one after the other, since indices may be equal."""
+    count = indices.shape[axis]
     each = [lax.slice_in_dim(indices, i, min(i + 1, count), axis=axis) for i in range(max(count, 1))]
-    return jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)
+    return [jnp.concatenate([take_along_axis(x, i, axis, split) for i in each], axis)]
+
+
+# The elements of few indices, which may be equal. It is a primitive to have its own transpose.
+follow_p = Kernel(
+    "follow",
+    results=lambda x, indices, *, axis: [(indices.shape[axis], x.dtype)],
+    fallback=_follow_fallback,
+    accepts=None,
+    reindexes=True,
+)
+# XLA computes the small cotangents again for each element of the large one, up to so many elements: a kernel less.
+MOST_COMPUTED_AGAIN = 1 << 18
+
+
+def _follow_transpose(ct, aval, indices, *, axis):
+    """Each element compares its place with all indices, so one kernel writes the zeros and adds up what is the same."""
+    if any(aval.sharding.spec) or indices.shape[axis] > MOST_RANKS:  # over an explicit mesh, or too many
+        own = lambda i: (lax.slice_in_dim(y, i, i + 1, axis=axis) for y in (ct, indices))
+        along = aval.sharding.spec[axis]
+        return sum(put_along_axis(*own(i), axis, aval.shape[axis], along) for i in range(indices.shape[axis]))
+    size = math.prod(aval.shape)
+    if jax.export.is_symbolic_dim(size) or size > MOST_COMPUTED_AGAIN:
+        ct, indices = lax.optimization_barrier((ct, indices))
+    # Numbers of 8 and 16 bits are added as float32, and rounded once.
+    wide = np.promote_types(aval.dtype, np.float32) if jnp.issubdtype(aval.dtype, jnp.floating) else aval.dtype
+    place, out = lax.broadcasted_iota(np.int32, aval.shape, axis), jnp.zeros(aval.shape, wide)
+    for i in range(indices.shape[axis]):
+        own, index = (lax.slice_in_dim(y, i, i + 1, axis=axis) for y in (ct, indices))
+        out = out + jnp.where(place == index, own.astype(wide), np.zeros((), wide))
+    return out.astype(aval.dtype)
+
+
+def_linear(follow_p, _follow_transpose)
+
+
+def follow(x: jax.Array, indices: jax.Array, count: int, axis: int, split=None) -> jax.Array:
+    """Returns the elements of the first ``count`` indices, which may be equal."""
+    indices = lax.slice_in_dim(indices, 0, count, axis=axis)
+    if split is not None:
+        return _follow_fallback(x, indices, axis=axis, split=split)[0]
+    return follow_p(x, indices, axis=axis)[0]
 
 
 def _select_jvp(outs, primals, tangents, *, axis, split=None):

@@ -19,12 +19,8 @@ from jaxgpuops._axes import Merged
 from jaxgpuops._primitive import align
 from jaxgpuops._split import manual
 from jaxgpuops.lax import _search as _lax
-from jaxgpuops.lax._count import bincount
-from jaxgpuops.lax._scan import cumsum
 from jaxgpuops.lax._segments import take_rows
-from jaxgpuops.lax._sort import sort_operands
-from jaxgpuops.lax.along_axis import gathered, put_along_axis
-from jaxgpuops.lax.order import from_bits, from_keys, sort_keys, to_bits
+from jaxgpuops.lax.along_axis import gathered
 
 
 def searchsorted(
@@ -323,8 +319,8 @@ def unique(
         trace time.
       ValueError: for ``size`` out of range, and where there is nothing to fill with.
 
-    Algorithms: a sort, and a comparison of neighbours; of many elements of 8 or 16 bits, the count of each possible
-    element (docs/select.md).
+    Algorithms: a sort, and a comparison of neighbours; hash tables, if few of many elements are different; of elements
+    of 8 or 16 bits, the count of each possible element (docs/select.md).
 
     >>> import jax.numpy as jnp
     >>> import jaxgpuops
@@ -346,62 +342,6 @@ def unique(
     return outs if any(wanted) else outs[0]
 
 
-# The least length of x where counting each possible element is faster than sorting: of integers of 1 and 2 bytes, and
-# of floats, of which it must also be found which zero and which NaN comes first.
-_LEAST_COUNTED, _LEAST_COUNTED_FLOATS = {1: 1 << 12, 2: 1 << 14}, 1 << 19
-
-
-def _prefers_counts(dtype, length):
-    if dtype.itemsize not in _LEAST_COUNTED or dtype == np.dtype(bool):
-        return False
-    floating = jnp.issubdtype(dtype, jnp.floating)
-    return length >= (_LEAST_COUNTED_FLOATS if floating else _LEAST_COUNTED[dtype.itemsize])
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _by_counts(row, fill, size):
-    """Returns the different elements of few bits, then fills, and how often each is there, without a sort."""
-    bits = to_bits(row)
-    unsigned, patterns = bits.dtype.type, 1 << 8 * bits.dtype.itemsize
-    # Counts in the order of keys. Those of equal keys (-0 and NaNs) are added up.
-    key = lax.iota(bits.dtype, patterns)
-    bits_of = kept = lambda key: to_bits(from_keys(key, row.dtype))
-    count = bincount(bits, 0, patterns)[bits_of(key).astype(np.int32)]
-    if jnp.issubdtype(row.dtype, jnp.floating):
-        own, zero, nan = sort_keys(from_keys(key, row.dtype)), unsigned(patterns // 2), unsigned(patterns - 1)
-        moved = jnp.where(own == key, np.int32(0), count)
-        zeros = count[patterns // 2 - 1]  # the negative ones
-        nans = jnp.sum(moved, dtype=np.int32) - zeros
-        count = count - moved + jnp.where(key == nan, nans, np.int32(0)) + jnp.where(key == zero, zeros, np.int32(0))
-        # The first of equal elements is kept.
-        keys, at = sort_keys(row), lax.iota(np.int32, row.size)
-        first = lambda equal: bits[jnp.min(jnp.where(keys == equal, at, np.int32(row.size - 1)))]
-        first_zero, first_nan = first(zero), first(nan)
-        kept = lambda key: jnp.where(key == zero, first_zero, jnp.where(key == nan, first_nan, bits_of(key)))
-    values = kept(key)
-    fill = values if fill is None else to_bits(fill)
-    out, count = _lax.pick(count > 0, [values, count], [fill, jnp.zeros(1, np.int32)], size)
-    return from_bits(out, row.dtype), count
-
-
-@_by_counts.defjvp
-def _by_counts_jvp(size, primals, tangents):
-    return jax.jvp(lambda row, fill: _by_sort(row, fill, size, False)[:2], primals, tangents)
-
-
-def _by_sort(row, fill, size, index):
-    """Returns what `_by_counts` does and, if asked for, where each element occurs first. Then the sorted row, and its
-    order."""
-    [values], order = sort_operands([row], 0, 1, indices=index)
-    arrays, fills = [values], [values if fill is None else fill]
-    if index:
-        assert order is not None
-        arrays.append(order)
-        fills.append(order if row.size else jnp.zeros(1, np.int32))
-    out, *first, count = _lax.pick(values, arrays, fills, size, starts=True)
-    return out, count, first, values, order
-
-
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _unique(x, fill, size, wanted):
     op = "jaxgpuops.unique"
@@ -413,18 +353,7 @@ def _unique(x, fill, size, wanted):
             raise ValueError(f"{op}: x of shape {x.shape} has no elements, so fill_value must be given")
         fill = np.zeros(1, x.dtype)
     index, inverse, counts = wanted
-    row = gathered(row, 0)
-    if _prefers_counts(x.dtype, length) and not index and not inverse:
-        own, count = _by_counts(row, fill, size)
-    else:
-        own, count, first, values, order = _by_sort(row, fill, size, index or inverse)
-    outs = [own]
-    if index:
-        outs += first
+    *outs, count = _lax.unique(gathered(row, 0), fill, size, index, inverse)
     if inverse:
-        assert order is not None
-        rank = cumsum(_lax.starts_of(values, 0).astype(np.int32)) - np.int32(1)
-        outs.append(put_along_axis(rank, order, 0, length).reshape(x.shape))
-    if counts:
-        outs.append(count)
-    return tuple(outs)
+        outs[-1] = outs[-1].reshape(x.shape)
+    return (*outs, count) if counts else tuple(outs)

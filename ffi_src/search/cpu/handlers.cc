@@ -29,14 +29,26 @@ ffi::Error pick_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingAr
   });
 }
 
+ffi::Error unique_handler(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results,
+                          int64_t axis, bool index, bool inverse) {
+  return handle("jaxgpuops.unique", [&] {
+    const UniqueCall call = unique_call(x, rest, results, axis, index, inverse);
+    unique(call.problem, call.buffers, workers_of(pool));
+  });
+}
+
 XLA_FFI_DEFINE_HANDLER(kSearch, search_handler, search_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kChoose, choose_handler, choose_binding<OnCpu>());
 XLA_FFI_DEFINE_HANDLER(kPick, pick_handler, pick_binding<OnCpu>());
+XLA_FFI_DEFINE_HANDLER(kUnique, unique_handler, unique_binding<OnCpu>());
 
 }  // namespace
 
 std::vector<Target> cpu_targets() {
-  return {{"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.choose", kChoose}, {"jaxgpuops.pick", kPick}};
+  return {{"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.choose", kChoose},
+          {"jaxgpuops.pick", kPick},
+          {"jaxgpuops.unique", kUnique}};
 }
 
 }  // namespace jaxgpuops::search

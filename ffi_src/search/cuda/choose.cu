@@ -307,6 +307,52 @@ __global__ void __launch_bounds__(kMostChooseThreads, 2) choose_recount_kernel(c
 
 // ---- Many elements --------------------------------------------------------------------------------------------------
 
+// Writes the results for a row of few different elements. A warp finds the place of one: how many have smaller keys.
+__device__ __noinline__ void write_distinct(const ChooseArgs& a, Distinct& distinct) {
+  constexpr uint32_t kWarps = kMostChooseThreads / 32;
+  const uint32_t lane = threadIdx.x % 32, count = distinct.count, warps = gridDim.x * kWarps;
+  auto* const keys = reinterpret_cast<uint64_t*>(dynamic_shared_memory());
+  for (uint32_t i = threadIdx.x; i < count; i += kMostChooseThreads) keys[i] = distinct.listed_keys[i];
+  __syncthreads();
+  const auto first_of = [&](uint32_t i) { return ~distinct.firsts[distinct.listed[i]]; };
+  const auto* const x = static_cast<const char*>(a.elements);
+  for (uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32; i < count; i += warps) {
+    const uint64_t own = keys[i];
+    uint32_t before = 0;
+    for (uint32_t j = lane; j < count; j += 32) before += keys[j] < own;
+    before = sum_of_warp(before);
+    if (lane == 0) distinct.ranks[distinct.listed[i]] = before;
+    if (lane > 0 || before >= a.size) continue;
+    const uint32_t first = first_of(i);
+    with_bytes(a.array_bytes[0], [&](auto element) {
+      using T = decltype(element);
+      static_cast<T*>(a.buffers.out[0])[before] = reinterpret_cast<const T*>(x)[first];
+    });
+    if (a.arrays > 1) static_cast<uint32_t*>(a.buffers.out[1])[before] = first;
+    a.buffers.counts[before] = static_cast<int32_t>(distinct.counts[distinct.listed[i]]);
+  }
+  const auto size = static_cast<uint32_t>(a.size);
+  if (count < size) {  // each block fills an equal share of what is left
+    uint64_t least = ~uint64_t{0};
+    for (uint32_t j = lane; j < count; j += 32) least = min(least, keys[j]);
+    least = ~largest_of_warp(~least);
+    uint32_t smallest = 0;  // its number among those listed
+    for (uint32_t j = lane; j < count; j += 32) smallest = keys[j] == least ? j : smallest;
+    const uint32_t first = first_of(largest_of_warp(smallest));
+    const uint32_t share = (size - count + gridDim.x - 1) / gridDim.x;
+    const uint32_t begin = min(size, count + blockIdx.x * share), end = min(size, begin + share);
+    with_bytes(a.array_bytes[0], [&](auto element) {
+      using T = decltype(element);
+      const T fill = a.is_row[0] ? reinterpret_cast<const T*>(x)[first]
+                                 : static_cast<const T*>(a.buffers.fill[0])[a.fill_at[0](0)];
+      fill_results(static_cast<T*>(a.buffers.out[0]), begin, end, fill);
+    });
+    if (a.arrays > 1) fill_results(static_cast<uint32_t*>(a.buffers.out[1]), begin, end, first);
+    fill_results(a.buffers.counts, begin, end, 0);
+  }
+  wait_for_predecessor();
+}
+
 // A GPU starts blocks in the order of their numbers, so a block only waits for blocks that have started before it. The
 // workspace has a word for each tile of each row: the tile's count plus 1, or 0 until the count is known. With kStarts,
 // the word has 64 bits, and above the count one more than the last place in the tile, or 0.
@@ -322,6 +368,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   uint32_t* const lasts = counts + a.units;       // of each unit, for kStarts: one more than the last place, or 0
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   auto* const list = reinterpret_cast<uint16_t*>(lasts + (kStarts ? a.units : 0)) + warp * a.list;
+  if (kStarts && a.distinct != nullptr && a.distinct->many == 0) return write_distinct(a, *a.distinct);
   const Turn turn(a, blockIdx.x);
   const Bits bits(a, turn.row);
   const bool fills = turn.tile + 1 >= a.tiles;
@@ -347,6 +394,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
     const uint32_t count = shuffle_from(up_to, 31);
     if (lane == 0) counts[unit] = count;
     if constexpr (kStarts) {
+      if (a.bits != nullptr) a.bits[word_at] = word;
       const uint32_t last = last_of_words(word, static_cast<int32_t>((first_unit + unit) * 1024));
       if (lane == 0) lasts[unit] = last;
     }
@@ -388,6 +436,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   }
   sum_before(earlier, sums, static_cast<int>(kWarps), before);
   if constexpr (kStarts) before_last = largest_of_warp(lane < kWarps ? earlier_lasts[lane] : 0);
+  if (kStarts && a.bits != nullptr && has_unit) a.before[first_unit + threadIdx.x] = before + counts[threadIdx.x];
   // The units that are listed come before the others. If they are neighbours, they have one list, which is written at
   // once.
   const auto unit_at = [&](uint32_t unit) -> Unit {
@@ -427,7 +476,7 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
 }  // namespace
 
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
-                          const ChooseBuffers& buffers, void* workspace) {
+                          const ChooseBuffers& buffers, void* workspace, const ChooseDistinct& distinct) {
   if (plan.algorithm == Choosing::kEmpty) return cudaSuccess;
   ChooseArgs a = {};
   a.buffers = buffers;
@@ -443,6 +492,10 @@ cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Cho
   a.parts = static_cast<uint32_t>(plan.parts);
   a.fill = static_cast<uint32_t>(plan.fill);
   a.arrays = problem.arrays;
+  a.distinct = distinct.found;
+  a.elements = distinct.x;
+  a.bits = distinct.bits;
+  a.before = distinct.before;
   for (int i = 0; i < Choose::kMostArrays; ++i) {
     a.array_bytes[i] = problem.bytes[i];
     a.fill_at[i] = problem.fill[i];

@@ -21,6 +21,9 @@ struct ChooseArgs {
   bool is_row[Choose::kMostArrays];
   uint32_t bytes;            // of an element of x
   uint64_t sign, nan_above;  // those of ArgOrder, of a word
+  Distinct* distinct;        // null, or the different elements of `elements`, the only row
+  const void* elements;
+  uint32_t *bits, *before;  // null, or where the words of all units go, and how many bits are set before each unit
 };
 
 // A row of a mask, as words of bits. Bit 0 of word 0 stands for the byte at the last multiple of 16 bytes before the

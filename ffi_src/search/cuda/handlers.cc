@@ -40,14 +40,35 @@ ffi::Error pick(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs operan
   });
 }
 
+ffi::Error unique(cudaStream_t stream, ffi::AnyBuffer x, ffi::RemainingArgs rest, ffi::RemainingRets results,
+                  int64_t axis, bool index, bool inverse) {
+  return handle("jaxgpuops.unique", [&] {
+    const UniqueCall call = unique_call(x, rest, results, axis, index, inverse);
+    const ffi::AnyBuffer workspace = require_buffer("workspace", results, 2 + index + inverse);
+    const int64_t bytes = require_workspace(workspace, x, axis);
+    const Device device = current_device();
+    const UniquePlan plan = plan_unique(call.problem, device.gpu());
+    if (plan.algorithm == Finding::kNone)
+      throw invalid("the different elements of rows of ", call.problem.rows.length, " are found by other calls here");
+    const char* const name = kFindingNames[static_cast<int>(plan.algorithm)];
+    require_enough(bytes, plan.workspace_bytes, name);
+    require_launched(launch_unique(stream, plan, call.problem, call.buffers, workspace.untyped_data()), name,
+                     call.problem.rows, x, device);
+  });
+}
+
 XLA_FFI_DEFINE_HANDLER(kSearch, searchsorted, search_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kChoose, choose, choose_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kPick, pick, pick_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kUnique, unique, unique_binding<OnCuda>(), {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
 
 std::vector<Target> cuda_targets() {
-  return {{"jaxgpuops.searchsorted", kSearch}, {"jaxgpuops.choose", kChoose}, {"jaxgpuops.pick", kPick}};
+  return {{"jaxgpuops.searchsorted", kSearch},
+          {"jaxgpuops.choose", kChoose},
+          {"jaxgpuops.pick", kPick},
+          {"jaxgpuops.unique", kUnique}};
 }
 
 }  // namespace jaxgpuops::search

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "search/distinct.h"
 #include "search/plan.h"
 
 namespace jaxgpuops::search {
@@ -20,7 +21,23 @@ cudaError_t launch_search_tree(cudaStream_t stream, const SearchPlan& plan, cons
 cudaError_t launch_search_table(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
                                 const void* sorted, int32_t* places);
 
+// What a choice for `unique` has besides: the different elements of the row x. If they are not too many, the results
+// are written from there, and the other operands are not read. Otherwise, unless they are null, `bits` gets the words
+// of all units, and `before` how many bits are set before each unit.
+struct ChooseDistinct {
+  Distinct* found = nullptr;
+  const void* x = nullptr;
+  uint32_t *bits = nullptr, *before = nullptr;
+};
+
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
-                          const ChooseBuffers& buffers, void* workspace);
+                          const ChooseBuffers& buffers, void* workspace, const ChooseDistinct& distinct = {});
+
+// The form of launch_unique by counts.
+cudaError_t launch_unique_counts(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
+                                 const UniqueBuffers& buffers);
+
+cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
+                          const UniqueBuffers& buffers, void* workspace);
 
 }  // namespace jaxgpuops::search

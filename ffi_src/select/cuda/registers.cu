@@ -360,9 +360,9 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   for (uint32_t to_do = many; to_do;) {
     const int r = __ffs(static_cast<int>(to_do)) - 1;
     const uint32_t part = shared.part[r];
-    uint32_t same = 0;  // the ranks for which only elements of key `first` are left
+    // The ranks that fall in the same part; in the end, those for which only elements of key `first` are left.
+    uint32_t same = 0;
     for_bits(to_do, [&](int q) { same |= shared.part[q] == part ? 1u << q : 0u; });
-    to_do &= to_do - 1;
     uint32_t first = 0, span = 0;
     if (!by_value) cut.by_key.bounds<uint32_t>(part, first, span);
 #pragma unroll 1
@@ -393,7 +393,11 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       }
       __syncthreads();
       parts.bounds<uint32_t>(shared.part[r], first, span);
-      same = 1u << r;
+      const uint32_t below = shared.rank[r] - shared.left[r], of_part = shared.size[r];
+      for_bits(same, [&](int q) { same ^= shared.rank[q] - below < of_part ? 0u : 1u << q; });
+      __syncthreads();  // all threads have read what is left for rank r
+      if (threadIdx.x < kMostRanks && (same >> threadIdx.x & 1))
+        shared.left[threadIdx.x] = shared.rank[threadIdx.x] - below;
       if (span == 0 || shared.size[r] > kSelectFew) continue;
       forget();
       uint32_t set = 0;
@@ -404,8 +408,11 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
       __syncthreads();
       if (warp == 0)
         for_list(r, [&](uint32_t before, uint32_t at, uint32_t key) {
-          if (before == shared.left[r]) write(r, at, key);
+          for_bits(same, [&](int q) {
+            if (before == shared.left[q]) write(q, at, key);
+          });
         });
+      to_do &= ~same;
       same = 0;
       break;
     }

@@ -265,7 +265,9 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
         }
       });
     };
-    uint32_t found_key = 0, found_at = 0;  // of the lane's rank
+    // Of the lane's rank. If all zeros have one sign, the place of a zero is kPlus, or one less for a negative one.
+    constexpr uint32_t kPlus = ~0u;
+    uint32_t found_key = 0, found_at = 0;
     // Finds the elements of ranks: in the sorted list, that of lane r's rank is number `target`.
     const auto choose = [&](uint32_t of_ranks, uint32_t target) {
       wait_for_team();
@@ -374,21 +376,22 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
     for (uint32_t to_do = many; to_do;) {
       const int r = __ffs(static_cast<int>(to_do)) - 1;
       const uint32_t its_part = shuffle_from(part, r), its_rank = shuffle_from(rank, r);
-      // The ranks for which only elements of key `first` are left.
+      // The ranks that fall in the same part; in the end, those for which only elements of key `first` are left.
       uint32_t same = to_do & __ballot_sync(kEveryLane, part == its_part);
-      to_do &= to_do - 1;
       uint32_t first = 0, span = 0;
       if (!cut.by_value) cut.by_key.bounds<uint32_t>(its_part, first, span);
 #pragma unroll 1
       for (bool in_part = cut.by_value; in_part || span > 0; in_part = false) {
-        uint32_t least = ~0u, most = 0;
+        uint32_t least = ~0u, most = 0, some = 0, every = ~0u;  // the latter: bits that words have
         for_words([&](auto& word, uint32_t, bool has) {
           if (!has) return;
 #pragma unroll
           for (uint32_t its : word) {
             const uint32_t key = key_of(its);
-            if (in_part ? cut.part_bits(its) - kMagicBits == its_part : key - first <= span)
+            if (in_part ? cut.part_bits(its) - kMagicBits == its_part : key - first <= span) {
               least = min(least, key), most = max(most, key);
+              if (kFloats && kAlone) some |= its, every &= its;
+            }
           }
         });
         least = ~largest_of_warp(~least), most = largest_of_warp(most);
@@ -400,6 +403,10 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
           least = ~largest_of_warp(~told.of_warp[2 * of]), most = largest_of_warp(told.of_warp[2 * of + 1]);
         }
         first = least, span = most - least;
+        if (kFloats && kAlone && span == 0 && first == key_of(0)) {
+          some = __reduce_or_sync(kEveryLane, some), every = __reduce_and_sync(kEveryLane, every);
+          if (problem.quantiles && some == every && (same >> lane & 1)) found_at = kPlus - (some >> 31);
+        }
         if (span == 0) break;
         const auto parts = Parts<uint32_t>::between<uint32_t>(kBinBits, first, first + span);
         clear_counts();
@@ -407,12 +414,14 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
         count_keys(parts, std::false_type{});
         const PartOfRank at = find_rank(counts, sum_counts(counts), its_rank);
         wait_for_team();
-        if (static_cast<int>(lane) == r) left = at.left;
+        const uint32_t distance = rank - (its_rank - at.left);
+        same &= __ballot_sync(kEveryLane, distance < at.size);
+        if (same >> lane & 1) left = distance;
         parts.bounds<uint32_t>(at.part, first, span);
-        same = 1u << r;
         if (span == 0 || at.size > kSelectFew) continue;
         list_where([&](uint32_t word) { return key_of(word) - first <= span; });
         choose(same, left);
+        to_do &= ~same;
         same = 0;
         break;
       }
@@ -421,6 +430,7 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
       // Only equal elements are left. Those that their key does not tell are counted.
       if (same >> lane & 1) found_key = first;
       if (problem.quantiles && !(kFloats && first == key_of(0))) continue;
+      if (__any_sync(kEveryLane, found_at >= kPlus - 1 && (same >> lane & 1))) continue;
       // Each warp has a share of the packs, which it looks through in order.
       const uint32_t share = (packs + warps * 32 - 1) / (warps * 32) * 32, begin = warp * share;
       const uint32_t end = min(begin + share, packs);
@@ -509,7 +519,10 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
     // The key tells the element, but for zeros, and for NaNs if these differ.
     const bool is_told = !kFloats || (found_key != key_of(0) && (problem.quantiles || found_key != ~0u));
     uint32_t element = 0;
-    if (static_cast<int>(lane) < wanted) element = is_told ? element_of(found_key) : held[past + found_at];
+    if (static_cast<int>(lane) < wanted) {
+      const uint32_t minus = (kPlus - found_at) << (8 * sizeof(T) - 1);
+      element = is_told ? element_of(found_key) : found_at >= kPlus - 1 ? minus : held[past + found_at];
+    }
     wait_for_team();
     const uint32_t next = row + teams * gridDim.x;
     if (next < rows) start_copy(next);

@@ -18,6 +18,7 @@ struct Buffers {
   void* workspace;
   const int32_t* offsets = nullptr;  // of segments, if there are any
   const int32_t* carried = nullptr;  // numbers that are moved instead of indices, if there are any
+  const uint32_t* needed = nullptr;  // a word that is 0 if nothing need be sorted; null: sort in any case
 };
 
 // Transposes: to[o, c, r] = from[o, r, c]. Elements have 8, 16, 32 or 64 bits.

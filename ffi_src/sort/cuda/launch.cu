@@ -46,8 +46,9 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
 }  // namespace
 
 cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& problem, const void* x, void* values,
-                        int32_t* indices, void* workspace, const int32_t* offsets, const int32_t* carried) {
-  const Buffers buffers{x, values, indices, workspace, offsets, carried};
+                        int32_t* indices, void* workspace, const int32_t* offsets, const int32_t* carried,
+                        const uint32_t* needed) {
+  const Buffers buffers{x, values, indices, workspace, offsets, carried, needed};
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == Algorithm::kShort) return launch_short(stream, problem, buffers);
   if (plan.algorithm == Algorithm::kNetwork && !plan.turns) return launch_network(stream, plan, problem, buffers);

@@ -39,6 +39,7 @@ struct SplitArgs {
   // Of each exchange of counts, the sums of all rows and then the counts of all: [row][group][digit] is a sum, above
   // which is how many tiles have added theirs; [row][tile][digit] is a count plus 1.
   uint32_t* words;
+  const uint32_t* needed;  // of Buffers
   int64_t exchange_words;  // from one exchange to the next
   int64_t length, k;
   uint32_t rows, tiles, group, groups;
@@ -335,6 +336,10 @@ __global__ void __launch_bounds__(kSplitThreads, 1) splitters_kernel(const __gri
   using Shared = SplitShared<Key, kIndices, kItems>;
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
   __shared__ volatile Digits digits[kPasses];
+  if (a.needed != nullptr && *a.needed == 0) {
+    wait_for_predecessor();
+    return;
+  }
   const uint32_t row = blockIdx.x / a.tiles, tile = blockIdx.x - row * a.tiles;
   const uint32_t begin = tile * kTile, there = min(static_cast<uint32_t>(a.length) - begin, uint32_t{kTile});
   const uint32_t first = threadIdx.x / 32 * 32 * kItems + threadIdx.x % 32;
@@ -538,6 +543,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   const auto samples = std::min<uint64_t>(shape.tiles, kSplitters) * split_samples(sizeof(Key), kItems);
   a.sample_step = (static_cast<uint64_t>(rows.length) << 20) / samples;
   a.splitters = workspace;
+  a.needed = buffers.needed;
   a.parcels = workspace + shape.parcels;
   a.words = reinterpret_cast<uint32_t*>(workspace + shape.exchanges);
   a.exchange_words = shape.exchange_bytes / 4;

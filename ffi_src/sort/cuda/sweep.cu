@@ -29,8 +29,8 @@ cudaError_t run_bytes(cudaStream_t stream, const Plan& plan, const Problem& prob
   config.block = dim3(kCountThreads);
   config.grid = dim3(static_cast<unsigned>(rows * ((length + plan.counted - 1) / plan.counted)));
   error = launch(stream, config, count_kernel<uint8_t, false>,
-                 CountArgs{buffers.x, reinterpret_cast<RowHead*>(workspace), counts, nullptr, nullptr, rows, length, 0,
-                           plan.counted, 1, problem.order});
+                 CountArgs{buffers.x, reinterpret_cast<RowHead*>(workspace), counts, nullptr, nullptr, buffers.needed,
+                           rows, length, 0, plan.counted, 1, problem.order});
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<uint32_t>((problem.k + 15) / (16 * kFillThreads) + 1);
   config.block = dim3(kFillThreads);
@@ -86,8 +86,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
     count.block = dim3(kCountThreads);
     count.overlap = plan.overlap;
     error = launch(stream, count, a.inner > 1 ? count_kernel<Key, false, true> : count_kernel<Key, false>,
-                   CountArgs{buffers.x, a.heads, a.counts, a.status, nullptr, rows, length, shape.tiles, plan.counted,
-                             problem.rows.inner, problem.order});
+                   CountArgs{buffers.x, a.heads, a.counts, a.status, nullptr, buffers.needed, rows, length, shape.tiles,
+                             plan.counted, problem.rows.inner, problem.order});
   }
   for (a.pass = 0; a.pass < shape.passes && error == cudaSuccess; ++a.pass) error = launch(stream, config, kernel, a);
   return error;

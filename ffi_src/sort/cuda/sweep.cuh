@@ -36,7 +36,8 @@ struct CountArgs {
   RowHead* heads;
   uint32_t* counts;  // [row][pass][digit]: how many elements have this digit; after counting: how many have a lower one
   uint32_t* status;  // the status words of pass_kernel, which count_kernel sets to zero
-  const Piece* pieces;  // of segments; null: rows are sorted
+  const Piece* pieces;     // of segments; null: rows are sorted
+  const uint32_t* needed;  // of Buffers
   int64_t rows, length, tiles;
   int64_t elements;  // elements that a block counts
   int64_t inner;     // from one element of a row to the next
@@ -50,6 +51,10 @@ __global__ void __launch_bounds__(kCountThreads) count_kernel(const __grid_const
   __shared__ bool last;
   for (int c = threadIdx.x; c < kPasses * kDigits; c += kCountThreads) counts[c] = 0;
   let_dependents_start();
+  if (!kSegments && a.needed != nullptr && *a.needed == 0) {
+    wait_for_predecessor();
+    return;
+  }
   int64_t blocks, row, begin, end, length = a.length;
   const Key* x = static_cast<const Key*>(a.x);
   if constexpr (kSegments) {
@@ -120,7 +125,8 @@ struct PassArgs {
   int32_t* last_indices;   // where the last pass writes the indices
   int64_t k;               // the last pass writes only the first k of each row
   RowHead* heads;
-  const Piece* pieces;  // of segments; null: rows are sorted
+  const Piece* pieces;     // of segments; null: rows are sorted
+  const uint32_t* needed;  // of Buffers
   uint32_t* counts;
   uint32_t* status;  // [row][pass][tile][digit]; of segments [pass][piece][digit]
   uint32_t* sums;    // [row][pass][group][digit], if tiles exchange their counts
@@ -160,6 +166,10 @@ __global__ void __launch_bounds__(sweep_threads(kTiles), sweep_blocks(sizeof(Key
   // For each digit: the position of its elements in the row minus that in the tile.
   __shared__ int32_t shift_of[kDigits];
   const bool exchanges = kExchanges && a.exchanges;
+  if (!kSegments && a.needed != nullptr && *a.needed == 0) {
+    wait_for_predecessor();
+    return;
+  }
   // The pass before has waited for the kernel that counts before it let this one start.
   if (!kSegments && !exchanges && a.pass > 0 && !(__ldcg(&a.heads->any) >> a.pass & 1)) {
     wait_for_predecessor();
@@ -396,6 +406,7 @@ inline PassArgs pass_args(const SweepShape& shape, const Plan& plan, const Probl
   PassArgs a = {};
   a.x = buffers.x;
   a.carried = buffers.carried;
+  a.needed = buffers.needed;
   a.values = buffers.values;
   a.last_indices = buffers.indices;
   a.k = problem.k;

@@ -85,9 +85,9 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.overlap = plan.overlap;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
   config.block = dim3(kCountThreads);
-  error = launch(
-      stream, config, count_kernel<Key, true>,
-      CountArgs{buffers.x, a.heads, a.counts, a.status, a.pieces, rows, length, shape.tiles, tile, 1, problem.order});
+  error = launch(stream, config, count_kernel<Key, true>,
+                 CountArgs{buffers.x, a.heads, a.counts, a.status, a.pieces, nullptr, rows, length, shape.tiles, tile,
+                           1, problem.order});
   if (error != cudaSuccess) return error;
   if (counts_bytes(problem, buffers)) {
     config.block = dim3(kFillThreads);

@@ -1,0 +1,260 @@
+// unique: the different elements of one long row in ascending order, how often each is there, and where it is first.
+//
+// The blocks of a first kernel look for different elements, each in a part of the row: a hash table in shared memory
+// has their keys, counts and first places. A block that has found too many gives up, and soon all others do. (A table
+// that fills up takes long.) If none has, they add their tables to one in global memory. Then nothing is sorted: the
+// last kernel (choose.cu) finds the place of each different element by comparing it with all others, and writes the
+// results.
+//
+// If there are too many, the row is sorted, and the last kernel writes the elements that differ from the one before.
+// All kernels are launched in any case, as the host does not know which case it is; those of a sort that is not needed
+// end at once.
+//
+// Bytes moved: every element is read once if there are few different ones. Otherwise each block reads some
+// thousand elements before the sort and the choice.
+#include <algorithm>
+#include <type_traits>
+
+#include "common/cuda/intrinsics.cuh"
+#include "common/cuda/launch.cuh"
+#include "common/cuda/set_words.h"
+#include "search/cuda/launch.h"
+#include "search/distinct.h"
+#include "sort/cuda/launch.h"
+
+namespace jaxgpuops::search {
+namespace {
+
+constexpr int kMostProbes = 64;  // slots in which an element is looked for
+
+struct CollectArgs {
+  const void* x;
+  Distinct* all;
+  int64_t length, chunk;
+  SortOrder order;
+};
+
+template <class Key>
+struct Table {
+  Key keys[kSlots];
+  uint32_t counts[kSlots + 1], firsts[kSlots + 1];  // as in Distinct
+};
+
+__device__ __forceinline__ uint32_t slot_of(uint32_t key) { return key * 0x9e3779b1u >> (32 - kSlotBits); }
+__device__ __forceinline__ uint32_t slot_of(uint64_t key) {
+  const uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
+  return (low * 0x9e3779b1u + high * 0x85ebca6bu) >> (32 - kSlotBits);
+}
+
+__device__ __forceinline__ uint32_t exchange_if_free(uint32_t* slot, uint32_t key) { return atomicCAS(slot, 0u, key); }
+__device__ __forceinline__ uint64_t exchange_if_free(uint64_t* slot, uint64_t key) {
+  return atomicCAS(reinterpret_cast<unsigned long long*>(slot), 0ull, static_cast<unsigned long long>(key));
+}
+
+// Returns the slot of a key, which takes a free one if it has none, or -1 if there is no slot for it nearby. Calls
+// taken() if it takes a free one.
+template <class Key, class F>
+__device__ __forceinline__ int find_slot(Key* keys, Key key, F taken) {
+  if (key == 0) return kSlots;
+  uint32_t slot = slot_of(key);
+#pragma unroll 1
+  for (int probes = 0; probes < kMostProbes; ++probes, slot = (slot + 1) % kSlots) {
+    Key found = *static_cast<const volatile Key*>(keys + slot);
+    if (found == key) return static_cast<int>(slot);
+    if (found != 0) continue;
+    found = exchange_if_free(keys + slot, key);
+    if (found == 0) taken();
+    if (found == 0 || found == key) return static_cast<int>(slot);
+  }
+  return -1;
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
+    collect_kernel(const __grid_constant__ CollectArgs a) {
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kBatch = 8;
+  constexpr uint32_t kMost = sizeof(Element) == 8 ? kMostDistinct : kMostShortDistinct;
+  auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
+  __shared__ uint32_t found;
+  __shared__ volatile bool gives_up;
+  const auto* const x = static_cast<const Element*>(a.x);
+  const auto begin = static_cast<uint32_t>(blockIdx.x * a.chunk);
+  const auto end = static_cast<uint32_t>(min(a.length, int64_t{begin} + a.chunk));
+  // Loads elements that are a block apart; those past the end are anything.
+  const auto load = [&](Element* batch, uint32_t at) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+  };
+  uint32_t at = begin + threadIdx.x;
+  Element next[kBatch];
+  load(next, at);
+  auto* const words = reinterpret_cast<uint32_t*>(&table);
+  for (uint32_t w = threadIdx.x; w < sizeof(table) / 4; w += kCollectThreads) words[w] = 0;
+  if (threadIdx.x == 0) found = 0, gives_up = false;
+  wait_for_predecessor();  // it sets `all` to zero
+  __syncthreads();
+
+#pragma unroll 1
+  for (; at < end && !gives_up; at += kBatch * kCollectThreads) {
+    Element batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = next[i];
+    load(next, at + kBatch * kCollectThreads);
+    if (threadIdx.x == 0 && load_relaxed(&a.all->many)) gives_up = true;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t place = at + i * kCollectThreads;
+      if (place >= end || gives_up) break;
+      const int slot = find_slot(table.keys, static_cast<Key>(sort_key(batch[i], a.order)), [&] {
+        if (atomicAdd(&found, 1u) >= kMost) gives_up = true;
+      });
+      if (slot < 0) {
+        gives_up = true;
+        break;
+      }
+      atomicAdd(table.counts + slot, 1u);
+      if (~place > *static_cast<const volatile uint32_t*>(table.firsts + slot)) atomicMax(table.firsts + slot, ~place);
+    }
+  }
+  __syncthreads();
+  if (gives_up) {
+    if (threadIdx.x == 0) store_relaxed(&a.all->many, 1u);
+    return;
+  }
+#pragma unroll 1
+  for (int own = threadIdx.x; own <= kSlots; own += kCollectThreads) {
+    const uint32_t count = table.counts[own];
+    if (count == 0) continue;
+    const uint64_t key = own < kSlots ? table.keys[own] : 0;
+    const int slot = find_slot(a.all->keys, key, [] {});
+    uint32_t number = kMost;
+    if (slot >= 0) {
+      atomicMax(a.all->firsts + slot, table.firsts[own]);
+      if (atomicAdd(a.all->counts + slot, count) > 0) continue;  // another block has listed it
+      number = atomicAdd(&a.all->count, 1u);
+    }
+    if (number >= kMost) {
+      store_relaxed(&a.all->many, 1u);
+    } else {
+      a.all->listed[number] = slot;
+      a.all->listed_keys[number] = key;
+    }
+  }
+}
+
+// ---- The inverse ----------------------------------------------------------------------------------------------------
+
+struct InverseArgs {
+  CollectArgs row;
+  const int32_t* order;           // of the sorted row
+  const uint32_t *bits, *before;  // of ChooseDistinct
+  uint32_t units;
+  int32_t* to;
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
+    inverse_kernel(const __grid_constant__ InverseArgs a) {
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kBatch = 8, kWarps = kCollectThreads / 32;
+  auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
+  const Distinct& all = *a.row.all;
+  const uint32_t lane = threadIdx.x % 32;
+  if (all.many) {
+    // The words of a unit, one of each lane, say where elements differ from the one before.
+#pragma unroll 1
+    for (uint32_t unit = blockIdx.x * kWarps + threadIdx.x / 32; unit < a.units; unit += gridDim.x * kWarps) {
+      const uint32_t word = a.bits[unit * 32 + lane], up_to = sum_up_to_lane(static_cast<uint32_t>(__popc(word)));
+      const uint32_t before = a.before[unit] + up_to - __popc(word), first = unit * 1024;
+#pragma unroll 8
+      for (int i = 0; i < 32; ++i) {
+        const uint32_t own = shuffle_from(word, i) & (2u << lane) - 1, rank = shuffle_from(before, i) + __popc(own) - 1;
+        const uint32_t place = first + i * 32 + lane;
+        if (place < a.row.length) a.to[a.order[place]] = static_cast<int32_t>(rank);
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int s = threadIdx.x; s < kSlots; s += kCollectThreads) {
+    table.keys[s] = static_cast<Key>(all.keys[s]);
+    table.counts[s] = all.ranks[s];
+  }
+  if (threadIdx.x == 0) table.counts[kSlots] = all.ranks[kSlots];
+  __syncthreads();
+  const auto* const x = static_cast<const Element*>(a.row.x);
+  const auto begin = static_cast<uint32_t>(blockIdx.x * a.row.chunk);
+  const auto end = static_cast<uint32_t>(min(a.row.length, int64_t{begin} + a.row.chunk));
+#pragma unroll 1
+  for (uint32_t at = begin + threadIdx.x; at < end; at += kBatch * kCollectThreads) {
+    Element batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t place = at + i * kCollectThreads;
+      if (place >= end) break;
+      const int slot = find_slot(table.keys, static_cast<Key>(sort_key(batch[i], a.row.order)), [] {});
+      a.to[place] = static_cast<int32_t>(table.counts[max(slot, 0)]);
+    }
+  }
+}
+
+template <class Element>
+cudaError_t invert(cudaStream_t stream, const UniquePlan& plan, const InverseArgs& a) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.block = dim3(kCollectThreads);
+  config.shared_bytes = sizeof(Table<std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>>);
+  return launch(stream, config, inverse_kernel<Element>, a);
+}
+
+template <class Element>
+cudaError_t collect(cudaStream_t stream, const UniquePlan& plan, bool overlap, const CollectArgs& a) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>(plan.blocks));
+  config.block = dim3(kCollectThreads);
+  config.shared_bytes = sizeof(Table<std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>>);
+  config.overlap = overlap;
+  return launch(stream, config, collect_kernel<Element>, a);
+}
+
+}  // namespace
+
+cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
+                          const UniqueBuffers& buffers, void* workspace) {
+  if (plan.algorithm == Finding::kEmpty) return cudaSuccess;
+  if (plan.algorithm == Finding::kCounts) return launch_unique_counts(stream, plan, problem, buffers);
+  auto* const bytes = static_cast<unsigned char*>(workspace);
+  auto* const distinct = reinterpret_cast<Distinct*>(bytes);
+  cudaError_t error = launch_set_words(stream, reinterpret_cast<uint32_t*>(bytes), sizeof(Distinct) / 4, 0, 0);
+  if (error != cudaSuccess) return error;
+  const CollectArgs a{buffers.x, distinct, problem.rows.length, plan.chunk, problem.order};
+  error = dispatch_key(problem.bits,
+                       [&](auto element) { return collect<decltype(element)>(stream, plan, plan.choose.overlap, a); });
+  if (error != cudaSuccess) return error;
+  void* const sorted = bytes + plan.sorted;
+  auto* const order = plan.sorting.indices ? reinterpret_cast<int32_t*>(bytes + plan.order) : nullptr;
+  error = sort::launch_sort(stream, plan.sort, plan.sorting, buffers.x, sorted, order, bytes + plan.sort_workspace,
+                            nullptr, nullptr, &distinct->many);
+  if (error != cudaSuccess) return error;
+  ChooseBuffers chosen = {};
+  chosen.x = chosen.array[0] = sorted;
+  chosen.fill[0] = problem.has_fill ? buffers.fill : sorted;
+  chosen.array[1] = chosen.fill[1] = order;
+  chosen.out[0] = buffers.out;
+  chosen.out[1] = buffers.index;
+  chosen.counts = buffers.counts;
+  ChooseDistinct also{distinct, buffers.x};
+  if (problem.inverse) {
+    also.bits = reinterpret_cast<uint32_t*>(bytes + plan.bits);
+    also.before = reinterpret_cast<uint32_t*>(bytes + plan.before);
+  }
+  error = launch_choose(stream, plan.choose, plan.choosing, chosen, bytes + plan.choose_workspace, also);
+  if (error != cudaSuccess || !problem.inverse) return error;
+  const InverseArgs inverse{a, order, also.bits, also.before, static_cast<uint32_t>(plan.units), buffers.inverse};
+  return dispatch_key(problem.bits, [&](auto element) { return invert<decltype(element)>(stream, plan, inverse); });
+}
+
+}  // namespace jaxgpuops::search

@@ -1,0 +1,27 @@
+// The different elements of a row, as the blocks of unique.cu leave them in the workspace.
+#pragma once
+
+#include <cstdint>
+
+#include "search/plan.h"
+
+namespace jaxgpuops::search {
+
+constexpr int kSlots = 1 << kSlotBits;
+
+struct Distinct {
+  uint32_t count;  // of different elements
+  uint32_t many;   // 1 if they are too many, so that nothing else here is of use
+  uint32_t unused[2];
+  // A hash table. The key of a slot, or 0 if it is free: an element whose key is 0 has the last slot.
+  uint64_t keys[kSlots];
+  uint32_t counts[kSlots + 4];  // how many elements are equal
+  uint32_t firsts[kSlots + 4];  // the complement of the first place of these
+  uint32_t ranks[kSlots + 4];   // how many different elements are smaller
+  // The slots that are not free, in no order, and their keys.
+  uint64_t listed_keys[kMostDistinct];
+  uint32_t listed[kMostDistinct];
+};
+static_assert(sizeof(Distinct) % 16 == 0);
+
+}  // namespace jaxgpuops::search
