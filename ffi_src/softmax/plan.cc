@@ -263,7 +263,7 @@ RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
     if (plan.units == 1) plan.block_warps = static_cast<int>(ceil_div(length * kPartWarps, turn));
     return plan;
   }
-  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > kGradientBlocks * gpu.multiprocessors;
+  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > gradient_blocks(inner) * gpu.multiprocessors;
   if (!plan.split) return plan;
   const int64_t merged = ceil_div(problem.rows.outer * plan.units, kResultBlocks * gpu.multiprocessors);
   plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;

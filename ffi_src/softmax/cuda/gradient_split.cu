@@ -16,6 +16,8 @@
 // it lacks to 1 is not lost.
 #include <cooperative_groups.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <type_traits>
 
 #include "common/cuda/residents.cuh"
@@ -86,6 +88,26 @@ struct Form {
   using Peers = Group<kByVectors ? 1 : kInner>;  // lanes that have the same columns
 };
 
+// Sums of several numbers over all lanes. Each of the first sums' lanes, 32 / kCount neighbours, get the first sum, and so
+// on: a lane sends half of what it has and keeps the other half, until it has one number.
+template <int kCount>
+__device__ __forceinline__ float sum_of_each(float (&numbers)[kCount]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = kCount / 2, step = 16; half > 0; half /= 2, step /= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float sent = upper ? numbers[i] : numbers[i + half], kept = upper ? numbers[i + half] : numbers[i];
+      numbers[i] = kept + shuffle_xor(sent, step);
+    }
+  }
+  float sum = numbers[0];
+#pragma unroll
+  for (int step = 16 / kCount; step > 0; step /= 2) sum += shuffle_xor(sum, step);
+  return sum;
+}
+
 struct Share {
   float peak;
   float count, own;        // how many logits are equal to the peak, and the sum of their cotangents
@@ -105,14 +127,17 @@ struct Share {
     peak = to;
     count = own = 0;
   }
-  __device__ void add(float z, float cotangent, bool logs) {
-    const float e = exponential(z - peak), weight = logs ? 1.f : e;
-    if (z == peak) {
-      count += 1;
-      own += cotangent;
-    } else {
-      others += e;
-      if (weight != 0) weighted = fused_multiply_add(weight, cotangent, weighted);
+  template <bool kLogs>
+  __device__ void add(float z, float cotangent) {
+    const bool is_peak = z == peak;
+    const float e = is_peak ? 0.f : exponential(z - peak);
+    count += is_peak ? 1.f : 0.f;
+    own += is_peak ? cotangent : 0.f;
+    others += e;
+    if constexpr (kLogs) {
+      weighted += is_peak ? 0.f : cotangent;
+    } else if (e != 0) {
+      weighted = fused_multiply_add(e, cotangent, weighted);
     }
   }
   __device__ void add(Share share, bool logs) {
@@ -155,11 +180,23 @@ struct Merge {
   // Lanes of the first warp get the share of their column in the block.
   __device__ Share of_block(Share (&mine)[Form::kShares], bool logs) const {
     __shared__ Share of_warps[kPartWarps * Form::kMostColumns];
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    if constexpr (Form::kByVectors) {
+      constexpr int kSums = 4 * Form::kShares, kLanes = 32 / kSums;  // lanes that have the same sum
+      float sums[kSums];
 #pragma unroll
-    for (int k = 0; k < Form::kShares; ++k) {
-      mine[k].sum_lanes(peers);
-      if (peers.group == 0) of_warps[warp * columns.kinds + column_of(k)] = mine[k];
+      for (int k = 0; k < Form::kShares; ++k) {
+        const float own[4] = {mine[k].count, mine[k].own, mine[k].others, mine[k].weighted};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[4 * k + i] = own[i];
+        if (lane == 0) of_warps[warp * Form::kShares + k].peak = mine[k].peak;
+      }
+      const float sum = sum_of_each(sums);
+      if (lane % kLanes == 0)
+        (&of_warps[warp * Form::kShares + lane / kLanes / 4].count)[lane / kLanes % 4] = sum;
+    } else {
+      mine[0].sum_lanes(peers);
+      if (peers.group == 0) of_warps[warp * columns.kinds + columns.kind] = mine[0];
     }
     __syncthreads();
     return warp == 0 ? Share::merged(of_warps, warps, columns, logs) : Share::none();
@@ -218,30 +255,44 @@ struct Gradient {
   }
 };
 
-// 16 bytes, or one element.
+// 16 bytes, or one element. Words are taken apart where elements are used: each of 16 bits would take a register.
 template <class Bits, int kWidth>
-struct alignas(kWidth * sizeof(Bits)) Vector {
-  Bits element[kWidth];
+struct Vector {
+  static constexpr int kOfWord = kWidth == 1 ? 1 : 4 / sizeof(Bits), kShift = 8 * sizeof(Bits) % 32;
+  uint32_t word[kWidth / kOfWord];
+
+  __device__ Bits operator[](int j) const {
+    return static_cast<Bits>(word[j / kOfWord] >> (j % kOfWord * kShift));
+  }
+  // Calls element(j) for each element.
+  template <class Element>
+  __device__ void make(Element element) {
+#pragma unroll
+    for (int w = 0; w < kWidth / kOfWord; ++w) {
+      word[w] = element(w * kOfWord);
+      if constexpr (kOfWord == 2) word[w] |= static_cast<uint32_t>(element(w * kOfWord + 1)) << kShift;
+    }
+  }
 
   // Loads what is there of a vector; the rest is `fill`.
   __device__ void load(const Bits* from, int left, Bits fill) {
     const auto address = reinterpret_cast<uintptr_t>(from);
-    if (kWidth == 1 || left < kWidth) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) element[j] = j < left ? from[j] : fill;
+    if constexpr (kWidth == 1) {
+      make([&](int) { return left > 0 ? *from : fill; });
+    } else if (left < kWidth) {
+      make([&](int j) { return j < left ? from[j] : fill; });
     } else if (address % 16 == 0) {
-      set(*reinterpret_cast<const uint4*>(from));
+      const auto words = *reinterpret_cast<const uint4*>(from);
+      word[0] = words.x, word[1] = words.y, word[2] = words.z, word[3] = words.w;
     } else {
       const auto* const words = reinterpret_cast<const uint32_t*>(address / 4 * 4);
-      uint32_t word[5];
 #pragma unroll
       for (int w = 0; w < 4; ++w) word[w] = words[w];
       if (address % 4 != 0) {  // 16 bits: five words contain the vector
-        word[4] = words[4];
+        const uint32_t last = words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) word[w] = funnel_right(word[w], word[w + 1], 16);
+        for (int w = 0; w < 4; ++w) word[w] = funnel_right(word[w], w < 3 ? word[w + 1] : last, 16);
       }
-      set(uint4{word[0], word[1], word[2], word[3]});
     }
   }
 
@@ -250,21 +301,16 @@ struct alignas(kWidth * sizeof(Bits)) Vector {
     if (kWidth == 1 || left < kWidth || address % 4 != 0) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j)
-        if (j < left) to[j] = element[j];
+        if (j < left) to[j] = (*this)[j];
     } else if constexpr (kWidth > 1) {
-      const auto words = bits_as<uint4>(*this);
       if (address % 16 == 0) {
-        *reinterpret_cast<uint4*>(to) = words;
+        *reinterpret_cast<uint4*>(to) = uint4{word[0], word[1], word[2], word[3]};
       } else {
-        auto* const word = reinterpret_cast<uint32_t*>(to);
-        word[0] = words.x, word[1] = words.y, word[2] = words.z, word[3] = words.w;
+        auto* const words = reinterpret_cast<uint32_t*>(to);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) words[w] = word[w];
       }
     }
-  }
-
- private:
-  __device__ void set(uint4 words) {
-    if constexpr (kWidth > 1) *this = bits_as<Vector>(words);
   }
 };
 
@@ -307,14 +353,21 @@ struct Turn {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
 #pragma unroll
-        for (int j = k; j < kWidth; j += kShares) peak = larger_number(peak, E::load(x[v].element[j]));
+        for (int j = k; j < kWidth; j += kShares) peak = larger_number(peak, E::load(x[v][j]));
       shares[k].raise(peers.largest(peak), logs);
     }
+    const auto add = [&](auto is_log) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v)
+      for (int v = 0; v < kVectors; ++v)
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j)
-        shares[j % kShares].add(E::load(x[v].element[j]), E::load(cotangent[v].element[j]), logs);
+        for (int j = 0; j < kWidth; ++j)
+          shares[j % kShares].template add<decltype(is_log)::value>(E::load(x[v][j]), E::load(cotangent[v][j]));
+    };
+    if (logs) {
+      add(std::true_type());
+    } else {
+      add(std::false_type());
+    }
   }
 
   // Stores the gradients of what load() has loaded.
@@ -324,10 +377,10 @@ struct Turn {
     const auto store = [&](auto logs) {
       each(peers, first, end, [&](int v, int at, int left) {
         Vector<Bits, kWidth> out;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j)
-          out.element[j] = E::store(gradients[j % kShares].template at<decltype(logs)::value>(
-              E::load(x[v].element[j]), E::load(cotangent[v].element[j])));
+        out.make([&](int j) {
+          return E::store(gradients[j % kShares].template at<decltype(logs)::value>(E::load(x[v][j]),
+                                                                                    E::load(cotangent[v][j])));
+        });
         out.store(to + at, left);
       });
     };
@@ -340,7 +393,7 @@ struct Turn {
 };
 
 template <class E, int kInner>
-__global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
+__global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     shares_kernel(const __grid_constant__ SplitParameters p) {
   using Turn = softmax::Turn<E, kInner>;
   const typename Turn::Form::Peers peers(p.inner);
@@ -361,10 +414,11 @@ __global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
   const Share share = Merge<E, kInner>{peers, columns}.of_block(mine, p.logs);
   if (threadIdx.x < columns.kinds)
     static_cast<Share*>(p.workspace)[int64_t{blockIdx.x} * columns.kinds + threadIdx.x] = share;
+  wait_for_predecessor();  // so that the kernels of earlier rows have ended when the last one of all rows has
 }
 
 template <class E, int kInner>
-__global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
+__global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     results_kernel(const __grid_constant__ SplitParameters p) {
   using Turn = softmax::Turn<E, kInner>;
   const typename Turn::Form::Peers peers(p.inner);
@@ -379,6 +433,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
   Turn turn;
   turn.load(p, peers, row, first, end);
   wait_for_predecessor();
+  let_dependents_start();
   const Merge<E, kInner> merge{peers, columns};
   Gradient<E> gradients[Turn::kShares];
   const auto* const of_units = static_cast<const Share*>(p.workspace) + row * p.units * columns.kinds;
@@ -396,7 +451,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
 // read once, and there is one launch. The blocks of a flat row are a cluster (kCluster), or, if flat rows are long and
 // few, the launch is cooperative, and shares go through memory.
 template <class E, int kInner, bool kCluster>
-__global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
+__global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     held_kernel(const __grid_constant__ SplitParameters p) {
   using Turn = softmax::Turn<E, kInner>;
   using Merge = softmax::Merge<E, kInner>;
@@ -435,6 +490,11 @@ __global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
 }
 
 template <class E, int kInner>
+int64_t gradient_turn_of() {
+  return kInner == 0 ? -1 : 32 / (kInner ? kInner : 1) * kInner * kPartWarps * gradient_each(sizeof(typename E::Bits), kInner);
+}
+
+template <class E, int kInner>
 cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                          void* workspace) {
   if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share))) return cudaErrorInvalidValue;
@@ -462,12 +522,38 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
     }
   }
   if (!plan.split) return row_engine::launch_together<held_kernel<E, kInner, false>>(stream, launched, p);
-  const cudaError_t status = launch(stream, launched, shares_kernel<E, kInner>, p);
-  if (status != cudaSuccess) return status;
-  const int64_t parts = (p.length + p.result_length - 1) / p.result_length;
-  launched.grid = dim3(static_cast<unsigned>(problem.rows.outer * parts));
-  launched.overlap = plan.overlap;
-  return launch(stream, launched, results_kernel<E, kInner>, p);
+  // LAB
+  const char* const mode = std::getenv("GRADS_MODE");
+  const char* const mib = std::getenv("GRADS_MIB");
+  const int64_t budget = int64_t{mib ? std::atoi(mib) : 100000} << 20;
+  const int64_t row_bytes = p.length * int64_t{sizeof(typename E::Bits)};
+  const bool held = mode && mode[0] == '2' && plan.units <= 396 && plan.part_length == gradient_turn_of<E, kInner>();
+  const int64_t each = held ? 396 / plan.units : std::max<int64_t>(1, budget / (2 * row_bytes));
+  for (int64_t first = 0; first < problem.rows.outer; first += each) {
+    const int64_t rows = std::min(each, problem.rows.outer - first);
+    SplitParameters own = p;
+    own.x = static_cast<const char*>(p.x) + first * row_bytes;
+    own.cotangent = static_cast<const char*>(p.cotangent) + first * row_bytes;
+    own.out = static_cast<char*>(p.out) + first * row_bytes;
+    own.workspace = static_cast<Share*>(p.workspace) + first * p.units * p.inner;
+    launched.grid = dim3(static_cast<unsigned>(rows * plan.units));
+    launched.overlap = false;
+    if (held) {
+      const auto status = row_engine::launch_together<held_kernel<E, kInner, false>>(stream, launched, own);
+      if (status != cudaSuccess) return status;
+      continue;
+    }
+    own.result_length = std::clamp<int64_t>((rows * plan.units + 527) / 528, 1, 8) * plan.part_length;
+    launched.overlap = plan.overlap && first > 0;
+    cudaError_t status = launch(stream, launched, shares_kernel<E, kInner>, own);
+    if (status != cudaSuccess) return status;
+    const int64_t parts = (p.length + own.result_length - 1) / own.result_length;
+    launched.grid = dim3(static_cast<unsigned>(rows * parts));
+    launched.overlap = plan.overlap;
+    status = launch(stream, launched, results_kernel<E, kInner>, own);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
 }
 
 template <class E>

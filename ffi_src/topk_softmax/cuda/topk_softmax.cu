@@ -36,20 +36,33 @@ __device__ __forceinline__ void load(const Args& a, const typename Element::Bits
   using Bits = typename Element::Bits;
   constexpr uint32_t kVector = 16 / sizeof(Bits), kLoads = kElements / kVector;
   const Bits lowest = Element::store(-INFINITY);
-  if (a.vectors) {
+  if (a.vectors || a.halves) {
     constexpr int kPerWord = 4 / sizeof(Bits);
     const uint32_t filler = kPerWord == 1 ? lowest : lowest * 0x10001u;
-    const int vectors = static_cast<int>(a.length / kVector) - static_cast<int>(t);
-    const auto* const mine = reinterpret_cast<const uint4*>(row) + t;
     uint4 loaded[kLoads];
-    if (a.length == kTeam * kElements) {
-#pragma unroll
-      for (uint32_t u = 0; u < kLoads; ++u) loaded[u] = __ldg(mine + u * kTeam);
-    } else {
+    if (a.halves) {
+      const int pairs = static_cast<int>(a.length / (kVector / 2)) - 2 * static_cast<int>(t);
+      const auto* const mine = reinterpret_cast<const uint2*>(row) + 2 * t;
 #pragma unroll
       for (int u = 0; u < static_cast<int>(kLoads); ++u) {
-        loaded[u] = make_uint4(filler, filler, filler, filler);
-        if (u * kTeam < vectors) loaded[u] = __ldg(mine + u * kTeam);
+        uint2 pair[2] = {make_uint2(filler, filler), make_uint2(filler, filler)};
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (2 * u * kTeam + h < pairs) pair[h] = __ldg(mine + 2 * u * kTeam + h);
+        loaded[u] = make_uint4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
+      }
+    } else {
+      const int vectors = static_cast<int>(a.length / kVector) - static_cast<int>(t);
+      const auto* const mine = reinterpret_cast<const uint4*>(row) + t;
+      if (a.length == kTeam * kElements) {
+#pragma unroll
+        for (uint32_t u = 0; u < kLoads; ++u) loaded[u] = __ldg(mine + u * kTeam);
+      } else {
+#pragma unroll
+        for (int u = 0; u < static_cast<int>(kLoads); ++u) {
+          loaded[u] = make_uint4(filler, filler, filler, filler);
+          if (u * kTeam < vectors) loaded[u] = __ldg(mine + u * kTeam);
+        }
       }
     }
 #pragma unroll
@@ -95,18 +108,33 @@ __device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection
   if (log_sum) *log_sum = base + logf(sum);
 }
 
-// The largest element of the team, as its key above the mirrored index.
+// The largest element of the team, as its key above the mirrored index. Of 16 bits, both fit into one number.
 template <class Element, int kTeam, int kElements>
 __device__ __forceinline__ uint64_t first_of_team(const typename Element::Bits (&bits)[kElements], uint32_t count,
                                                   uint32_t t) {
-  uint32_t most = 0, at = 0;
+  if constexpr (sizeof(typename Element::Bits) == 2) {
+    constexpr uint32_t kKey = 0xffff0000u, kIndex = 0xffffu;
+    int32_t most = INT32_MIN;
 #pragma unroll
-  for (int j = kElements - 1; j >= 0; --j) {  // backwards, so that of equal elements the first one stays
-    const uint32_t key = key_of(bits[j]);
-    if (j < static_cast<int>(count) && key >= most) most = key, at = j;
+    for (uint32_t j = 0; j < kElements; ++j) {
+      const uint32_t word = static_cast<uint32_t>(bits[j]) << 16 | (kIndex - j);
+      const auto own = static_cast<int32_t>(word ^ (sign_mask(word) & (kKey >> 1 & kKey)));
+      if (j < count) most = max(most, own);
+    }
+    const uint32_t index = index_of<Element, kTeam>(kIndex - (most & kIndex), t);
+    const auto mine = static_cast<int32_t>((most & kKey) | (kIndex - index));
+    const auto best = static_cast<uint32_t>(largest_of_lanes<kTeam>(count ? mine : INT32_MIN));
+    return static_cast<uint64_t>((best ^ 0x80000000u) & kKey) << 32 | ~(kIndex - (best & kIndex));
+  } else {
+    uint32_t most = 0, at = 0;
+#pragma unroll
+    for (int j = kElements - 1; j >= 0; --j) {  // backwards, so that of equal elements the first one stays
+      const uint32_t key = key_of(bits[j]);
+      if (j < static_cast<int>(count) && key >= most) most = key, at = j;
+    }
+    const uint64_t mine = static_cast<uint64_t>(most) << 32 | ~index_of<Element, kTeam>(at, t);
+    return largest_of_lanes<kTeam>(count ? mine : 0);
   }
-  const uint64_t mine = static_cast<uint64_t>(most) << 32 | ~index_of<Element, kTeam>(at, t);
-  return largest_of_lanes<kTeam>(count ? mine : 0);
 }
 
 // What a team shares while it chooses groups. Keys have a gap after 32, so that lanes whose groups begin at multiples
@@ -280,7 +308,9 @@ cudaError_t run_ranked(cudaStream_t stream, const Args& a) {
 template <class Element>
 cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
-  a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
+  const uintptr_t together = a.length * size | reinterpret_cast<uintptr_t>(a.logits);
+  a.vectors = a.inner == 1 && together % 16 == 0;
+  a.halves = a.inner == 1 && size == 2 && together % 16 == 8;
   if (plan.ranked) {
     switch (plan.team) {
       case 8: return run_ranked<Element, 8, 1>(stream, a);
