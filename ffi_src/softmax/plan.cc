@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "common/rounding.h"
 #include "row_engine/plan.h"
@@ -253,7 +254,10 @@ RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
   const int64_t inner = problem.rows.inner, length = problem.rows.length * inner;
   plan.algorithm = inner == 1 ? RowAlgorithm::kRowsSplit : RowAlgorithm::kColumnsFlat;
   plan.block_warps = kPartWarps;
-  const int64_t turn = 32 / inner * inner * kPartWarps * gradient_each(bytes_of(problem.dtype), inner);
+  const char* const env = std::getenv("GRADS_F32");
+  plan.vector = inner == 1 && row_bytes(problem) % 16 == 0 && (bytes_of(problem.dtype) == 2 || (env && env[0] == 'v'));
+  const int64_t form = plan.vector ? kWholeRows : inner;
+  const int64_t turn = 32 / inner * inner * kPartWarps * gradient_each(bytes_of(problem.dtype), form);
   plan.part_length = ceil_div(ceil_div(length, turn), kMostUnits) * turn;
   plan.units = ceil_div(length, plan.part_length);
   plan.blocks = plan.units;
@@ -263,7 +267,7 @@ RowPlan plan_split_gradient(const Problem& problem, const Gpu& gpu) {
     if (plan.units == 1) plan.block_warps = static_cast<int>(ceil_div(length * kPartWarps, turn));
     return plan;
   }
-  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > gradient_blocks(inner) * gpu.multiprocessors;
+  plan.split = plan.part_length > turn || problem.rows.outer * plan.units > gradient_blocks(form) * gpu.multiprocessors;
   if (!plan.split) return plan;
   const int64_t merged = ceil_div(problem.rows.outer * plan.units, kResultBlocks * gpu.multiprocessors);
   plan.result_length = std::clamp<int64_t>(merged, 1, kMostMerged) * plan.part_length;

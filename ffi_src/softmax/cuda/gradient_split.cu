@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <type_traits>
 
+#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/residents.cuh"
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/cuda/gradient_split.h"
@@ -35,6 +36,7 @@ struct SplitParameters {
   int64_t length, unit_length, result_length;  // elements of a flat row
   int inner, units;
   bool logs;  // log_softmax
+  int ahead;  // units
 };
 
 // Lanes of a warp of which every `kinds`-th one is of the same kind. (Lanes that are left over belong to no group.)
@@ -75,16 +77,16 @@ struct Group {
   }
 };
 
-// The elements of a lane. kInner: the number of columns, or 0 if it is only known at run time.
+// The elements of a lane. kInner: the number of columns, kWholeRows, or 0 if it is only known at run time.
 template <class E, int kInner>
 struct Form {
   using Bits = typename E::Bits;
   static constexpr bool kByVectors = takes_vectors(kInner);
   static constexpr int kWidth = kByVectors ? 16 / sizeof(Bits) : 1;  // of a vector
   static constexpr int kVectors = gradient_each(sizeof(Bits), kInner) / kWidth;
-  static constexpr int kShares = kByVectors ? kInner : 1;  // element j of a vector has share j % kShares
-  static constexpr int kMostColumns = kInner == 0 ? kGradientColumns : kInner;
-  using Columns = Group<kInner>;
+  static constexpr int kShares = kByVectors && kInner > 0 ? kInner : 1;  // element j of a vector has share j % kShares
+  static constexpr int kMostColumns = kInner == 0 ? kGradientColumns : kInner == kWholeRows ? 1 : kInner;
+  using Columns = Group<kInner == kWholeRows ? 1 : kInner>;
   using Peers = Group<kByVectors ? 1 : kInner>;  // lanes that have the same columns
 };
 
@@ -392,6 +394,18 @@ struct Turn {
   }
 };
 
+constexpr int64_t kAheadUnits = 132 * 4;
+
+// Prefetches a unit of any row into the L2 cache.
+__device__ __forceinline__ void prefetch(const SplitParameters& p, int64_t unit, int item_bytes) {
+  const int64_t row = unit / p.units, begin = unit % p.units * p.unit_length;
+  if (threadIdx.x >= 2 || unit < 0 || unit >= int64_t{gridDim.x}) return;
+  const auto* const array = static_cast<const char*>(threadIdx.x == 0 ? p.x : p.cotangent);
+  const auto from = (reinterpret_cast<uintptr_t>(array) + (row * p.length + begin) * item_bytes + 15) / 16 * 16;
+  const int64_t count = min(p.unit_length, p.length - begin) * item_bytes / 16 - 1;
+  if (count > 0) prefetch_bulk(reinterpret_cast<const void*>(from), static_cast<uint32_t>(count * 16));
+}
+
 template <class E, int kInner>
 __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     shares_kernel(const __grid_constant__ SplitParameters p) {
@@ -404,6 +418,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
   Share mine[Turn::kShares];
 #pragma unroll
   for (Share& share : mine) share = Share::none();
+  if (p.ahead & 1) prefetch(p, int64_t{blockIdx.x} + kAheadUnits, sizeof(typename E::Bits));
 #pragma unroll 1
   for (int64_t first = begin + threadIdx.x / 32 * of_warp; first < end; first += kPartWarps * of_warp) {
     Turn turn;
@@ -414,7 +429,6 @@ __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
   const Share share = Merge<E, kInner>{peers, columns}.of_block(mine, p.logs);
   if (threadIdx.x < columns.kinds)
     static_cast<Share*>(p.workspace)[int64_t{blockIdx.x} * columns.kinds + threadIdx.x] = share;
-  wait_for_predecessor();  // so that the kernels of earlier rows have ended when the last one of all rows has
 }
 
 template <class E, int kInner>
@@ -429,11 +443,11 @@ __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
   const int64_t end = min(p.length, begin + p.result_length);
   const int of_warp = peers.lanes * Turn::kWidth * Turn::kVectors, of_block = kPartWarps * of_warp;
   int64_t first = begin + threadIdx.x / 32 * of_warp + (end - 1 - begin) / of_block * of_block;
+  if (p.ahead & 2) prefetch(p, row * p.units + begin / p.unit_length - kAheadUnits, sizeof(typename E::Bits));
   // The first elements are on their way while shares are merged.
   Turn turn;
   turn.load(p, peers, row, first, end);
   wait_for_predecessor();
-  let_dependents_start();
   const Merge<E, kInner> merge{peers, columns};
   Gradient<E> gradients[Turn::kShares];
   const auto* const of_units = static_cast<const Share*>(p.workspace) + row * p.units * columns.kinds;
@@ -490,11 +504,6 @@ __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
 }
 
 template <class E, int kInner>
-int64_t gradient_turn_of() {
-  return kInner == 0 ? -1 : 32 / (kInner ? kInner : 1) * kInner * kPartWarps * gradient_each(sizeof(typename E::Bits), kInner);
-}
-
-template <class E, int kInner>
 cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                          void* workspace) {
   if (plan.traits.stat_bytes != static_cast<int>(sizeof(Share))) return cudaErrorInvalidValue;
@@ -507,13 +516,14 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
                              plan.result_length,
                              static_cast<int>(problem.rows.inner),
                              static_cast<int>(plan.units),
-                             problem.op == Op::kLogSoftmaxJvp};
+                             problem.op == Op::kLogSoftmaxJvp,
+                             std::getenv("GRADS_AHEAD") ? std::atoi(std::getenv("GRADS_AHEAD")) : 0};
   const int64_t blocks = problem.rows.outer * plan.units;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   Launch launched;
   launched.block = dim3(plan.threads());
   launched.grid = dim3(static_cast<unsigned>(blocks));
-  if constexpr (kInner != 1) {  // rows are too long for a cluster
+  if constexpr (kInner != 1 && kInner != kWholeRows) {  // rows are too long for a cluster
     if (!plan.split && plan.workspace_bytes == 0) {
       const auto kernel = held_kernel<E, kInner, true>;
       launched.cluster = static_cast<int>(plan.units);
@@ -522,45 +532,21 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
     }
   }
   if (!plan.split) return row_engine::launch_together<held_kernel<E, kInner, false>>(stream, launched, p);
-  // LAB
-  const char* const mode = std::getenv("GRADS_MODE");
-  const char* const mib = std::getenv("GRADS_MIB");
-  const int64_t budget = int64_t{mib ? std::atoi(mib) : 100000} << 20;
-  const int64_t row_bytes = p.length * int64_t{sizeof(typename E::Bits)};
-  const bool held = mode && mode[0] == '2' && plan.units <= 396 && plan.part_length == gradient_turn_of<E, kInner>();
-  const int64_t each = held ? 396 / plan.units : std::max<int64_t>(1, budget / (2 * row_bytes));
-  for (int64_t first = 0; first < problem.rows.outer; first += each) {
-    const int64_t rows = std::min(each, problem.rows.outer - first);
-    SplitParameters own = p;
-    own.x = static_cast<const char*>(p.x) + first * row_bytes;
-    own.cotangent = static_cast<const char*>(p.cotangent) + first * row_bytes;
-    own.out = static_cast<char*>(p.out) + first * row_bytes;
-    own.workspace = static_cast<Share*>(p.workspace) + first * p.units * p.inner;
-    launched.grid = dim3(static_cast<unsigned>(rows * plan.units));
-    launched.overlap = false;
-    if (held) {
-      const auto status = row_engine::launch_together<held_kernel<E, kInner, false>>(stream, launched, own);
-      if (status != cudaSuccess) return status;
-      continue;
-    }
-    own.result_length = std::clamp<int64_t>((rows * plan.units + 527) / 528, 1, 8) * plan.part_length;
-    launched.overlap = plan.overlap && first > 0;
-    cudaError_t status = launch(stream, launched, shares_kernel<E, kInner>, own);
-    if (status != cudaSuccess) return status;
-    const int64_t parts = (p.length + own.result_length - 1) / own.result_length;
-    launched.grid = dim3(static_cast<unsigned>(rows * parts));
-    launched.overlap = plan.overlap;
-    status = launch(stream, launched, results_kernel<E, kInner>, own);
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  cudaError_t status = launch(stream, launched, shares_kernel<E, kInner>, p);
+  if (status != cudaSuccess) return status;
+  const int64_t parts = (p.length + p.result_length - 1) / p.result_length;
+  launched.grid = dim3(static_cast<unsigned>(problem.rows.outer * parts));
+  launched.overlap = plan.overlap;
+  return launch(stream, launched, results_kernel<E, kInner>, p);
 }
 
 template <class E>
 cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                          void* workspace) {
   switch (problem.rows.inner) {
-    case 1: return launch_split<E, 1>(stream, plan, problem, buffers, workspace);
+    case 1:
+      if (plan.vector) return launch_split<E, kWholeRows>(stream, plan, problem, buffers, workspace);
+      return launch_split<E, 1>(stream, plan, problem, buffers, workspace);
     case 2: return launch_split<E, 2>(stream, plan, problem, buffers, workspace);
     case 4: return launch_split<E, 4>(stream, plan, problem, buffers, workspace);
     default: return launch_split<E, 0>(stream, plan, problem, buffers, workspace);
