@@ -90,24 +90,26 @@ struct Form {
   using Peers = Group<kByVectors ? 1 : kInner>;  // lanes that have the same columns
 };
 
-// Sums of several numbers over all lanes. Each of the first sums' lanes, 32 / kCount neighbours, get the first sum, and so
-// on: a lane sends half of what it has and keeps the other half, until it has one number.
-template <int kCount>
-__device__ __forceinline__ float sum_of_each(float (&numbers)[kCount]) {
-  const int lane = threadIdx.x % 32;
+// Sums of several numbers over all lanes: 32 / kCount neighbouring lanes get the first sum, the next ones the second,
+// and so on. A lane sends half of its numbers and keeps the other half, until it has one.
+template <int kStep = 16, int kCount>
+__device__ __forceinline__ float sum_of_each(const float (&numbers)[kCount]) {
+  if constexpr (kStep == 0) {
+    return numbers[0];
+  } else if constexpr (kCount == 1) {
+    const float sum[1] = {numbers[0] + shuffle_xor(numbers[0], kStep)};
+    return sum_of_each<kStep / 2>(sum);
+  } else {
+    constexpr int kHalf = kCount / 2;
+    const bool upper = threadIdx.x & kStep;
+    float kept[kHalf];
 #pragma unroll
-  for (int half = kCount / 2, step = 16; half > 0; half /= 2, step /= 2) {
-    const bool upper = lane & step;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float sent = upper ? numbers[i] : numbers[i + half], kept = upper ? numbers[i + half] : numbers[i];
-      numbers[i] = kept + shuffle_xor(sent, step);
+    for (int i = 0; i < kHalf; ++i) {
+      const float sent = upper ? numbers[i] : numbers[i + kHalf];
+      kept[i] = (upper ? numbers[i + kHalf] : numbers[i]) + shuffle_xor(sent, kStep);
     }
+    return sum_of_each<kStep / 2>(kept);
   }
-  float sum = numbers[0];
-#pragma unroll
-  for (int step = 16 / kCount; step > 0; step /= 2) sum += shuffle_xor(sum, step);
-  return sum;
 }
 
 struct Share {
@@ -117,6 +119,7 @@ struct Share {
 
   // ExponentialSum::add() says why this is accurate enough.
   static __device__ float exponential(float x) { return fast_exp2(rounded_product(x, 1.44269504f)); }
+  __device__ float& sum(int i) { return i == 0 ? count : i == 1 ? own : i == 2 ? others : weighted; }
   static __device__ Share none() { return {-infinity<float>(), 0, 0, 0, 0}; }
   // Makes the sums relative to another peak that is not below the present one. Where the weight is 0, cotangents are
   // dropped even if they are infinite, as they are where rows stay in registers.
@@ -188,14 +191,12 @@ struct Merge {
       float sums[kSums];
 #pragma unroll
       for (int k = 0; k < Form::kShares; ++k) {
-        const float own[4] = {mine[k].count, mine[k].own, mine[k].others, mine[k].weighted};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[4 * k + i] = own[i];
+        for (int i = 0; i < 4; ++i) sums[4 * k + i] = mine[k].sum(i);
         if (lane == 0) of_warps[warp * Form::kShares + k].peak = mine[k].peak;
       }
       const float sum = sum_of_each(sums);
-      if (lane % kLanes == 0)
-        (&of_warps[warp * Form::kShares + lane / kLanes / 4].count)[lane / kLanes % 4] = sum;
+      if (lane % kLanes == 0) of_warps[warp * Form::kShares + lane / kLanes / 4].sum(lane / kLanes % 4) = sum;
     } else {
       mine[0].sum_lanes(peers);
       if (peers.group == 0) of_warps[warp * columns.kinds + columns.kind] = mine[0];
