@@ -39,8 +39,9 @@ constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the
 constexpr int64_t kManyChoices = 6;        // if a token has so many rows
 // Vectors of a row, and rows, beyond which a warp of the gradient of combine has a row.
 constexpr int64_t kLongRow = 512, kManyRows = 132 * 16;
-// Rows of up to so many bytes, and how many, from which on dispatch goes through rows, not tokens.
-constexpr int64_t kNarrowRow = 512, kManyNarrow = 4096;
+// Units of a row, of less than 16 bytes each, up to which dispatch goes through rows, not tokens; and from how many
+// rows on it does. (Of 60000 rows of 25 units, it took 7.9 us so, and 5.4.)
+constexpr int64_t kNarrowRow = 8, kManyNarrow = 1 << 15;
 constexpr int64_t kStrip = 16 << 10;  // the most bytes that a block of the copy engine's has of a token
 
 // The line of the grid in which a block is. A line has the parts of a token, or of several narrow ones: see Shares.
@@ -181,9 +182,9 @@ __global__ void __launch_bounds__(32)
 // to 6 rows each took 14.9 us by that.)
 template <class V, class Made>
 __global__ void __launch_bounds__(kThreads)
-    dispatch_narrow_kernel(const V* __restrict__ x, const int32_t* __restrict__ assignment_of_row,
-                           V* __restrict__ out, uint32_t units, uint32_t choices, uint32_t count, uint32_t assignments,
-                           Made made, const __grid_constant__ MoveProblem p) {
+    dispatch_narrow_kernel(const V* __restrict__ x, const int32_t* __restrict__ assignment_of_row, V* __restrict__ out,
+                           uint32_t units, uint32_t choices, uint32_t count, uint32_t assignments, Made made,
+                           const __grid_constant__ MoveProblem p) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= count) return;
   const uint32_t row = i / units, unit = i - row * units, a = assignment_of_row[row];
@@ -365,9 +366,8 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
                   static_cast<V*>(out), units, shares.threads, p.choices, p.rows, p.outer * p.tokens, shares.lines,
                   made, assignment_of_row, p);
   };
-  const int64_t count = p.rows * units;
-  if (p.outer == 1 && p.rows >= kManyNarrow && units * static_cast<int64_t>(sizeof(V)) <= kNarrowRow &&
-      count <= INT32_MAX) {
+  if (const int64_t count = p.rows * units;
+      sizeof(V) < 16 && p.outer == 1 && units <= kNarrowRow && p.rows >= kManyNarrow && count <= INT32_MAX) {
     return launch(stream, {grid_of(ceil_div(count, kThreads)), dim3(kThreads)}, dispatch_narrow_kernel<V, Made>,
                   static_cast<const V*>(x), assignment_of_row, static_cast<V*>(out), units, p.choices, count,
                   p.assignments(), made, p);

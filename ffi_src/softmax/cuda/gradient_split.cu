@@ -7,20 +7,17 @@
 // logit of each column of its unit, the peak, and the sums that both gradients are made from, relative to it. The
 // blocks of the second kernel each merge all units of their row, always in the same order, and write results.
 //
-// Of two or four columns, a lane takes vectors of 16 bytes, counted from the beginning of the flat row, which may lie
-// anywhere in memory. An element of a vector always has the same column, so a lane has a share for each column. Else it
-// takes elements one by one, and a warp goes on by a multiple of inner, so that all of a lane's elements have one
-// column.
+// Of two or four columns, and of rows of 16 bits that are whole vectors, a lane takes vectors of 16 bytes, counted from
+// the beginning of the flat row, which may lie anywhere in memory. An element of a vector always has the same column,
+// so a lane has a share for each column. Else it takes elements one by one, and a warp goes on by a multiple of inner,
+// so that all of a lane's elements have one column.
 //
 // The elements at the peak are not in the sum of the others. So if one element has almost all of the probability, what
 // it lacks to 1 is not lost.
 #include <cooperative_groups.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <type_traits>
 
-#include "common/cuda/bulk_copy.cuh"
 #include "common/cuda/residents.cuh"
 #include "softmax/cuda/dispatch.cuh"
 #include "softmax/cuda/gradient_split.h"
@@ -36,7 +33,6 @@ struct SplitParameters {
   int64_t length, unit_length, result_length;  // elements of a flat row
   int inner, units;
   bool logs;  // log_softmax
-  int ahead;  // units
 };
 
 // Lanes of a warp of which every `kinds`-th one is of the same kind. (Lanes that are left over belong to no group.)
@@ -82,12 +78,13 @@ template <class E, int kInner>
 struct Form {
   using Bits = typename E::Bits;
   static constexpr bool kByVectors = takes_vectors(kInner);
+  static constexpr bool kOneKind = kByVectors || kInner == 1;        // all lanes have the same columns
   static constexpr int kWidth = kByVectors ? 16 / sizeof(Bits) : 1;  // of a vector
   static constexpr int kVectors = gradient_each(sizeof(Bits), kInner) / kWidth;
   static constexpr int kShares = kByVectors && kInner > 0 ? kInner : 1;  // element j of a vector has share j % kShares
   static constexpr int kMostColumns = kInner == 0 ? kGradientColumns : kInner == kWholeRows ? 1 : kInner;
   using Columns = Group<kInner == kWholeRows ? 1 : kInner>;
-  using Peers = Group<kByVectors ? 1 : kInner>;  // lanes that have the same columns
+  using Peers = Group<kOneKind ? 1 : kInner>;  // lanes that have the same columns
 };
 
 // Sums of several numbers over all lanes: 32 / kCount neighbouring lanes get the first sum, the next ones the second,
@@ -136,11 +133,10 @@ struct Share {
   __device__ void add(float z, float cotangent) {
     const bool is_peak = z == peak;
     const float e = is_peak ? 0.f : exponential(z - peak);
-    count += is_peak ? 1.f : 0.f;
-    own += is_peak ? cotangent : 0.f;
+    if (is_peak) count += 1, own += cotangent;
     others += e;
     if constexpr (kLogs) {
-      weighted += is_peak ? 0.f : cotangent;
+      if (!is_peak) weighted += cotangent;
     } else if (e != 0) {
       weighted = fused_multiply_add(e, cotangent, weighted);
     }
@@ -186,7 +182,7 @@ struct Merge {
   __device__ Share of_block(Share (&mine)[Form::kShares], bool logs) const {
     __shared__ Share of_warps[kPartWarps * Form::kMostColumns];
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    if constexpr (Form::kByVectors) {
+    if constexpr (Form::kOneKind) {
       constexpr int kSums = 4 * Form::kShares, kLanes = 32 / kSums;  // lanes that have the same sum
       float sums[kSums];
 #pragma unroll
@@ -264,9 +260,7 @@ struct Vector {
   static constexpr int kOfWord = kWidth == 1 ? 1 : 4 / sizeof(Bits), kShift = 8 * sizeof(Bits) % 32;
   uint32_t word[kWidth / kOfWord];
 
-  __device__ Bits operator[](int j) const {
-    return static_cast<Bits>(word[j / kOfWord] >> (j % kOfWord * kShift));
-  }
+  __device__ Bits operator[](int j) const { return static_cast<Bits>(word[j / kOfWord] >> (j % kOfWord * kShift)); }
   // Calls element(j) for each element.
   template <class Element>
   __device__ void make(Element element) {
@@ -381,8 +375,8 @@ struct Turn {
       each(peers, first, end, [&](int v, int at, int left) {
         Vector<Bits, kWidth> out;
         out.make([&](int j) {
-          return E::store(gradients[j % kShares].template at<decltype(logs)::value>(E::load(x[v][j]),
-                                                                                    E::load(cotangent[v][j])));
+          return E::store(
+              gradients[j % kShares].template at<decltype(logs)::value>(E::load(x[v][j]), E::load(cotangent[v][j])));
         });
         out.store(to + at, left);
       });
@@ -394,18 +388,6 @@ struct Turn {
     }
   }
 };
-
-constexpr int64_t kAheadUnits = 132 * 4;
-
-// Prefetches a unit of any row into the L2 cache.
-__device__ __forceinline__ void prefetch(const SplitParameters& p, int64_t unit, int item_bytes) {
-  const int64_t row = unit / p.units, begin = unit % p.units * p.unit_length;
-  if (threadIdx.x >= 2 || unit < 0 || unit >= int64_t{gridDim.x}) return;
-  const auto* const array = static_cast<const char*>(threadIdx.x == 0 ? p.x : p.cotangent);
-  const auto from = (reinterpret_cast<uintptr_t>(array) + (row * p.length + begin) * item_bytes + 15) / 16 * 16;
-  const int64_t count = min(p.unit_length, p.length - begin) * item_bytes / 16 - 1;
-  if (count > 0) prefetch_bulk(reinterpret_cast<const void*>(from), static_cast<uint32_t>(count * 16));
-}
 
 template <class E, int kInner>
 __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
@@ -419,7 +401,6 @@ __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
   Share mine[Turn::kShares];
 #pragma unroll
   for (Share& share : mine) share = Share::none();
-  if (p.ahead & 1) prefetch(p, int64_t{blockIdx.x} + kAheadUnits, sizeof(typename E::Bits));
 #pragma unroll 1
   for (int64_t first = begin + threadIdx.x / 32 * of_warp; first < end; first += kPartWarps * of_warp) {
     Turn turn;
@@ -444,7 +425,6 @@ __global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
   const int64_t end = min(p.length, begin + p.result_length);
   const int of_warp = peers.lanes * Turn::kWidth * Turn::kVectors, of_block = kPartWarps * of_warp;
   int64_t first = begin + threadIdx.x / 32 * of_warp + (end - 1 - begin) / of_block * of_block;
-  if (p.ahead & 2) prefetch(p, row * p.units + begin / p.unit_length - kAheadUnits, sizeof(typename E::Bits));
   // The first elements are on their way while shares are merged.
   Turn turn;
   turn.load(p, peers, row, first, end);
@@ -517,8 +497,7 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
                              plan.result_length,
                              static_cast<int>(problem.rows.inner),
                              static_cast<int>(plan.units),
-                             problem.op == Op::kLogSoftmaxJvp,
-                             std::getenv("GRADS_AHEAD") ? std::atoi(std::getenv("GRADS_AHEAD")) : 0};
+                             problem.op == Op::kLogSoftmaxJvp};
   const int64_t blocks = problem.rows.outer * plan.units;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   Launch launched;
@@ -533,7 +512,7 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
     }
   }
   if (!plan.split) return row_engine::launch_together<held_kernel<E, kInner, false>>(stream, launched, p);
-  cudaError_t status = launch(stream, launched, shares_kernel<E, kInner>, p);
+  const cudaError_t status = launch(stream, launched, shares_kernel<E, kInner>, p);
   if (status != cudaSuccess) return status;
   const int64_t parts = (p.length + p.result_length - 1) / p.result_length;
   launched.grid = dim3(static_cast<unsigned>(problem.rows.outer * parts));
@@ -546,7 +525,8 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
                          void* workspace) {
   switch (problem.rows.inner) {
     case 1:
-      if (plan.vector) return launch_split<E, kWholeRows>(stream, plan, problem, buffers, workspace);
+      if constexpr (sizeof(typename E::Bits) == 2)
+        if (plan.vector) return launch_split<E, kWholeRows>(stream, plan, problem, buffers, workspace);
       return launch_split<E, 1>(stream, plan, problem, buffers, workspace);
     case 2: return launch_split<E, 2>(stream, plan, problem, buffers, workspace);
     case 4: return launch_split<E, 4>(stream, plan, problem, buffers, workspace);

@@ -36,8 +36,7 @@ __device__ __forceinline__ uint64_t first_of_team(const typename Element::Bits (
 }
 
 template <class Element, int kTeam, int kElements>
-__global__ void __launch_bounds__(kBlock, kElements == 32 ? 8 : 10)
-    gate_first_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kBlock, kElements == 32 ? 8 : 10) gate_first_kernel(const __grid_constant__ Args a) {
   using Bits = typename Element::Bits;
   constexpr uint32_t kTeams = kBlock / kTeam;
   const uint32_t t = threadIdx.x % kTeam;
