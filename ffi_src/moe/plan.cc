@@ -23,8 +23,8 @@ constexpr int kSmallWarps = 4;
 constexpr int64_t kStagedFrom = 1024, kClusterStagedFrom = 576, kStagedExperts = 64;
 // Up to so many experts, it is not worth the time to put assignments into order first.
 constexpr int64_t kUnstaged = 32;
-constexpr int64_t kGridChunk = 64;  // assignments of a warp of a grid
-constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
+constexpr int64_t kGridChunk = 96, kShortGridChunk = 64;  // assignments of a warp of a grid; with up to 32 experts
+constexpr int kFewWarps = 8;                              // fewer warps have fewer counters to add up
 // A grid has clusters of so many blocks, for more than kUnstaged and at most kMostTold experts, up to kMostTelling
 // assignments. (179000 assignments to 64 experts took 11.4 us without them, and take 8.6; to 16 experts, 7.9 and 8.4.
 // Of 700000, they took longer.)
@@ -118,7 +118,8 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
       plan.blocks = std::min(problem.assignments < kManyAssignments ? kGridBlocks : kManyGridBlocks,
                              most / kGridCluster * kGridCluster);
     } else {
-      most = std::min(most, ceil_div(problem.assignments, plan.warps * kGridChunk));
+      const int64_t chunk = problem.experts <= kUnstaged ? kShortGridChunk : kGridChunk;
+      most = std::min(most, ceil_div(problem.assignments, plan.warps * chunk));
       plan.blocks = std::min(most, balanced);
       plan.twice =
           problem.experts > kUnstaged && plan.blocks * problem.experts + problem.assignments / kPerTotal > kFewTotals;
