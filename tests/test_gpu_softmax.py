@@ -40,6 +40,7 @@ REGIMES = {
     "one aligned row, together": ((1, 200_000), 1),
     "one longer row, together": ((1, 1_500_001), 1),
     "split rows": ((40, 600_001), 1),
+    "split rows of whole vectors": ((40, 600_008), 1),
     "one split row": ((1, 8_000_003), 1),
     "columns, walked by threads": ((60, 3, 5001), 1),
     "columns, walked by threads, longer": ((60, 20, 701), 1),

@@ -25,6 +25,12 @@ REGIMES = {
     "16 lanes": ((3000, 512), 1, 20),
     "32 lanes": ((3000, 1024), 1, 64),
     "columns": ((16, 256, 130), 1, 8),
+    "halves of vectors": ((30_000, 60), 1, 6),
+    "the first": ((3000, 256), 1, 1),
+    "the first of halves of vectors": ((3000, 60), 1, 1),
+    "the first, 16 lanes": ((3000, 500), 1, 1),
+    "the first, 32 lanes": ((3000, 1024), 1, 1),
+    "the first of columns": ((16, 160, 130), 1, 1),
     "ranked, 8 lanes": ((300, 7), 1, 5),
     "ranked, 16 lanes": ((300, 16), 1, 12),
     "ranked, a warp": ((300, 31), 1, 20),
@@ -38,14 +44,14 @@ REGIMES = {
 regimes = pytest.mark.parametrize("shape, axis, k", REGIMES.values(), ids=REGIMES)
 
 
-GROUPS = {61: 61, 256: 8}  # groups by the number of experts; 4 for other numbers
+GROUPS = {256: 8}  # groups by the number of experts; for others 4, or one for each expert
 
 
 def flags_of(length, k):
     """The results of several gates: first of those whose choice is exact, then of those that choose by score and
     bias."""
     bias = jnp.linspace(0, 0.1, length)
-    groups = {"groups": GROUPS.get(length, 4)}
+    groups = {"groups": GROUPS.get(length, length if length % 4 else 4)}
     groups["topk_groups"] = max(2, -(-k * groups["groups"] // length))
     return [
         {},

@@ -367,11 +367,11 @@ def test_the_plan_of_the_cuda_kernel():
 
 
 def test_the_blocks_of_a_grid():
-    """With 33 to 1024 experts, there are eight clusters of eight blocks. With more experts or many assignments, if blocks
-    have many totals together, they wait twice."""
+    """With 33 to 1024 experts, there are eight clusters of eight blocks, or twelve. With more experts or many
+    assignments, if blocks have many totals together, they wait twice."""
     for assignments, experts, blocks, capability, told in [
-        (262_144, 512, 64, 90, 8), (262_145, 512, 132, 90, 0), (185_048, 512, 64, 90, 8), (185_048, 512, 121, 80, 0),
-        (40_000, 512, 64, 90, 8), (98_304, 64, 64, 90, 8), (42_672, 64, 64, 90, 8), (994_904, 16, 132, 90, 0),
+        (262_144, 512, 96, 90, 8), (262_145, 512, 132, 90, 0), (185_048, 512, 96, 90, 8), (185_048, 512, 121, 80, 0),
+        (40_000, 512, 64, 90, 8), (60_000, 16, 59, 90, 0), (98_304, 64, 64, 90, 8), (42_672, 64, 64, 90, 8), (994_904, 16, 132, 90, 0),
         (1_600_000, 64, 132, 90, 0), (573_680, 2048, 132, 90, 0),
     ]:  # fmt: skip
         plan_moe = functools.partial(jaxgpuops._native.modules["cpu"].plan_moe, experts=experts, capacity=-1, align=1)
@@ -380,6 +380,12 @@ def test_the_blocks_of_a_grid():
         # Where a block has many assignments to many experts, it puts them into order.
         rows = (2 + told + found["threads"] // 32) * experts
         assert (found["shared_bytes"] > 4 * rows) == (experts > 32 and assignments > 64 << 10)
+    # So does a block of a cluster, of fewer if experts are many, and has more warps then.
+    for experts, most in ((64, 1 << 14), (128, 9216)):
+        plan_moe = functools.partial(jaxgpuops._native.modules["cpu"].plan_moe, experts=experts, capacity=-1, align=1)
+        found = [plan_moe(1, most + more, compute_capability=90) for more in (0, 1)]
+        assert [plan["algorithm"] for plan in found] == ["cluster", "cluster"]
+        assert [plan["threads"] for plan in found] == [256, 512]
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])

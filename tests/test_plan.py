@@ -474,6 +474,13 @@ def test_gradients_from_x():
     assert planned(2, 1 << 18, compute_capability=80)[0] == "none"  # there are no clusters
     assert planned(2, 1 << 14, compute_capability=80) == ("rows", 8, 512, 1)
     assert planned(2, (1 << 18) + 1)[0] == "rows_split"
+    # Lanes take four vectors of rows of 16 bits that are whole vectors, and eight elements of others.
+    for length, dtype, units in (
+        (1_000_000, "bfloat16", 123),
+        (1_000_001, "bfloat16", 489),
+        (1_000_000, "float32", 489),
+    ):
+        assert planned(1, length, dtype=dtype) == ("rows_split", 1, 256, units), (length, dtype)
     # Of 16 bits, many rows, too, where other kernels would leave most of a span empty.
     lengths = {1025: (2, 96), 1536: (2, 96), 1537: (8, 32), 2049: (2, 160), 3072: (2, 192), 3073: (8, 64)}
     for length, expected in lengths.items():

@@ -18,12 +18,13 @@ constexpr int64_t kSmallBlock = 256;
 constexpr int64_t kSmallMost = 2048;
 constexpr int64_t kInRegisters = 128;
 constexpr int kSmallWarps = 4;
-// From so many assignments of a block on, it is faster to put them into order before they are written.
-constexpr int64_t kStagedFrom = 1024;
+// From so many assignments of a block on, it is faster to put them into order before they are written. In a cluster, it
+// is so from fewer on if there are more than kStagedExperts experts. (14000 to 128 experts: 5.1 us, and 6.1.)
+constexpr int64_t kStagedFrom = 1024, kClusterStagedFrom = 576, kStagedExperts = 64;
 // Up to so many experts, it is not worth the time to put assignments into order first.
 constexpr int64_t kUnstaged = 32;
-constexpr int64_t kGridChunk = 96;  // assignments of a warp of a grid
-constexpr int kFewWarps = 8;        // fewer warps have fewer counters to add up
+constexpr int64_t kGridChunk = 96, kShortGridChunk = 64;  // assignments of a warp of a grid; with up to 32 experts
+constexpr int kFewWarps = 8;                              // fewer warps have fewer counters to add up
 // A grid has clusters of so many blocks, for more than kUnstaged and at most kMostTold experts, up to kMostTelling
 // assignments. (179000 assignments to 64 experts took 11.4 us without them, and take 8.6; to 16 experts, 7.9 and 8.4.
 // Of 700000, they took longer.)
@@ -32,6 +33,7 @@ constexpr int64_t kMostTold = 1024, kMostTelling = 1 << 18;
 // How many blocks such a grid has: as many as wait for each other in the least time. (8 of 128 experts, 24524 tokens:
 // 48 blocks 10.6 us, 64 8.7, 128 10.3.)
 constexpr int64_t kGridBlocks = 64;
+constexpr int64_t kManyGridBlocks = 96, kManyAssignments = 160'000;  // from so many assignments on
 // With at most kFewTotals totals of blocks, each block of a grid adds up all of them. With more, blocks wait for each
 // other twice, which takes less time. They then put their assignments into order, too, which saves time where these are
 // many, so that kPerTotal assignments count as one total.
@@ -69,9 +71,11 @@ bool plan_cluster(const PlanProblem& problem, const Gpu& gpu, int64_t most, Plan
   const bool small = problem.experts <= kInRegisters && problem.assignments <= std::min(kSmallMost, most * kSmallBlock);
   const int64_t each = small ? kSmallBlock : kClusterBlock;
   while (plan.blocks * each < problem.assignments && 2 * plan.blocks <= most) plan.blocks *= 2;
-  plan.staged = problem.experts > kUnstaged && problem.assignments > kStagedFrom * plan.blocks;
+  plan.staged =
+      problem.experts > kUnstaged &&
+      problem.assignments > (problem.experts > kStagedExperts ? kClusterStagedFrom : kStagedFrom) * plan.blocks;
   const auto chunk = [&] { return chunk_of(problem, plan.blocks * plan.warps); };
-  plan.warps = small ? kSmallWarps : problem.experts > 256 ? 2 * kFewWarps : kFewWarps;
+  plan.warps = small ? kSmallWarps : problem.experts > 256 || plan.staged ? 2 * kFewWarps : kFewWarps;
   while (plan.warps < 32 && chunk() > kClusterHeld) plan.warps *= 2;
   plan.shared_bytes = shared_bytes(plan, problem);
   return plan.blocks > 1 && plan.shared_bytes <= room_of(gpu) && chunk() <= kClusterHeld;
@@ -111,9 +115,11 @@ Plan plan_route(const PlanProblem& problem, const Gpu& gpu, int64_t workspace_by
       plan.cluster = kGridCluster;
     plan.warps = room(16);
     if (plan.cluster > 1) {
-      plan.blocks = std::min(kGridBlocks, most / kGridCluster * kGridCluster);
+      plan.blocks = std::min(problem.assignments < kManyAssignments ? kGridBlocks : kManyGridBlocks,
+                             most / kGridCluster * kGridCluster);
     } else {
-      most = std::min(most, ceil_div(problem.assignments, plan.warps * kGridChunk));
+      const int64_t chunk = problem.experts <= kUnstaged ? kShortGridChunk : kGridChunk;
+      most = std::min(most, ceil_div(problem.assignments, plan.warps * chunk));
       plan.blocks = std::min(most, balanced);
       plan.twice =
           problem.experts > kUnstaged && plan.blocks * problem.experts + problem.assignments / kPerTotal > kFewTotals;

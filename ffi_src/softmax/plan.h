@@ -22,9 +22,13 @@ constexpr int kGradientWarps = 4;  // the most warps of a block of cuda/gradient
 // cuda/gradient_split.cu: the most columns; of how many columns lanes take vectors; elements that a lane takes at a
 // time; blocks of a multiprocessor.
 constexpr int kGradientColumns = 8;
-constexpr bool takes_vectors(int64_t inner) { return inner == 2 || inner == 4; }
-constexpr int gradient_each(int item_bytes, int64_t inner) { return takes_vectors(inner) && item_bytes == 2 ? 16 : 8; }
-constexpr int kGradientBlocks = 4;
+constexpr int kWholeRows = -1;  // for `inner`: rows of which lanes take vectors
+constexpr bool takes_vectors(int64_t inner) { return inner == kWholeRows || inner == 2 || inner == 4; }
+constexpr int gradient_each(int item_bytes, int64_t inner) {
+  if (inner == kWholeRows) return 4 * 16 / item_bytes;
+  return takes_vectors(inner) && item_bytes == 2 ? 16 : 8;
+}
+constexpr int gradient_blocks(int64_t inner) { return inner == kWholeRows ? 3 : 4; }
 // cuda/gradient_rows.cuh: vectors of a lane, as many as in the forward pass, and the most warps of a block.
 constexpr int row_vectors(int item_bytes) { return item_bytes == 8 ? 4 : 8; }
 constexpr int kRowWarps = 16;

@@ -7,10 +7,10 @@
 // logit of each column of its unit, the peak, and the sums that both gradients are made from, relative to it. The
 // blocks of the second kernel each merge all units of their row, always in the same order, and write results.
 //
-// Of two or four columns, a lane takes vectors of 16 bytes, counted from the beginning of the flat row, which may lie
-// anywhere in memory. An element of a vector always has the same column, so a lane has a share for each column. Else it
-// takes elements one by one, and a warp goes on by a multiple of inner, so that all of a lane's elements have one
-// column.
+// Of two or four columns, and of rows of 16 bits that are whole vectors, a lane takes vectors of 16 bytes, counted from
+// the beginning of the flat row, which may lie anywhere in memory. An element of a vector always has the same column,
+// so a lane has a share for each column. Else it takes elements one by one, and a warp goes on by a multiple of inner,
+// so that all of a lane's elements have one column.
 //
 // The elements at the peak are not in the sum of the others. So if one element has almost all of the probability, what
 // it lacks to 1 is not lost.
@@ -73,18 +73,41 @@ struct Group {
   }
 };
 
-// The elements of a lane. kInner: the number of columns, or 0 if it is only known at run time.
+// The elements of a lane. kInner: the number of columns, kWholeRows, or 0 if it is only known at run time.
 template <class E, int kInner>
 struct Form {
   using Bits = typename E::Bits;
   static constexpr bool kByVectors = takes_vectors(kInner);
+  static constexpr bool kOneKind = kByVectors || kInner == 1;        // all lanes have the same columns
   static constexpr int kWidth = kByVectors ? 16 / sizeof(Bits) : 1;  // of a vector
   static constexpr int kVectors = gradient_each(sizeof(Bits), kInner) / kWidth;
-  static constexpr int kShares = kByVectors ? kInner : 1;  // element j of a vector has share j % kShares
-  static constexpr int kMostColumns = kInner == 0 ? kGradientColumns : kInner;
-  using Columns = Group<kInner>;
-  using Peers = Group<kByVectors ? 1 : kInner>;  // lanes that have the same columns
+  static constexpr int kShares = kByVectors && kInner > 0 ? kInner : 1;  // element j of a vector has share j % kShares
+  static constexpr int kMostColumns = kInner == 0 ? kGradientColumns : kInner == kWholeRows ? 1 : kInner;
+  using Columns = Group<kInner == kWholeRows ? 1 : kInner>;
+  using Peers = Group<kOneKind ? 1 : kInner>;  // lanes that have the same columns
 };
+
+// Sums of several numbers over all lanes: 32 / kCount neighbouring lanes get the first sum, the next ones the second,
+// and so on. A lane sends half of its numbers and keeps the other half, until it has one.
+template <int kStep = 16, int kCount>
+__device__ __forceinline__ float sum_of_each(const float (&numbers)[kCount]) {
+  if constexpr (kStep == 0) {
+    return numbers[0];
+  } else if constexpr (kCount == 1) {
+    const float sum[1] = {numbers[0] + shuffle_xor(numbers[0], kStep)};
+    return sum_of_each<kStep / 2>(sum);
+  } else {
+    constexpr int kHalf = kCount / 2;
+    const bool upper = threadIdx.x & kStep;
+    float kept[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float sent = upper ? numbers[i] : numbers[i + kHalf];
+      kept[i] = (upper ? numbers[i + kHalf] : numbers[i]) + shuffle_xor(sent, kStep);
+    }
+    return sum_of_each<kStep / 2>(kept);
+  }
+}
 
 struct Share {
   float peak;
@@ -93,6 +116,7 @@ struct Share {
 
   // ExponentialSum::add() says why this is accurate enough.
   static __device__ float exponential(float x) { return fast_exp2(rounded_product(x, 1.44269504f)); }
+  __device__ float& sum(int i) { return i == 0 ? count : i == 1 ? own : i == 2 ? others : weighted; }
   static __device__ Share none() { return {-infinity<float>(), 0, 0, 0, 0}; }
   // Makes the sums relative to another peak that is not below the present one. Where the weight is 0, cotangents are
   // dropped even if they are infinite, as they are where rows stay in registers.
@@ -105,14 +129,16 @@ struct Share {
     peak = to;
     count = own = 0;
   }
-  __device__ void add(float z, float cotangent, bool logs) {
-    const float e = exponential(z - peak), weight = logs ? 1.f : e;
-    if (z == peak) {
-      count += 1;
-      own += cotangent;
-    } else {
-      others += e;
-      if (weight != 0) weighted = fused_multiply_add(weight, cotangent, weighted);
+  template <bool kLogs>
+  __device__ void add(float z, float cotangent) {
+    const bool is_peak = z == peak;
+    const float e = is_peak ? 0.f : exponential(z - peak);
+    if (is_peak) count += 1, own += cotangent;
+    others += e;
+    if constexpr (kLogs) {
+      if (!is_peak) weighted += cotangent;
+    } else if (e != 0) {
+      weighted = fused_multiply_add(e, cotangent, weighted);
     }
   }
   __device__ void add(Share share, bool logs) {
@@ -155,11 +181,21 @@ struct Merge {
   // Lanes of the first warp get the share of their column in the block.
   __device__ Share of_block(Share (&mine)[Form::kShares], bool logs) const {
     __shared__ Share of_warps[kPartWarps * Form::kMostColumns];
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    if constexpr (Form::kOneKind) {
+      constexpr int kSums = 4 * Form::kShares, kLanes = 32 / kSums;  // lanes that have the same sum
+      float sums[kSums];
 #pragma unroll
-    for (int k = 0; k < Form::kShares; ++k) {
-      mine[k].sum_lanes(peers);
-      if (peers.group == 0) of_warps[warp * columns.kinds + column_of(k)] = mine[k];
+      for (int k = 0; k < Form::kShares; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[4 * k + i] = mine[k].sum(i);
+        if (lane == 0) of_warps[warp * Form::kShares + k].peak = mine[k].peak;
+      }
+      const float sum = sum_of_each(sums);
+      if (lane % kLanes == 0) of_warps[warp * Form::kShares + lane / kLanes / 4].sum(lane / kLanes % 4) = sum;
+    } else {
+      mine[0].sum_lanes(peers);
+      if (peers.group == 0) of_warps[warp * columns.kinds + columns.kind] = mine[0];
     }
     __syncthreads();
     return warp == 0 ? Share::merged(of_warps, warps, columns, logs) : Share::none();
@@ -218,30 +254,42 @@ struct Gradient {
   }
 };
 
-// 16 bytes, or one element.
+// 16 bytes, or one element. Words are taken apart where elements are used: each of 16 bits would take a register.
 template <class Bits, int kWidth>
-struct alignas(kWidth * sizeof(Bits)) Vector {
-  Bits element[kWidth];
+struct Vector {
+  static constexpr int kOfWord = kWidth == 1 ? 1 : 4 / sizeof(Bits), kShift = 8 * sizeof(Bits) % 32;
+  uint32_t word[kWidth / kOfWord];
+
+  __device__ Bits operator[](int j) const { return static_cast<Bits>(word[j / kOfWord] >> (j % kOfWord * kShift)); }
+  // Calls element(j) for each element.
+  template <class Element>
+  __device__ void make(Element element) {
+#pragma unroll
+    for (int w = 0; w < kWidth / kOfWord; ++w) {
+      word[w] = element(w * kOfWord);
+      if constexpr (kOfWord == 2) word[w] |= static_cast<uint32_t>(element(w * kOfWord + 1)) << kShift;
+    }
+  }
 
   // Loads what is there of a vector; the rest is `fill`.
   __device__ void load(const Bits* from, int left, Bits fill) {
     const auto address = reinterpret_cast<uintptr_t>(from);
-    if (kWidth == 1 || left < kWidth) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) element[j] = j < left ? from[j] : fill;
+    if constexpr (kWidth == 1) {
+      make([&](int) { return left > 0 ? *from : fill; });
+    } else if (left < kWidth) {
+      make([&](int j) { return j < left ? from[j] : fill; });
     } else if (address % 16 == 0) {
-      set(*reinterpret_cast<const uint4*>(from));
+      const auto words = *reinterpret_cast<const uint4*>(from);
+      word[0] = words.x, word[1] = words.y, word[2] = words.z, word[3] = words.w;
     } else {
       const auto* const words = reinterpret_cast<const uint32_t*>(address / 4 * 4);
-      uint32_t word[5];
 #pragma unroll
       for (int w = 0; w < 4; ++w) word[w] = words[w];
       if (address % 4 != 0) {  // 16 bits: five words contain the vector
-        word[4] = words[4];
+        const uint32_t last = words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) word[w] = funnel_right(word[w], word[w + 1], 16);
+        for (int w = 0; w < 4; ++w) word[w] = funnel_right(word[w], w < 3 ? word[w + 1] : last, 16);
       }
-      set(uint4{word[0], word[1], word[2], word[3]});
     }
   }
 
@@ -250,21 +298,16 @@ struct alignas(kWidth * sizeof(Bits)) Vector {
     if (kWidth == 1 || left < kWidth || address % 4 != 0) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j)
-        if (j < left) to[j] = element[j];
+        if (j < left) to[j] = (*this)[j];
     } else if constexpr (kWidth > 1) {
-      const auto words = bits_as<uint4>(*this);
       if (address % 16 == 0) {
-        *reinterpret_cast<uint4*>(to) = words;
+        *reinterpret_cast<uint4*>(to) = uint4{word[0], word[1], word[2], word[3]};
       } else {
-        auto* const word = reinterpret_cast<uint32_t*>(to);
-        word[0] = words.x, word[1] = words.y, word[2] = words.z, word[3] = words.w;
+        auto* const words = reinterpret_cast<uint32_t*>(to);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) words[w] = word[w];
       }
     }
-  }
-
- private:
-  __device__ void set(uint4 words) {
-    if constexpr (kWidth > 1) *this = bits_as<Vector>(words);
   }
 };
 
@@ -307,14 +350,21 @@ struct Turn {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
 #pragma unroll
-        for (int j = k; j < kWidth; j += kShares) peak = larger_number(peak, E::load(x[v].element[j]));
+        for (int j = k; j < kWidth; j += kShares) peak = larger_number(peak, E::load(x[v][j]));
       shares[k].raise(peers.largest(peak), logs);
     }
+    const auto add = [&](auto is_log) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v)
+      for (int v = 0; v < kVectors; ++v)
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j)
-        shares[j % kShares].add(E::load(x[v].element[j]), E::load(cotangent[v].element[j]), logs);
+        for (int j = 0; j < kWidth; ++j)
+          shares[j % kShares].template add<decltype(is_log)::value>(E::load(x[v][j]), E::load(cotangent[v][j]));
+    };
+    if (logs) {
+      add(std::true_type());
+    } else {
+      add(std::false_type());
+    }
   }
 
   // Stores the gradients of what load() has loaded.
@@ -324,10 +374,10 @@ struct Turn {
     const auto store = [&](auto logs) {
       each(peers, first, end, [&](int v, int at, int left) {
         Vector<Bits, kWidth> out;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j)
-          out.element[j] = E::store(gradients[j % kShares].template at<decltype(logs)::value>(
-              E::load(x[v].element[j]), E::load(cotangent[v].element[j])));
+        out.make([&](int j) {
+          return E::store(
+              gradients[j % kShares].template at<decltype(logs)::value>(E::load(x[v][j]), E::load(cotangent[v][j])));
+        });
         out.store(to + at, left);
       });
     };
@@ -340,7 +390,7 @@ struct Turn {
 };
 
 template <class E, int kInner>
-__global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
+__global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     shares_kernel(const __grid_constant__ SplitParameters p) {
   using Turn = softmax::Turn<E, kInner>;
   const typename Turn::Form::Peers peers(p.inner);
@@ -364,7 +414,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
 }
 
 template <class E, int kInner>
-__global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
+__global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     results_kernel(const __grid_constant__ SplitParameters p) {
   using Turn = softmax::Turn<E, kInner>;
   const typename Turn::Form::Peers peers(p.inner);
@@ -396,7 +446,7 @@ __global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
 // read once, and there is one launch. The blocks of a flat row are a cluster (kCluster), or, if flat rows are long and
 // few, the launch is cooperative, and shares go through memory.
 template <class E, int kInner, bool kCluster>
-__global__ void __launch_bounds__(32 * kPartWarps, kGradientBlocks)
+__global__ void __launch_bounds__(32 * kPartWarps, gradient_blocks(kInner))
     held_kernel(const __grid_constant__ SplitParameters p) {
   using Turn = softmax::Turn<E, kInner>;
   using Merge = softmax::Merge<E, kInner>;
@@ -453,7 +503,7 @@ cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem
   Launch launched;
   launched.block = dim3(plan.threads());
   launched.grid = dim3(static_cast<unsigned>(blocks));
-  if constexpr (kInner != 1) {  // rows are too long for a cluster
+  if constexpr (kInner != 1 && kInner != kWholeRows) {  // rows are too long for a cluster
     if (!plan.split && plan.workspace_bytes == 0) {
       const auto kernel = held_kernel<E, kInner, true>;
       launched.cluster = static_cast<int>(plan.units);
@@ -474,7 +524,10 @@ template <class E>
 cudaError_t launch_split(cudaStream_t stream, const RowPlan& plan, const Problem& problem, const Buffers& buffers,
                          void* workspace) {
   switch (problem.rows.inner) {
-    case 1: return launch_split<E, 1>(stream, plan, problem, buffers, workspace);
+    case 1:
+      if constexpr (sizeof(typename E::Bits) == 2)
+        if (plan.vector) return launch_split<E, kWholeRows>(stream, plan, problem, buffers, workspace);
+      return launch_split<E, 1>(stream, plan, problem, buffers, workspace);
     case 2: return launch_split<E, 2>(stream, plan, problem, buffers, workspace);
     case 4: return launch_split<E, 4>(stream, plan, problem, buffers, workspace);
     default: return launch_split<E, 0>(stream, plan, problem, buffers, workspace);

@@ -24,6 +24,7 @@ struct Args {
   bool normalize;
   float scale;
   bool vectors;       // rows are vectors of 16 bytes
+  bool halves;        // rows of 16 bits are vectors of 8 bytes
   Broadcast bias_at;  // long, so it comes last: a call waits for each part of the arguments that it reads
 };
 

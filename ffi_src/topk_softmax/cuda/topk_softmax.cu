@@ -4,7 +4,8 @@
 // Rows of up to 64 logits without a bias or groups go through sorting networks, for k <= 8; of others, a threshold
 // leaves few logits to be ranked (choose.cuh).
 //
-// Other kernels take rows of few logits (ranked.cuh), few rows (few.cuh), and many short ones (short.cuh).
+// Other kernels take k = 1 (first.cuh), rows of few logits (ranked.cuh), few rows (few.cuh), and many short ones
+// (short.cuh).
 //
 // Groups of experts are chosen before that: keys go to shared memory, and each lane finds the best two keys of each of
 // its groups, and how many groups have a larger sum. Experts of groups that are not chosen are then left out.
@@ -19,7 +20,9 @@
 #include "topk/cuda/network.cuh"
 #include "topk_softmax/cuda/choose.cuh"
 #include "topk_softmax/cuda/few.cuh"
+#include "topk_softmax/cuda/first.cuh"
 #include "topk_softmax/cuda/launch.h"
+#include "topk_softmax/cuda/load.cuh"
 #include "topk_softmax/cuda/ranked.cuh"
 #include "topk_softmax/cuda/selection.cuh"
 #include "topk_softmax/cuda/short.cuh"
@@ -28,86 +31,6 @@ namespace jaxgpuops::topk_softmax {
 namespace {
 
 // ---- The phases of the kernel --------------------------------------------------------------------------------------
-
-// A lane's elements. Elements that do not exist are -inf.
-template <class Element, int kTeam, int kElements>
-__device__ __forceinline__ void load(const Args& a, const typename Element::Bits* row, uint32_t t,
-                                     typename Element::Bits (&bits)[kElements]) {
-  using Bits = typename Element::Bits;
-  constexpr uint32_t kVector = 16 / sizeof(Bits), kLoads = kElements / kVector;
-  const Bits lowest = Element::store(-INFINITY);
-  if (a.vectors) {
-    constexpr int kPerWord = 4 / sizeof(Bits);
-    const uint32_t filler = kPerWord == 1 ? lowest : lowest * 0x10001u;
-    const int vectors = static_cast<int>(a.length / kVector) - static_cast<int>(t);
-    const auto* const mine = reinterpret_cast<const uint4*>(row) + t;
-    uint4 loaded[kLoads];
-    if (a.length == kTeam * kElements) {
-#pragma unroll
-      for (uint32_t u = 0; u < kLoads; ++u) loaded[u] = __ldg(mine + u * kTeam);
-    } else {
-#pragma unroll
-      for (int u = 0; u < static_cast<int>(kLoads); ++u) {
-        loaded[u] = make_uint4(filler, filler, filler, filler);
-        if (u * kTeam < vectors) loaded[u] = __ldg(mine + u * kTeam);
-      }
-    }
-#pragma unroll
-    for (uint32_t u = 0; u < kLoads; ++u) {
-      const uint32_t words[4] = {loaded[u].x, loaded[u].y, loaded[u].z, loaded[u].w};
-#pragma unroll
-      for (uint32_t c = 0; c < kVector; ++c)
-        bits[u * kVector + c] = static_cast<Bits>(words[c / kPerWord] >> (8 * sizeof(Bits) * (c % kPerWord)));
-    }
-  } else {
-#pragma unroll
-    for (uint32_t j = 0; j < kElements; ++j) {
-      const uint32_t index = index_of<Element, kTeam>(j, t);
-      bits[j] = index < a.length ? __ldg(row + index * a.inner) : lowest;
-    }
-  }
-}
-
-// How many of a lane's elements exist; they are its first ones.
-template <class Element, int kTeam>
-__device__ __forceinline__ uint32_t count_of(uint32_t length, uint32_t t) {
-  constexpr uint32_t kVector = 16 / sizeof(typename Element::Bits);
-  const uint32_t part = length % (kTeam * kVector);
-  const uint32_t some = part > t * kVector ? min(part - t * kVector, kVector) : 0;
-  return length / (kTeam * kVector) * kVector + some;
-}
-
-// Computes the maximum and the inverse sum of exponentials of the whole row, and the logarithm of the sum if it is
-// asked for.
-template <int kTeam, int kElements, class S>
-__device__ __forceinline__ void sum_up(const float (&v)[kElements], S& selection, float* log_sum) {
-  float top = v[0];
-#pragma unroll
-  for (uint32_t j = 1; j < kElements; ++j) top = fmaxf(top, v[j]);
-  top = max_of_team<kTeam>(top);
-  const float base = isinf(top) ? 0 : top;  // with an infinite base, e^(inf - inf) would be NaN
-  float sums[4] = {};
-#pragma unroll
-  for (uint32_t j = 0; j < kElements; ++j) sums[j % 4] += fast_exp2(rounded_product(v[j] - base, 1.44269504f));
-  const float sum = sum_of_lanes<kTeam>((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  selection.top = top;
-  selection.inverse = base == top ? 1 / sum : NAN;
-  if (log_sum) *log_sum = base + logf(sum);
-}
-
-// The largest element of the team, as its key above the mirrored index.
-template <class Element, int kTeam, int kElements>
-__device__ __forceinline__ uint64_t first_of_team(const typename Element::Bits (&bits)[kElements], uint32_t count,
-                                                  uint32_t t) {
-  uint32_t most = 0, at = 0;
-#pragma unroll
-  for (int j = kElements - 1; j >= 0; --j) {  // backwards, so that of equal elements the first one stays
-    const uint32_t key = key_of(bits[j]);
-    if (j < static_cast<int>(count) && key >= most) most = key, at = j;
-  }
-  const uint64_t mine = static_cast<uint64_t>(most) << 32 | ~index_of<Element, kTeam>(at, t);
-  return largest_of_lanes<kTeam>(count ? mine : 0);
-}
 
 // What a team shares while it chooses groups. Keys have a gap after 32, so that lanes whose groups begin at multiples
 // of it do not meet in a bank.
@@ -180,7 +103,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
 
   // Computes what scores need of the whole row, if they need it.
   Selection<Element, kBiased, kGrouped> selection{row, a.inner, nullptr, 0, 0, 1, a.score, 0, a.group_reciprocal};
-  if (a.log_sums || (a.score == Score::kSoftmax && (kBiased || !a.normalize)))
+  if (sums_rows(a) || (kBiased && a.score == Score::kSoftmax))
     sum_up<kTeam>(v, selection, a.log_sums && live && t == 0 ? a.log_sums + r : nullptr);
   if constexpr (kBiased) {
     selection.bias = a.bias + a.bias_at.outer(at.outer) + a.bias_at.inner(at.inner);
@@ -214,11 +137,7 @@ __global__ void __launch_bounds__(kBlock, resident(kElements, kBiased || kGroupe
   Chosen<> chosen;
   chosen.has[0] = true;
   chosen.has[1] = !kNetwork && a.k > kTeam;
-  if (!kBiased && !kGrouped && a.k == 1) {
-    const uint64_t first = first_of_team<Element, kTeam>(bits, count, t);
-    chosen.index[0] = ~static_cast<uint32_t>(first);
-    if (t == 0) chosen.z[0] = logit_of<Element>(static_cast<uint32_t>(first >> 32));
-  } else if constexpr (kNetwork) {
+  if constexpr (kNetwork) {
     uint32_t keys[kElements], key;
 #pragma unroll
     for (uint32_t j = 0; j < kElements; ++j) keys[j] = j < count ? key_of(bits[j]) : 0;
@@ -245,6 +164,8 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>((a.rows + kTeams - 1) / kTeams));
   config.block = dim3(kBlock);
+  if constexpr (!kGrouped)
+    if (a.k == 1 && !a.bias) return launch(stream, config, gate_first_kernel<Element, kTeam, kElements>, a);
   return launch(stream, config,
                 a.bias ? gate_kernel<Element, kTeam, kElements, true, kGrouped>
                        : gate_kernel<Element, kTeam, kElements, false, kGrouped>,
@@ -280,7 +201,9 @@ cudaError_t run_ranked(cudaStream_t stream, const Args& a) {
 template <class Element>
 cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
   const size_t size = sizeof(typename Element::Bits);
-  a.vectors = a.inner == 1 && a.length * size % 16 == 0 && reinterpret_cast<uintptr_t>(a.logits) % 16 == 0;
+  const uintptr_t together = a.length * size | reinterpret_cast<uintptr_t>(a.logits);
+  a.vectors = a.inner == 1 && together % 16 == 0;
+  a.halves = a.inner == 1 && size == 2 && together % 16 == 8;
   if (plan.ranked) {
     switch (plan.team) {
       case 8: return run_ranked<Element, 8, 1>(stream, a);
