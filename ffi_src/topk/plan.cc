@@ -314,13 +314,12 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK &&
-      (forced < 0 ? rows.length * key_bytes >= kMinWaveBytes && prefers_wave(rows, k, key_bytes, gpu)
-                  : rows.count() <= kMaxWaveRows)) {
+      (forced < 0 ? prefers_wave(rows, k, key_bytes, sorted, gpu) : rows.count() <= kMaxWaveRows)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
   if (may(Algorithm::kShort) && sorted && rows.length <= sort::kMaxShortLength &&
-      rows.inner >= sort::kLeastShortColumns) {
+      rows.inner >= sort::kLeastShortColumns && (forced >= 0 || rows.count() >= kLeastShort)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
   if (forced < 0 && key_bytes == 8 && holds_wide(rows, k)) return plan_rows(rows, k, key_bytes, gpu);
@@ -331,6 +330,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) &&
                    (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2)));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
+  if (forced < 0 && columns && key_bytes <= 2 && k <= 8) return plan_rows(rows, k, key_bytes, gpu);  // by networks
   if (may(Algorithm::kCompare) &&
       (forced < 0 ? compares(rows, k, key_bytes, sorted, gpu) : rows.length <= kMaxCompareLength)) {
     const Plan plan = plan_compare(rows, key_bytes, sorted, false, gpu);
@@ -347,6 +347,11 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (forced < 0 && sorted && sorts_columns_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
+  if (forced < 0 && sorted && sorts_at_once(rows, k, key_bytes)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, workspace_bytes);
+        (plan.whole.algorithm == sort::Algorithm::kMerge || plan.whole.items > 0) && has_room(plan))
+      return plan;
+  }
   if (may(Algorithm::kDigits) && (forced >= 0 || prefers_digits(rows, k, key_bytes, sorted, gpu))) {
     if (const Plan plan = plan_digits(rows, k, key_bytes, sorted, gpu);
         plan.algorithm == Algorithm::kDigits && fits(plan))
@@ -354,11 +359,6 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   }
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
-  }
-  if (forced < 0 && sorted && merges_wide(rows, k, key_bytes)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1);
-        plan.whole.algorithm == sort::Algorithm::kMerge && has_room(plan))
-      return plan;
   }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
@@ -386,7 +386,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     const bool fast =
-        forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
+        forced >= 0 || k >= kMinSieveK || (k >= (key_bytes == 4 ? 128 : 200) && plan.slices > 1) ||
         (key_bytes == 2 && k > kMaxHeldK && 8 * rows.count() <= gpu.multiprocessors && rows.length <= 1 << 18) ||
         sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
@@ -413,9 +413,10 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, forced >= 0 ? -1 : 0);
-        plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm))
-      return plan;
+    for (const int64_t bytes : {workspace_bytes, int64_t{0}}) {  // 0: in one block
+      const Plan plan = plan_whole(rows, k, key_bytes, gpu, bytes);
+      if (plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm)) return plan;
+    }
   }
   if (divides && may(Algorithm::kBuckets)) {
     const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);
