@@ -38,6 +38,7 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes);
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool sorts_at_once(Rows rows, int64_t k, int key_bytes);
+bool gathers_wide(Rows rows, int64_t k, int key_bytes, bool sorted);
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool selects_first(Rows rows, int64_t k, int key_bytes);

@@ -330,7 +330,8 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) &&
                    (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2)));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
-  if (forced < 0 && columns && key_bytes <= 2 && k <= 8) return plan_rows(rows, k, key_bytes, gpu);  // by networks
+  if (forced < 0 && columns && rows_shape(rows.count(), rows.length, k, key_bytes).network)
+    return plan_rows(rows, k, key_bytes, gpu);
   if (may(Algorithm::kCompare) &&
       (forced < 0 ? compares(rows, k, key_bytes, sorted, gpu) : rows.length <= kMaxCompareLength)) {
     const Plan plan = plan_compare(rows, key_bytes, sorted, false, gpu);
@@ -386,7 +387,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
     const bool fast =
-        forced >= 0 || k >= kMinSieveK || (k >= (key_bytes == 4 ? 128 : 200) && plan.slices > 1) ||
+        forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
         (key_bytes == 2 && k > kMaxHeldK && 8 * rows.count() <= gpu.multiprocessors && rows.length <= 1 << 18) ||
         sieves_short(rows, k, key_bytes, plan.slices, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
@@ -408,6 +409,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const Plan radix = plan_any(rows, k, key_bytes, sorted, gpu);
   const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
+      !(forced < 0 && has_room(radix) && gathers_wide(rows, k, key_bytes, sorted)) &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu);
     if (fits(plan)) return plan;

@@ -90,7 +90,7 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 // Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
 bool holds_wide(Rows rows, int64_t k) {
   if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
-  const int64_t least = k > 4 && rows.count() > kFewRows ? 96 : 256;
+  const int64_t least = k > 4 && rows.count() > kFewRows ? 96 : 256;  // where the few kernel would take shorter rows
   return rows.length >= 1024 || (rows.length >= std::max(least, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
                                  (rows.length >= 512 || rows.elements() > 1 << 15));
 }
@@ -224,7 +224,6 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
 // The longest rows that the held kernel takes. The wave kernels take less time for longer ones, if they are few.
 int64_t longest_held(Rows rows, int key_bytes) {
   const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows : 4);
-  if (key_bytes == 1) return few ? kMaxHeldLength / 4 * 3 : kMaxHeldLength / 2 * 3;  // mostly, more than k tie
   return kMaxHeldLength * (key_bytes == 2 ? (few ? 2 : 4) : few ? 1 : 2);
 }
 
@@ -264,7 +263,7 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
-  if (rows.length * key_bytes < (key_bytes == 1 ? kMinWaveBytes / 4 * 3 : kMinWaveBytes)) return false;
+  if (rows.length * key_bytes < kMinWaveBytes) return false;
   const bool holds =
       has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= longest_held(rows, key_bytes);
   return rows.count() <= (!holds ? kMaxWaveRows : key_bytes == 2 ? 0 : 4);
@@ -356,15 +355,20 @@ bool sorts_at_once(Rows rows, int64_t k, int key_bytes) {
   if (elements > 1 << 17)
     return key_bytes == 8 && k > kMaxStreamK && 16 * k >= length && length > kMaxSortLength && elements <= 1 << 18 &&
            rows.inner == 1;
-  if (key_bytes == 8) return k > (length > kMaxSortLength ? 384 : 1024) && (rows.inner == 1 || k > 1024);
+  if (key_bytes == 8) return rows.inner <= 8 && k > (length >= 1 << 15 && rows.inner == 1 ? 384 : 1024);
   return key_bytes == 4 && length > kMaxSortLength && k > 1024 && 16 * k >= length;
+}
+
+// Whether results in the order of indices, of elements of 64 bits, are best found by reading a small array twice.
+bool gathers_wide(Rows rows, int64_t k, int key_bytes, bool sorted) {
+  return !sorted && key_bytes == 8 && k > 512 && rows.length > kMaxSortLength && rows.elements() <= 1 << 22;
 }
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
   // many, or a large part of the row, or if the array is small, it is faster to read it twice.
-  if (!sorted && key_bytes == 8 && k > 512) return false;
+  if (gathers_wide(rows, k, key_bytes, sorted)) return false;
   if (!sorted && k > kMaxStreamK &&
       ((k > kMaxSieveK && rows.count() * k >= 1 << 15) || rows.elements() * key_bytes < 8 << 20 ||
        10 * k > rows.length))
@@ -407,7 +411,11 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
 bool selects_first(Rows rows, int64_t k, int key_bytes) {
   const int64_t chosen = rows.count() * k, elements = rows.elements(), length = rows.length;
   const bool many = rows.count() >= (key_bytes == 8 ? 40 : 128);  // then they may be shorter
-  if (rows.inner > 1 || k <= kMaxStreamK || length < (many && key_bytes >= 4 ? 1 << 14 : 1 << 16)) return false;
+  if (rows.inner > 1 || k <= kMaxStreamK ||
+      length < (!many || key_bytes < 4 ? 1 << 16
+                : key_bytes == 4       ? (1 << 14) + 1
+                                       : 1 << 14))
+    return false;
   const bool large = 4 * k >= length;  // the whole row would be sorted; else candidates would be divided
   if (key_bytes == 8) {
     if (chosen < (large || many ? 1 << 17 : 3 << 17)) return false;
@@ -437,9 +445,10 @@ bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm i
       return length >= kMaxSortLength / 2 &&
              (once || of_rows == Algorithm::kSort || (of_rows == Algorithm::kStream && rows.inner >= 8));
     case Algorithm::kRows: return once && rows.inner >= 32 && length >= kMaxSortLength / 2;
-    // Narrow columns are copied to shared memory element by element, and few side by side leave lanes idle.
-    case Algorithm::kColumns: return once && length >= 1024 && (key_bytes <= 2 || rows.inner < 16);
-    case Algorithm::kSort: return rows.inner >= 32 && rows.elements() >= 1 << 20 && length >= kMaxSortLength / 4;
+    // Narrow columns are copied to shared memory element by element.
+    case Algorithm::kColumns: return once && length >= 1024 && key_bytes <= 2;
+    case Algorithm::kSort:
+      return rows.inner >= 32 && rows.elements() >= 1 << 20 && length >= kMaxSortLength / 4 && key_bytes <= 4;
     default: return false;
   }
 }

@@ -61,10 +61,11 @@ __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
   }
 }
 
-// Whether neighbours are alike: four neighbours reach the threshold, and none of some warp.
-__device__ __forceinline__ bool is_in_order(bool reaches) {
+// Whether neighbours are alike: four neighbours reach the threshold, and none of some warp, or, if the largest elements
+// shall not be at the beginning, none of the first one.
+__device__ __forceinline__ bool is_in_order(bool reaches, bool later) {
   const uint32_t lanes = __ballot_sync(kEveryLane, reaches), pairs = lanes & lanes >> 1, fours = pairs & pairs >> 2;
-  return __syncthreads_or(fours & 0x11111111) && __syncthreads_or(lanes == 0);
+  return __syncthreads_or(fours & 0x11111111) && __syncthreads_or(lanes == 0 && !(later && threadIdx.x >= 32));
 }
 
 // The largest of some elements that are anywhere in the row. Threads have different ones.
@@ -356,8 +357,8 @@ struct Block {
     const uint32_t reach = reach_of(kPer * (stop + 1.0f));
     if (reach > kMost) return;
     Key most = best, kth = kth_of_block<kThreads>(best, reach);
-    ordered = stop == 0 && k == a.k && a.length >= kSampled * kThreads && reach_of(kSampled) <= kMost &&
-              is_in_order(best >= kth);
+    ordered = stop == 0 && tiles >= kFirstStop && k == a.k && a.length >= kSampled * kThreads &&
+              reach_of(kSampled) <= kMost && is_in_order(best >= kth, delegates);
     if (ordered) {
       most = largest_of_sample<Key, kThreads>(x, a.length, a.inner, a.order);
       const Key of_sample = kth_of_block<kThreads>(most, reach_of(kSampled));
