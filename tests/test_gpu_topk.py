@@ -291,7 +291,7 @@ def test_keys_beyond_the_sample(dtype, in_order):
     """The sample of `digits` tells the range of the keys. The k-th key may be above it, or below, or the one key."""
     n, k = 20_001, 2400
     place, random = _sampled(2048, n), np.random.default_rng(0).integers(1, 1 << 20, n)
-    x = np.stack([random, -random, random % 3, random, np.full(n, 7), random])
+    x = np.stack([random, -random, random % 3, random, np.full(n, 7), random, random])
     x[0, place], x[1, place], x[2, place] = 0, 0, 1
     x[3, 0], x[3, 1] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
     x = x.astype(dtype)

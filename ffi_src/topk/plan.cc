@@ -350,6 +350,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   }
   if (forced < 0 && sorted && sorts_at_once(rows, k, key_bytes)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, workspace_bytes);
+        plan.algorithm == Algorithm::kSweep &&
         (plan.whole.algorithm == sort::Algorithm::kMerge || plan.whole.items > 0) && has_room(plan))
       return plan;
   }
