@@ -249,7 +249,23 @@ FASTEST = [
     ((2, 1 << 23, 1), 250, "int8", "buckets"),
     ((28, 3159, 4), 28, "float32", "rows"),
     ((23, 2433, 36), 10, "bfloat16", "rows"),
-    ((459, 1141, 12), 39, "bfloat16", "columns"),
+    ((459, 1141, 12), 39, "bfloat16", "rows"),
+    ((459, 1000, 12), 39, "bfloat16", "columns"),
+    ((4, 8192, 1), 2374, "float64", "sweep"),
+    ((3, 36_435, 1), 3247, "float64", "sweep"),
+    ((1, 65_536, 1), 398, "int64", "sweep"),
+    ((1, 13_901, 2), 3698, "float32", "sweep"),
+    ((99, 16_384, 1), 3231, "int64", "radix"),
+    ((192, 20_271, 1), 2788, "float32", "radix"),
+    ((3, 143_099, 1), 29, "uint8", "sweep"),
+    ((189, 8192, 8), 2, "bfloat16", "rows"),
+    ((3, 1115, 958), 719, "bfloat16", "block"),
+    ((14, 2597, 41), 162, "float32", "sort"),
+    ((1342, 4185, 2), 2, "float64", "few"),
+    ((112_762, 115, 1), 8, "float64", "rows"),
+    ((9004, 20, 1), 2, "bfloat16", "few"),
+    ((4, 822, 4), 5, "bfloat16", "rows"),
+    ((2, 6, 622), 5, "bfloat16", "compare"),
     ((8, 3080, 38), 3, "float32", "columns"),
     ((2769, 18, 22), 4, "bfloat16", "few"),
     ((2769, 18, 22), 4, "float32", "few"),
@@ -476,7 +492,7 @@ def test_large_parts_of_rows_are_not_divided():
     assert plan_topk(32, 262_144, 1, 60_113, 16, False, 90)["algorithm"] == "radix"
     assert plan_topk(47, 890_052, 1, 58_051, 16, False, 90)["algorithm"] == "radix"
     assert plan_topk(4, 1 << 23, 1, 6868, 32, False, 90)["algorithm"] == "buckets"
-    assert plan_topk(193, 24_990, 1, 3657, 64, False, 90)["algorithm"] == "buckets"
+    assert plan_topk(193, 24_990, 1, 3657, 64, False, 90)["algorithm"] == "radix"
 
 
 @pytest.mark.parametrize(
@@ -500,6 +516,7 @@ def test_results_in_the_order_of_indices_are_not_sorted(rows, k, bits, takes):
         *[((180, 65_536, 1), 1133, "int16", "sieve"), ((9, 65_536, 1), 144, "int16", "digits")],
         *[((26, 304_138, 1), 228, "int32", "sieve"), ((1, 4_646_238, 1), 305, "bfloat16", "sieve")],
         *[((5, 71_530, 1), 10_368, "float32", "digits"), ((10, 65_536, 5), 10_430, "float32", "digits")],
+        *[((11, 31_455, 1), 638, "float64", "radix"), ((4, 73_141, 1), 743, "float64", "radix")],
     ],
 )
 def test_the_fastest_where_results_are_in_the_order_of_indices(rows, k, dtype, algorithm):

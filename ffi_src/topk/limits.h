@@ -13,6 +13,9 @@ namespace jaxgpuops::topk {
 // bytes wherever it begins. (Forced on rows of two elements, it would read beyond them.)
 constexpr int64_t kLeastHeld = 16;
 
+// Fewer columns of a few elements are compared in less time than a thread sorts each.
+constexpr int64_t kLeastShort = 1 << 13;
+
 bool holds_wide(Rows rows, int64_t k);
 bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
@@ -29,12 +32,13 @@ bool has_clusters(const Gpu& gpu);
 bool has_few(Rows rows, int64_t k, const Gpu& gpu);
 int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu& gpu);
 int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
-bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
+bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu);
 bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes);
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
-bool merges_wide(Rows rows, int64_t k, int key_bytes);
+bool sorts_at_once(Rows rows, int64_t k, int key_bytes);
+bool gathers_wide(Rows rows, int64_t k, int key_bytes, bool sorted);
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
 bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool selects_first(Rows rows, int64_t k, int key_bytes);

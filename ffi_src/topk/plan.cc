@@ -314,13 +314,12 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK &&
-      (forced < 0 ? rows.length * key_bytes >= kMinWaveBytes && prefers_wave(rows, k, key_bytes, gpu)
-                  : rows.count() <= kMaxWaveRows)) {
+      (forced < 0 ? prefers_wave(rows, k, key_bytes, sorted, gpu) : rows.count() <= kMaxWaveRows)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
   if (may(Algorithm::kShort) && sorted && rows.length <= sort::kMaxShortLength &&
-      rows.inner >= sort::kLeastShortColumns) {
+      rows.inner >= sort::kLeastShortColumns && (forced >= 0 || rows.count() >= kLeastShort)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kShort) return plan;
   }
   if (forced < 0 && key_bytes == 8 && holds_wide(rows, k)) return plan_rows(rows, k, key_bytes, gpu);
@@ -331,6 +330,8 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) &&
                    (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2)));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
+  if (forced < 0 && columns && rows_shape(rows.count(), rows.length, k, key_bytes).network)
+    return plan_rows(rows, k, key_bytes, gpu);
   if (may(Algorithm::kCompare) &&
       (forced < 0 ? compares(rows, k, key_bytes, sorted, gpu) : rows.length <= kMaxCompareLength)) {
     const Plan plan = plan_compare(rows, key_bytes, sorted, false, gpu);
@@ -347,6 +348,12 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   if (forced < 0 && sorted && sorts_columns_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
   }
+  if (forced < 0 && sorted && sorts_at_once(rows, k, key_bytes)) {
+    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, workspace_bytes);
+        plan.algorithm == Algorithm::kSweep &&
+        (plan.whole.algorithm == sort::Algorithm::kMerge || plan.whole.items > 0) && has_room(plan))
+      return plan;
+  }
   if (may(Algorithm::kDigits) && (forced >= 0 || prefers_digits(rows, k, key_bytes, sorted, gpu))) {
     if (const Plan plan = plan_digits(rows, k, key_bytes, sorted, gpu);
         plan.algorithm == Algorithm::kDigits && fits(plan))
@@ -354,11 +361,6 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   }
   if (forced < 0 && sorted && sorts_by_digits(rows, k, key_bytes, gpu)) {
     if (const Plan plan = plan_whole(rows, k, key_bytes, gpu); plan.algorithm == Algorithm::kBlock) return plan;
-  }
-  if (forced < 0 && sorted && merges_wide(rows, k, key_bytes)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, -1);
-        plan.whole.algorithm == sort::Algorithm::kMerge && has_room(plan))
-      return plan;
   }
   if (may(Algorithm::kSort) && (forced < 0 ? sorts(rows, k, key_bytes, gpu) : rows.length <= kMaxSortLength)) {
     if (const Plan plan = plan_sort(rows, k, key_bytes, sorted, gpu); fits(plan)) return plan;
@@ -408,14 +410,16 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const Plan radix = plan_any(rows, k, key_bytes, sorted, gpu);
   const bool idle = forced < 0 && 2 * idle_blocks(rows, k, key_bytes, gpu) > kStreamBlocks && has_room(radix);
   if (may(Algorithm::kStream) && !idle &&
+      !(forced < 0 && has_room(radix) && gathers_wide(rows, k, key_bytes, sorted)) &&
       (k <= kMaxStreamK || rows.length <= whole_row_elements(key_bytes, gpu.shared_bytes))) {
     const Plan plan = plan_stream(rows, k, key_bytes, gpu);
     if (fits(plan)) return plan;
   }
   if (sorted && (may(Algorithm::kBlock) || may(Algorithm::kSweep)) && (forced >= 0 || whole)) {
-    if (const Plan plan = plan_whole(rows, k, key_bytes, gpu, forced >= 0 ? -1 : 0);
-        plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm))
-      return plan;
+    for (const int64_t bytes : {workspace_bytes, int64_t{0}}) {  // 0: in one block
+      const Plan plan = plan_whole(rows, k, key_bytes, gpu, bytes);
+      if (plan.algorithm != Algorithm::kEmpty && has_room(plan) && may(plan.algorithm)) return plan;
+    }
   }
   if (divides && may(Algorithm::kBuckets)) {
     const Plan plan = plan_buckets(rows, k, key_bytes, sorted, gpu, workspace_bytes);

@@ -37,8 +37,9 @@ bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
 bool prefers_few_for_columns(Rows rows, int64_t k, int key_bytes) {
   // The columns kernel fills its lanes only if many columns lie side by side, and it does not take keys of 64 bits.
   // A block reads eight long columns together, if the columns kernel does not take them.
-  if (rows.length > kFewAlone && rows.inner >= 5 && key_bytes >= 2 && rows.count() >= (key_bytes == 2 ? 600 : 360) &&
-      (key_bytes == 8 || rows.length * key_bytes > kMaxColumnBytes))
+  const int64_t beside = key_bytes == 8 && k <= 4 ? 2 : 5;
+  if (rows.length > kFewAlone && rows.inner >= beside && key_bytes >= 2 &&
+      rows.count() >= (key_bytes == 2 ? 600 : 360) && (key_bytes == 8 || rows.length * key_bytes > kMaxColumnBytes))
     return rows.elements() > 1 << 22 || (key_bytes == 8 && k <= 4 && rows.count() >= 600);
   if (k <= 4 && key_bytes <= 2) return rows.length <= 1024;
   const bool longer = key_bytes == 8 || (k <= 4 && rows.inner < 16 && rows.count() >= 4096);
@@ -50,7 +51,7 @@ bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   if (key_bytes < 8) {  // the rows kernel is faster, except for very many very short rows, which tiles have
     const bool whole_vectors = rows.length * key_bytes % 16 == 0;
     const int64_t most = count < kFewTiled || whole_vectors ? 32 : std::min(64, 192 / key_bytes);
-    const int64_t longest = count > (key_bytes == 1 ? 4 : 8) * kFewRows ? most : 16;
+    const int64_t longest = count > (key_bytes == 1 ? 4 : 8) * kFewRows ? most : k <= 2 ? 24 : 16;
     if (key_bytes == 4 && k <= 4 && count <= kFewRows / 4 && rows.length > 64) return rows.length <= 320;
     return k <= 4 && count > kFewRows && rows.length <= longest;
   }
@@ -58,6 +59,9 @@ bool prefers_few_for_rows(Rows rows, int64_t k, int key_bytes) {
   if (k <= 4) return rows.length <= (many ? 4096 : 2048 / k);
   return rows.length > 16 && rows.length <= (many ? 512 : 192);
 }
+
+// Whether so few bytes are sorted whole in less time than other kernels take for any k.
+bool sweeps_bytes(Rows rows) { return rows.length >= 1 << 15 && rows.length <= 5 << 15 && rows.elements() <= 9 << 16; }
 
 bool prefers_digits_for_short_columns(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   const int64_t length = rows.length, count = rows.count();
@@ -86,7 +90,8 @@ bool prefers_buckets_for_columns(Rows rows, int key_bytes) {
 // Whether a block holds rows of 64 bits, of which others would compare, sort or stream more.
 bool holds_wide(Rows rows, int64_t k) {
   if (rows.inner > 1 || k > kMaxRowsK || rows.length > max_rows_length(8)) return false;
-  return rows.length >= 1024 || (rows.length >= std::max<int64_t>(256, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
+  const int64_t least = k > 4 && rows.count() > kFewRows ? 96 : 256;  // where the few kernel would take shorter rows
+  return rows.length >= 1024 || (rows.length >= std::max(least, 8 * k) && (k > 4 || rows.count() > kFewRows) &&
                                  (rows.length >= 512 || rows.elements() > 1 << 15));
 }
 
@@ -134,8 +139,9 @@ bool sorts_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool sorts_columns_by_digits(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const int64_t length = rows.length, count = rows.count();
   if (rows.inner == 1 || k <= kMaxRowsK || key_bytes > 4) return false;
-  if (length < kMaxSortLength / 4 || length > kMaxSortLength) return false;
   const bool crowded = count > 4 * gpu.multiprocessors, half = 2 * k >= length;
+  if (length > kMaxSortLength) return false;
+  if (length < kMaxSortLength / 4) return length >= kMaxSortLength / 8 && key_bytes <= 2 && crowded && half;
   if (key_bytes == 1 && crowded) return true;
   if (count <= gpu.multiprocessors)
     return key_bytes < 4 ? half || (3 * k >= length && count > 16) : half && length >= kMaxSortLength / 2;
@@ -254,8 +260,10 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 }
 
 // Whether the wave kernels take less time than those that hold or stream a row.
-bool prefers_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
+  if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
+  if (rows.length * key_bytes < kMinWaveBytes) return false;
   const bool holds =
       has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= longest_held(rows, key_bytes);
   return rows.count() <= (!holds ? kMaxWaveRows : key_bytes == 2 ? 0 : 4);
@@ -288,8 +296,8 @@ bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
     const bool sieves = 16 * k <= length;
     return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
   }
-  if (key_bytes == 1 && length >= 1 << 15 && length <= 5 << 15 && elements <= 9 << 16) return true;
-  return key_bytes == 1 && elements <= 1 << 19 && k > 64;
+  if (key_bytes == 1 && sweeps_bytes(rows)) return true;
+  return key_bytes == 1 && elements <= (rows.count() <= 2 ? 1 << 20 : 1 << 19) && k > 64;
 }
 
 // Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
@@ -340,18 +348,30 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
   return key_bytes == 2 ? k <= 2048 : k > 512 && 4 * k <= length && 2 * rows.count() > 3 * gpu.multiprocessors;
 }
 
-// Whether few elements of 64 bits are sorted whole by merges, which takes less time than to select many of them.
-bool merges_wide(Rows rows, int64_t k, int key_bytes) {
-  return key_bytes == 8 && rows.inner == 1 && k > kMaxStreamK && rows.elements() <= 1 << 17;
+// Whether few elements are sorted whole, if one launch or merges can sort them. That takes no longer for data in order
+// or with ties, and hardly longer than to select from random data.
+bool sorts_at_once(Rows rows, int64_t k, int key_bytes) {
+  const int64_t length = rows.length, elements = rows.elements();
+  if (elements > 1 << 17)
+    return key_bytes == 8 && k > kMaxStreamK && 16 * k >= length && length > kMaxSortLength && elements <= 1 << 18 &&
+           rows.inner == 1;
+  if (key_bytes == 8) return rows.inner <= 8 && k > (length >= 1 << 15 && rows.inner == 1 ? 384 : 1024);
+  return key_bytes == 4 && length > kMaxSortLength && k > 1024 && 16 * k >= length;
+}
+
+// Whether results in the order of indices, of elements of 64 bits, are best found by reading a small array twice.
+bool gathers_wide(Rows rows, int64_t k, int key_bytes, bool sorted) {
+  return !sorted && key_bytes == 8 && k > 512 && rows.length > kMaxSortLength && rows.elements() <= 1 << 22;
 }
 
 // Whether the buckets kernels can take the problem.
 bool takes_buckets(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   // For results in the order of indices, candidates that several blocks sort are divided and sorted twice. If these are
   // many, or a large part of the row, or if the array is small, it is faster to read it twice.
+  if (gathers_wide(rows, k, key_bytes, sorted)) return false;
   if (!sorted && k > kMaxStreamK &&
       ((k > kMaxSieveK && rows.count() * k >= 1 << 15) || rows.elements() * key_bytes < 8 << 20 ||
-       (key_bytes == 8 ? 5 : 10) * k > rows.length))
+       10 * k > rows.length))
     return false;
   // Columns side by side have a block each, and these must all run at the same time.
   return k <= kMaxBucketsK && rows.length >= 2 * k &&
@@ -390,10 +410,15 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
 // be many elements.
 bool selects_first(Rows rows, int64_t k, int key_bytes) {
   const int64_t chosen = rows.count() * k, elements = rows.elements(), length = rows.length;
-  if (rows.inner > 1 || k <= kMaxStreamK || length < 1 << 16) return false;
+  const bool many = rows.count() >= (key_bytes == 8 ? 40 : 128);  // then they may be shorter
+  if (rows.inner > 1 || k <= kMaxStreamK ||
+      length < (!many || key_bytes < 4 ? 1 << 16
+                : key_bytes == 4       ? (1 << 14) + 1
+                                       : 1 << 14))
+    return false;
   const bool large = 4 * k >= length;  // the whole row would be sorted; else candidates would be divided
   if (key_bytes == 8) {
-    if (chosen < (large ? 1 << 17 : 3 << 17)) return false;
+    if (chosen < (large || many ? 1 << 17 : 3 << 17)) return false;
     return 2 * k <= length ? elements > 1 << 18 : elements >= 1 << 22 && 4 * k <= 3 * length;
   }
   if (elements < 1 << 22 && (large || key_bytes < 4)) return false;
@@ -413,12 +438,17 @@ bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm i
       return (large && k > kMaxStreamK && key_bytes <= 2) || (once && bytes <= (key_bytes <= 2 ? 1 << 26 : 1 << 25));
     case Algorithm::kDigits:
       if (large && key_bytes > 1 && k > kMaxRowsK) return true;
+      if (rows.inner >= 32 && rows.elements() >= 1 << 22 && length >= kMaxSortLength / 2 && key_bytes == 2) return true;
       return once && length > kMaxSortLength && (sorted || of_rows != Algorithm::kSieve);
     case Algorithm::kStream:
       if (large && k > kMaxRowsK) return true;
       return length >= kMaxSortLength / 2 &&
              (once || of_rows == Algorithm::kSort || (of_rows == Algorithm::kStream && rows.inner >= 8));
     case Algorithm::kRows: return once && rows.inner >= 32 && length >= kMaxSortLength / 2;
+    // Narrow columns are copied to shared memory element by element.
+    case Algorithm::kColumns: return once && length >= 1024 && key_bytes <= 2;
+    case Algorithm::kSort:
+      return rows.inner >= 32 && rows.elements() >= 1 << 20 && length >= kMaxSortLength / 4 && key_bytes <= 4;
     default: return false;
   }
 }

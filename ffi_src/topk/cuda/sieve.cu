@@ -418,13 +418,13 @@ struct Block {
     }
     static_assert(kSieveBins == 1 << 12);
     division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
-    // If many survivors that are neighbours in the lists share a bin, bins will be crowded. Counting would show that
-    // only later.
+    // If many survivors that are some way apart in the lists share a bin, bins will be crowded. Counting would show that
+    // only later. (Close neighbours do so in each row that is in order.)
     const C some[1] = {held_at(tid)};
     uint32_t bin[1];
     division.bins(some, bin);
     if (some[0] < threshold) bin[0] = kSieveBins + lane;
-    crowd |= __popc(__ballot_sync(kEveryLane, bin[0] == __shfl_up_sync(kEveryLane, bin[0], 1))) > 12;
+    crowd |= __popc(__ballot_sync(kEveryLane, bin[0] == __shfl_xor_sync(kEveryLane, bin[0], 16))) > 12;
     if (!kAlone && crowd && lane == 0) *static_cast<volatile uint32_t*>(exchange.crowded) = 1;
   }
 

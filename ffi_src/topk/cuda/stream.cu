@@ -9,8 +9,9 @@
 // elements are above it. A threshold chosen in this way is a guess, set five standard deviations too low; if too few
 // elements reach it, the tiles are read again without it. Whenever the buffer is full, the block synchronises, and the
 // threshold rises to about the k-th candidate. Tiles are read in a scattered order, so that sorted rows behave like
-// random ones. If many delegates of the first tile tie with the threshold, or some do and there are many tiles, the
-// elements of that tile are counted and an index is added to the threshold.
+// random ones. If the delegates of the first tile show that the row is in order, scattered elements give the first
+// threshold. If many delegates tie with it, or some do and there are many tiles, the elements of the first tile are
+// counted and an index is added to the threshold.
 //
 // Blocks that share a row take its tiles in turn. Each publishes a key that some of its delegates reach; enough of
 // these keys give a bound for the whole row. They are a cluster, whose first block collects the candidates that reach
@@ -26,12 +27,15 @@
 #include "topk/cuda/candidates.cuh"
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/row_vectors.cuh"
+#include "topk/cuda/scatter.cuh"
 #include "topk/cuda/stream_shape.h"
 
 namespace jaxgpuops::topk {
 namespace {
 
 namespace cg = cooperative_groups;
+
+constexpr uint32_t kSampled = 8;  // elements of a thread's sample
 
 struct Stream : Call {
   uint32_t slices;
@@ -55,6 +59,25 @@ __device__ __forceinline__ void wait_for_tile(uint32_t stages) {
   } else {
     wait_for_async_copies<0>();
   }
+}
+
+// Whether neighbours are alike: four neighbours reach the threshold, and none of some warp, or, if the largest elements
+// shall not be at the beginning, none of the first one.
+__device__ __forceinline__ bool is_in_order(bool reaches, bool later) {
+  const uint32_t lanes = __ballot_sync(kEveryLane, reaches), pairs = lanes & lanes >> 1, fours = pairs & pairs >> 2;
+  return __syncthreads_or(fours & 0x11111111) && __syncthreads_or(lanes == 0 && !(later && threadIdx.x >= 32));
+}
+
+// The largest of some elements that are anywhere in the row. Threads have different ones.
+template <class Key, int kThreads>
+__device__ __noinline__ Key largest_of_sample(const Key* x, uint32_t length, int64_t inner, KeyOrder order) {
+  Key bits[kSampled], most = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kSampled; ++i)
+    bits[i] = __ldg(x + scatter_apart(i * kThreads + threadIdx.x, kSampled * kThreads, length) * inner);
+#pragma unroll
+  for (uint32_t i = 0; i < kSampled; ++i) most = larger(most, encode(bits[i], order));
+  return most;
 }
 
 // Appends the candidates of several lists that reach the threshold. List i has counts[i] candidates, and `longest` is
@@ -137,8 +160,8 @@ struct Block {
   // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
   // guess: if too few elements reach it, the slice is read again without it.
   bool delegates, guesses;
-  uint32_t start;  // the first tile
-  Key best;        // the largest of this thread's elements: its delegate
+  bool ordered = false;  // neighbours are alike, so delegates do not show how many elements are above a key
+  Key best;              // the largest of this thread's elements: its delegate
   C threshold;
   Filter<Key> filter{0, a.order};
   uint32_t last;   // index of the threshold
@@ -164,9 +187,6 @@ struct Block {
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
     guesses = !delegates && count > 8 * k;
-    // Among equal elements the first ones are in the result, so usually the first tile is read first. A guessed
-    // threshold needs a typical tile; then the middle tile is read first.
-    start = delegates || tiles == 0 ? 0 : (tiles - 1) / 2;
   }
 
   __device__ __forceinline__ uint32_t first_vector(uint32_t tile) const {
@@ -245,7 +265,7 @@ struct Block {
   // ones would delay the loose elements.)
   __device__ __forceinline__ void begin(uint32_t early) {
     best = 0;
-    ahead = start;
+    ahead = 0;
     fill(0, early);
     if (tid == 0) s.count = s.full = 0;
     __syncthreads();
@@ -258,7 +278,7 @@ struct Block {
     filter = Filter<Key>(0, a.order);
     left = 0;
     last = a.length;
-    step = 0, tile = start, stage = 0;
+    step = 0, tile = 0, stage = 0;  // of equal elements the first ones count, so the first tile comes first
   }
 
   // Reads tiles up to number `stop`, and appends the elements that reach the threshold. Each warp does so at its own
@@ -316,26 +336,38 @@ struct Block {
     return __syncthreads_or(step < stop);
   }
 
+  // How many threads shall reach a threshold if each has read so many elements.
+  __device__ __forceinline__ uint32_t reach_of(float elements) const {
+    if (!guesses) return k;
+    // The expected share of threads that have read one of the k largest, and five deviations more.
+    const float share = static_cast<float>(k) / count, seen = 1 - __expf(-share * elements);
+    return static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
+  }
+
   // Raises the threshold after `stop` tiles, by the delegates of this block.
   __device__ __forceinline__ void raise(uint32_t stop) {
-    if (!delegates && !guesses) return;
+    constexpr uint32_t kMost = kThreads * 3 / 4;
+    if (!delegates && (!guesses || ordered)) return;
     if (stop == 0) {
       const uint32_t there = present();
 #pragma unroll
       for (uint32_t j = 0; j < kPer; ++j)
         if (there >> j & 1) best = larger(best, element(j));
     }
-    uint32_t reach = k;
-    if (guesses) {  // the expected share of threads that have read one of the k largest, and five deviations more
-      const float share = static_cast<float>(k) / count, seen = 1 - __expf(-share * kPer * (stop + 1.0f));
-      reach = static_cast<uint32_t>(kThreads * seen + 5 * sqrtf(kThreads * seen * (1 - seen))) + 1;
+    const uint32_t reach = reach_of(kPer * (stop + 1.0f));
+    if (reach > kMost) return;
+    Key most = best, kth = kth_of_block<kThreads>(best, reach);
+    ordered = stop == 0 && tiles >= kFirstStop && k == a.k && a.length >= kSampled * kThreads &&
+              reach_of(kSampled) <= kMost && is_in_order(best >= kth, delegates);
+    if (ordered) {
+      most = largest_of_sample<Key, kThreads>(x, a.length, a.inner, a.order);
+      const Key of_sample = kth_of_block<kThreads>(most, reach_of(kSampled));
+      kth = guesses ? of_sample : larger(kth, of_sample);
     }
-    if (reach > kThreads * 3 / 4) return;
-    const Key kth = kth_of_block<kThreads>(best, reach);
     threshold = larger(threshold, packing.lowest(kth));
     if (stop > 0) return;
     // If all tiles have as many ties as the first one, they would soon fill the buffer.
-    const uint32_t tied = __syncthreads_count(best == kth);
+    const uint32_t tied = __syncthreads_count(most == kth);
     if (tied > kThreads / 8 || (tied > kThreads / 64 && tied * tiles > kThreads / 2))
       threshold = larger(threshold, ties(kth));
   }
