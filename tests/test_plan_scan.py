@@ -95,7 +95,7 @@ def test_scan_forms(capability):
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
         if plan["algorithm"] == "resident" and plan["workspace_bytes"] == 0:
-            assert capability >= 90 and 2 <= plan["tiles"] <= 8 and plan["strips"] <= 132, (call, plan)
+            assert capability >= 90 and 2 <= plan["tiles"] <= 16 and plan["strips"] <= 132, (call, plan)
             continue
         assert plan["algorithm"] in alone | shared, (call, plan)
         most = 1024 if plan["algorithm"] in ("small", "pieces") else 512 if plan["layout"] == "across" else 256
@@ -393,11 +393,14 @@ def test_spans_that_are_resident():
 
 
 def test_scans_in_clusters():
-    """The blocks of a cluster have up to eight tiles of few columns, without a workspace and without other tiles than a
+    """The blocks of a cluster have up to sixteen tiles of few columns, without a workspace and without other tiles than a
     larger batch has."""
     for call, dtype, rows, most in (
         ("cumsum", "float32", (8192, 1), 132),  # 2 tiles
         ("cumsum", "float32", (32_768, 1), 49),  # 8 tiles: three blocks on a multiprocessor
+        ("cumsum", "float32", (65_536, 1), 24),  # 16 tiles
+        ("linear_scan", "bfloat16", (65_536, 2), 24),
+        ("linear_scan", "float32", (2000, 64), 12),
         ("cumprod", "int16", (20_000, 1), 132),
         ("linear_scan_vjp", "bfloat16", (16_000, 1), 99),
         ("cumsum", "float32", (5000, 3), 132),
@@ -410,7 +413,7 @@ def test_scans_in_clusters():
         names = [plan["algorithm"] for plan in plans]
         assert names[0] == "resident" and plans[0]["workspace_bytes"] == 0, (call, rows, plans)
         assert names[1] != "resident" or plans[1]["workspace_bytes"] > 0, (call, rows, plans)
-        assert plans[0]["tile"] == plans[1]["tile"] and 2 <= plans[0]["tiles"] <= 8
+        assert plans[0]["tile"] == plans[1]["tile"] and 2 <= plans[0]["tiles"] <= 16
         before = plan_scan(call, most, *rows, dtype, False, 1, 80)
         assert before["workspace_bytes"] > 0 and before["tile"] == plans[0]["tile"], (call, rows, before)
 
