@@ -44,14 +44,17 @@ constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles a
 constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
 // kResident of spans, without clusters: the most tiles of all strips, of a strip, and sums that a block reads.
 constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 1024;
-// Clusters. The most tiles of one (of rows of 16 bits, and where blocks of their own would have columns); blocks on a
-// multiprocessor, of strips that have one each; and, where another kernel would read columns twice or lose more,
-// blocks for each multiprocessor that run one after the other.
-constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8, kClusterBlocks = 3, kClusterTurns = 32;
-// Columns of elements of 2 bytes leave kPieces to clusters if there are more of them.
-constexpr int64_t kClusterColumns = 1 << 16;
-constexpr int64_t kOddLines = 128;         // the most columns of lines that are no whole vectors in kSpans
-constexpr int64_t kOddLength = 4096;       // the shortest axis for them, of logsumexps and recurrences
+// Clusters. The most tiles of one (kClusterFewTiles of rows of 16 bits, and where a block could walk along a strip).
+// The most blocks for each multiprocessor: kClusterBlocks where all run at the same time; kClusterTurns where they do
+// not (half as many where a block could walk along spans); kClusterWalks where that is nearly as fast.
+constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8;
+constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
+// Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
+// kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
+constexpr int64_t kClusterLines = 64 << 10, kClusterElements = 5 << 15, kClusterInner = 64;
+constexpr int64_t kOddLines =
+    128;  // the most columns of lines that are no whole vectors in kSpans; twice of logsumexps
+constexpr int64_t kOddLength = 4096;  // the shortest axis for them, of logsumexps and recurrences
 
 // The workspace of kernels that read tiles twice: the sums of tiles, and the states that the threads of a tile have of
 // what comes before them within it.
@@ -59,28 +62,38 @@ int64_t bytes_of_twice(int64_t tiles, int64_t columns, int64_t of_threads, int s
   return kWorkspaceHeader + tiles * (columns + of_threads) * state_bytes;
 }
 
-// Whether the tiles of each strip of `plan` have a cluster. `enough`: another kernel would have a block for each strip.
-bool in_clusters(const Problem& problem, const Plan& plan, bool enough, const Gpu& gpu) {
-  const int bytes = bytes_of(problem.dtype);
-  const int64_t tiles = plan.tiles, blocks = plan.strips * tiles, all = gpu.multiprocessors;
-  const bool rows = plan.layout == Layout::kAlong;
-  if (env("K_OLD", 0)) return tiles > 1 && plan.width() == 1 && plan.strips <= all && blocks <= kClusterBlocks * all && tiles <= 8;
-  const int64_t most = (rows && bytes == 2) || enough ? kClusterFewTiles : kClusterTiles;
-  if (tiles < 2 || tiles > std::min<int64_t>(most, gpu.max_cluster) || plan.width() > 1) return false;
-  if (plan.strips <= all && blocks <= kClusterBlocks * all) return true;
-  if (env("K_ANY", 0)) return true;
-  if (blocks > kClusterTurns * all) return false;
-  if (!rows) return !enough || (plan.layout == Layout::kSpans && blocks <= kClusterTurns * all / 2);
-  // A block that walks along two tiles of a row takes as long, unless there is much to compute.
-  const bool logs = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
-  return logs || problem.kind == Kind::kTangent || (problem.kind != Kind::kLinear && tiles > 2);
+// Whether clusters of so many strips and tiles all run at the same time.
+bool is_one_wave(int64_t strips, int64_t tiles, const Gpu& gpu) {
+  return strips <= gpu.multiprocessors && strips * tiles <= kClusterBlocks * gpu.multiprocessors;
 }
 
-// Whether a problem that has clusters is not for kPieces. Gradients, which may be one kernel there, are.
+// Whether the tiles of each strip of `plan` have a cluster. `enough`: otherwise a block would walk along each strip.
+bool in_clusters(const Problem& problem, const Plan& plan, bool enough, const Gpu& gpu) {
+  const int bytes = bytes_of(problem.dtype);
+  const int64_t tiles = plan.tiles, blocks = plan.strips * tiles;
+  const bool rows = plan.layout == Layout::kAlong, cumulative = problem.kind == Kind::kCumulative;
+  const bool logs = cumulative && problem.op == Op::kLogSumExp;
+  const int64_t most = (rows && bytes == 2) || enough ? kClusterFewTiles : kClusterTiles;
+  if (tiles < 2 || tiles > std::min<int64_t>(most, gpu.max_cluster) || plan.width() > 1) return false;
+  if (is_one_wave(plan.strips, tiles, gpu)) return true;
+  if (blocks > kClusterTurns * gpu.multiprocessors || (logs && bytes > 4)) return false;
+  if (rows && tiles > kClusterFewTiles) return false;
+  if (plan.layout == Layout::kAcross) return !enough;
+  if (plan.layout == Layout::kSpans)
+    return !enough || (cumulative && blocks <= kClusterTurns / 2 * gpu.multiprocessors);
+  if (logs || problem.kind == Kind::kTangent) return true;
+  // Where there is less to compute, a block takes no longer to walk along two tiles, or if there are more rows.
+  if (problem.kind == Kind::kLinear || tiles == 2) return false;
+  return !enough || blocks <= kClusterWalks * gpu.multiprocessors;
+}
+
+// Whether a problem that has clusters is not for kPieces, whose blocks read the lines of memory in which their columns
+// are. (Gradients are for kPieces, where they may be one kernel.)
 bool leaves_pieces(const Problem& problem) {
-  if (env("K_OLD", 0)) return false;
+  const auto [outer, length, inner] = problem.rows;
   if (problem.kind == Kind::kTangent) return false;
-  return bytes_of(problem.dtype) > 2 || problem.rows.elements() > kClusterColumns;
+  return length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kClusterLines ||
+         (problem.rows.elements() > kClusterElements && inner <= kClusterInner);
 }
 
 }  // namespace
@@ -144,13 +157,16 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const bool rare = is_rare(problem);
   // Whether neighbouring columns of all operands are neighbours in memory.
   const bool simple = problem.a.inner.groups <= 1 && problem.starts.inner.groups <= 1;
+  // Whether a column has one factor for all positions, so that only one operand comes to shared memory; and whether
+  // tiles of spans have more positions then. (Those of 16 bits take longer where they are few.)
+  const bool one = problem.kind == Kind::kLinear && problem.a.axis_stride == 0, single = one && bytes >= 4;
   // Lines that are no whole vectors are loaded faster as they lie in memory, those with more to compute along long
   // axes.
   const bool logs = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
   const bool pairs = problem.kind == Kind::kLinear && problem.a.axis_stride == inner;
   const bool sums = problem.kind == Kind::kCumulative && !logs;
   const bool along = (logs || pairs) && bytes <= 4 && length >= kOddLength;
-  const bool odd_lines = (sums || along) && inner * bytes % 16 != 0 && inner <= (logs ? env("K_ODD", kOddLines) : kOddLines);
+  const bool odd_lines = (sums || along) && inner * bytes % 16 != 0 && inner <= (logs ? 2 * kOddLines : kOddLines);
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple && !odd_lines;
   const bool twice = forced == static_cast<int>(Algorithm::kSpanTwice);
   const bool rows = is_any_operator(problem) && inner == 1 && forced != static_cast<int>(Algorithm::kSpans);
@@ -178,7 +194,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.axis_warps = kWarps >> plan.column_bits;
     // A run has an odd number of positions, so that the runs of neighbouring lanes start in different banks of shared
     // memory.
-    plan.per_lane = slim ? kSlimRun : shape.per_lane;
+    plan.per_lane = slim ? kSlimRun : single ? run_shape(plan.layout, 1, bytes).per_lane : shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
     const bool exact = is_exact(problem) && !problem.segmented;
     if (exact && lanes * plan.per_lane >= length) {
@@ -191,13 +207,17 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         const int64_t tiles = ceil_div(length, lanes * per_lane);
         if (tiles == 1) return true;
         if (!exact || outer * parts * ceil_div(length, lanes * plan.per_lane) >= kExactBlocks) return false;
+        // Clusters need no workspace.
+        if (tiles <= std::min<int64_t>(kClusterTiles, gpu.max_cluster) && is_one_wave(outer * parts, tiles, gpu))
+          return true;
         return workspace_bytes < 0 || bytes_of_twice(tiles, inner, parts * kThreads, state_bytes) <= workspace_bytes;
       };
       // Two parts of a logsumexp and one position: with a single part, the position would take most of the time.
       const int least = logs && bytes <= 2 ? 17 : 9;
       while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
-      if (operands == 2 && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
+      if (operands == 2 && !single && ceil_div(length, lanes * plan.per_lane) > kManyTiles)
+        plan.per_lane = 2 * plan.per_lane - 1;
     }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
@@ -240,7 +260,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   int stage = 0;
   if (plan.layout == Layout::kSpans) {
     if (inner == plan.columns) plan.span_bytes = static_cast<int>(span_bytes(plan.tile * inner, bytes, 0));
-    stage = operands * plan.span_bytes;
+    stage = (one ? 1 : operands) * plan.span_bytes;
   } else {
     stage = stage_bytes(plan.layout, operands, bytes, state_bytes);
   }

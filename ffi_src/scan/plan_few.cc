@@ -47,9 +47,8 @@ constexpr int64_t kFewLength = 64, kFewInner = 80;
 // Rows of more than kFewLong bytes: of 2-byte elements, at most so many rows and elements; whole packs up to
 // kFewLongPacks bytes.
 constexpr int64_t kFewLong = 2048, kFewLongPacks = 4096, kFewLongRows = 200, kFewLongElements = 9 << 16;
-// Those of 4-byte elements, if they are no whole packs: the most bytes, of recurrences kFewOddPairs. At most
-// kFewLongRows rows of recurrences, and half as many of others.
-constexpr int64_t kFewOddLong = 3072, kFewOddPairs = 6400;
+// Of recurrences of 4-byte elements, as many rows that are no whole packs, of up to kFewOddPairs bytes.
+constexpr int64_t kFewOddPairs = 6400;
 
 // kLaneRows: the most bytes of a row (kLaneRowPairs: of recurrences), the fewest rows for each position, and shared
 // memory of a block.
@@ -150,9 +149,8 @@ bool is_few(const Problem& problem, Layout layout, int forced) {
   if (layout == Layout::kSpans) return linear && length <= kFewLength && inner * bytes <= kFewInner;
   if (layout != Layout::kAlong || row_bytes > kFewBytes) return false;
   if (forced >= 0) return forced == static_cast<int>(Algorithm::kFew);
-  if (row_bytes > kFewLong && bytes == 4 && !env("K_OLD", 0))
-    return row_bytes % 16 != 0 && row_bytes <= (linear ? kFewOddPairs : kFewOddLong) &&
-           outer <= (linear ? kFewLongRows : kFewLongRows / 2);
+  if (row_bytes > kFewLong && bytes == 4)
+    return linear && row_bytes % 16 != 0 && row_bytes <= kFewOddPairs && outer <= kFewLongRows;
   if (row_bytes > kFewLong)
     return bytes == 2 && outer <= kFewLongRows && elements <= kFewLongElements &&
            (row_bytes % 16 != 0 || row_bytes <= kFewLongPacks);

@@ -2,16 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "scan/plan.h"
 
 namespace jaxgpuops::scan {
-
-inline int64_t env(const char* name, int64_t fallback) {
-  const char* s = getenv(name);
-  return s && *s ? atoll(s) : fallback;
-}
 
 inline int operands_of(Kind kind) {
   switch (kind) {

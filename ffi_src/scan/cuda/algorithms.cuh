@@ -184,8 +184,8 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, 
   int keepers = slots > 0 && p.tiles > 1 && columns <= kKeepers<Policy, Work> ? static_cast<int>(columns) : 0;
   if (keepers > 0 && Policy::kOperands > 1) {
     // Two blocks with keepers have too many registers for a multiprocessor (8 x 4096 x 2048 float32: 220 us, was 205).
-    // With 4 bytes or more, blocks of twice the width keep memory busy without them (8 x 2048 x 1024 float32: 60 us, was
-    // 56; but 4 x 4096 x 1024, in blocks of one width: 60, was 74).
+    // With 4 bytes or more, blocks of twice the width keep memory busy without them (8 x 2048 x 1024 float32: 60 us,
+    // was 56; but 4 x 4096 x 1024, in blocks of one width: 60, was 74).
     unsigned most = 0;
     if (const cudaError_t status = most_blocks(bytes, 1, most); status != cudaSuccess) return status;
     const bool busy = sizeof(typename Policy::Element::Bits) >= 4 && plan.width() > 1;

@@ -405,9 +405,7 @@ class Spans : public BetweenWarps<Policy> {
   __device__ bool all_staged() const { return kSplit && (p.staged | is_one() << 1) == (1 << Policy::kOperands) - 1; }
 
   // Whether a column has one element of a for all positions, which its lanes load once.
-  __device__ bool is_one() const {
-    return Policy::kBroadcast && !kShort && !(p.staged & 2) && p.a_axis_stride == 0;
-  }
+  __device__ bool is_one() const { return Policy::kBroadcast && !kShort && !(p.staged & 2) && p.a_axis_stride == 0; }
 
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
