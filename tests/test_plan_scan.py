@@ -445,6 +445,19 @@ def test_scans_in_clusters():
     assert plan["algorithm"] == "resident" and plan["workspace_bytes"] == 0 and plan["tiles"] == 10, plan
 
 
+def test_one_factor_for_all_positions():
+    """Tiles of spans have about twice as many positions if a column has one factor for all of them."""
+    call = "linear_scan", 138, 8192, 12
+    plans = [
+        plan_scan(*call, "float32", False, 1, 90, **options)
+        for options in ({}, {"dense": False, "a_axis_stride": 1}, {"dense": False})
+    ]
+    assert [plan["tiles"] for plan in plans] == [31, 31, 16]
+    assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "resident"]
+    plans = [plan_scan(*call, "bfloat16", False, 1, 90, dense=dense) for dense in (True, False)]
+    assert plans[0]["tile"] == plans[1]["tile"]
+
+
 def test_lines_of_odd_length():
     """Cumulative operations take lines that are not whole vectors as they lie in memory."""
     for call, dtype, inner, layout in (

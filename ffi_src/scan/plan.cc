@@ -52,9 +52,9 @@ constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
 // Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
 // kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
 constexpr int64_t kClusterLines = 64 << 10, kClusterElements = 5 << 15, kClusterInner = 64;
-constexpr int64_t kOddLines =
-    128;  // the most columns of lines that are no whole vectors in kSpans; twice of logsumexps
-constexpr int64_t kOddLength = 4096;  // the shortest axis for them, of logsumexps and recurrences
+// Lines that are no whole vectors in kSpans: the most columns, of logsumexps twice as many; and the shortest axis of
+// logsumexps and recurrences.
+constexpr int64_t kOddLines = 128, kOddLength = 4096;
 
 // The workspace of kernels that read tiles twice: the sums of tiles, and the states that the threads of a tile have of
 // what comes before them within it.
