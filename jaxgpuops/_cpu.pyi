@@ -39,6 +39,7 @@ def plan_scan(
     initial: bool = False,
     dense: bool = True,
     from_x: bool = False,
+    a_axis_stride: int = 0,
 ) -> dict[str, Any]: ...
 def plan_softmax(
     op: str,

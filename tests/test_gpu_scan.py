@@ -35,7 +35,7 @@ REGIMES = {
     "columns, twice": ((2, 8003, 64), 1),
     "spans, twice, lines of odd length": ((2, 9001, 70), 1),  # of cumulative operations
     "look-ahead, across": ((1, 60_001, 128), 1),
-    "spans": ((600, 5003, 3), 1),
+    "spans": ((600, 5003, 3), 1),  # and clusters in turns
     "spans, a tile": ((400, 163, 23), 1),
     "spans, a cluster": ((3, 4103, 3), 1),
     "spans, resident": ((3, 20_001, 5), 1),
@@ -307,6 +307,28 @@ def command_buffers():
             for i, results in enumerate(program(x)):
                 right = follow(x + i, results, axis)
                 assert all(right.values()), (regime, seed, i, right)
+
+
+@pytest.mark.parametrize(
+    "shape", ((3, 4103, 3), (3, 20_001, 5), (2, 50_001, 19), (700, 5003, 3), (5, 2003, 64), (9, 3001, 12), (9, 501, 7))
+)
+def test_one_factor_for_all_positions(shape):
+    """Where the factor is the same at all positions, lanes may load it once. Sums of integers are exact."""
+    x = integers(jax.random.key(0), shape)
+    starts = starts_of(x)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def scans(a, x, full):
+        a = jax.lax.optimization_barrier(jnp.broadcast_to(a, shape)) if full else a
+        h, pull = jax.vjp(lambda x: jaxgpuops.linear_scan(a, x, axis=1), x)
+        reverse = jaxgpuops.linear_scan(a, x, x[:, 0], axis=1, reverse=True, segment_starts=starts)
+        return h, pull(x), reverse
+
+    for factors in (jnp.float32([[[-1]]]), jnp.arange(shape[2], dtype=jnp.float32) % 3 - 1):
+        for some, dtype in ((x, jnp.float32), (x, jnp.float64)):
+            with jax.enable_x64(dtype == jnp.float64):
+                args = factors.astype(dtype), some.astype(dtype)
+                assert same_bits(scans(*args, False), scans(*args, True)), (factors.shape, dtype)
 
 
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))

@@ -23,8 +23,10 @@ SCAN_POINTS = [
     ((1, 1000, 3), "float32", "pieces"),
     ((600, 1000, 3), "float32", "spans"),
     ((1, 512, 301), "float16", "pieces"),
-    ((1, 2048, 88), "bfloat16", "pieces"),
-    ((1, 4096, 40), "float32", "column_twice"),
+    ((1, 500, 88), "bfloat16", "pieces"),
+    ((1, 2048, 88), "bfloat16", "resident"),
+    ((1, 4096, 40), "float32", "resident"),
+    ((1, 8192, 40), "float32", "column_twice"),
     ((1, 100_000, 3), "float32", "resident"),
     ((3, 400_000, 3), "float32", "span_twice"),
     ((1, 100_000, 34), "float32", "span_twice"),
@@ -95,7 +97,8 @@ def test_scan_forms(capability):
         alone, shared = SCAN_KERNELS[plan["layout"]]
         found.add(plan["algorithm"])
         if plan["algorithm"] == "resident" and plan["workspace_bytes"] == 0:
-            assert capability >= 90 and 2 <= plan["tiles"] <= 8 and plan["strips"] <= 132, (call, plan)
+            assert capability >= 90 and 2 <= plan["tiles"] <= 16, (call, plan)
+            assert plan["strips"] * plan["tiles"] <= 32 * 132, (call, plan)
             continue
         assert plan["algorithm"] in alone | shared, (call, plan)
         most = 1024 if plan["algorithm"] in ("small", "pieces") else 512 if plan["layout"] == "across" else 256
@@ -184,10 +187,21 @@ def test_scans_in_pieces():
         ("linear_scan", "float32", (256, 34), 1 << 15),
     ):
         outer = most // (rows[0] * rows[1])
-        plans = [plan_scan(op, many, *rows, dtype, False, 1, 90) for many in (1, outer, outer + 1)]
+        plans = [plan_scan(op, many, *rows, dtype, False, 1, 80) for many in (1, outer, outer + 1)]
         assert [plan["algorithm"] == "pieces" for plan in plans] == [True, True, False]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
-        assert plan_scan(op, 1, *rows, dtype, True, 1, 90)["algorithm"] != "pieces"  # segments
+        assert plan_scan(op, 1, *rows, dtype, True, 1, 80)["algorithm"] != "pieces"  # segments
+    # Clusters take columns of two tiles or more if their lines or the array are large, except for gradients.
+    for op, dtype, rows, first in (
+        ("cumsum", "float32", (5000, 3), 11),  # elements
+        ("cumsum", "float32", (2000, 10), 1),  # lines
+        ("linear_scan", "float32", (700, 20), 12),
+        ("cumsum", "float32", (300, 128), 7),
+    ):
+        for outer in (first - 1, first) if first > 1 else (first,):
+            algorithm = "pieces" if outer < first else "resident"
+            assert plan_scan(op, outer, *rows, dtype, False, 1, 90)["algorithm"] == algorithm, (op, rows, outer)
+    assert plan_scan("cumprod_jvp", 3, 2000, 10, "float32", False, 1, 90)["algorithm"] == "pieces"
     for op in ("cumlogsumexp", "linear_scan_vjp"):
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     gradients = "cumprod_jvp", "cumlogsumexp_jvp"
@@ -261,7 +275,7 @@ def test_scans_of_few_columns():
         ("cumsum", "float8_e5m2", (338_129, 1)),
         ("cumprod_jvp", "float16", (6_729, 75)),
     ):
-        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 80) for outer in (1, 40, 1000)]  # without clusters
         first = "resident" if call == "linear_scan" else "span_twice"
         assert [plan["algorithm"] for plan in plans] == [first, "span_twice", "spans"]
         assert len({(plan["tile"], plan["tiles"]) for plan in plans}) == 1
@@ -287,7 +301,7 @@ def test_scans_of_few_columns():
         assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
     # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
     for outer, length, inner, algorithm in (
-        (40, 300, 64, "resident"),
+        (20, 300, 64, "column_twice"),
         (70, 300, 64, "columns"),
         (40, 1000, 64, "column_twice"),
         (60, 1000, 64, "columns"),
@@ -296,7 +310,7 @@ def test_scans_of_few_columns():
         (180, 20_000, 3, "span_twice"),
         (200, 20_000, 3, "spans"),
     ):
-        assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 90)["algorithm"] == algorithm
+        assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 80)["algorithm"] == algorithm
     # The more there is to compute for a byte, the longer it pays to read spans twice.
     for call, dtype, outer in (
         ("cumsum", "float32", 264),
@@ -305,7 +319,7 @@ def test_scans_of_few_columns():
         ("cumprod", "int16", 396),
         ("cumsum", "float64", 181),
     ):
-        plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 90) for many in (outer - 1, outer)]
+        plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 80) for many in (outer - 1, outer)]
         assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
 
 
@@ -380,7 +394,7 @@ def test_spans_that_are_resident():
         ("cumsum", "float64", (6937, 6), 36),
         ("cumlogsumexp", "bfloat16", (20_000, 9), 30),
     ):
-        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, most, most + 1)]
+        plans = [plan_scan(call, outer, *rows, dtype, False, 1, 80) for outer in (1, most, most + 1)]
         assert [plan["algorithm"] for plan in plans] == ["resident", "resident", "span_twice"], (call, rows, plans)
         assert len({(plan["tile"], plan["tiles"], plan["workspace_bytes"]) for plan in plans}) == 1
     for call, dtype, rows, segmented in (
@@ -393,26 +407,55 @@ def test_spans_that_are_resident():
 
 
 def test_scans_in_clusters():
-    """The blocks of a cluster have up to eight tiles of few columns, without a workspace and without other tiles than a
-    larger batch has."""
+    """The blocks of a cluster have up to sixteen tiles, without a workspace and without other tiles than a larger batch
+    has."""
     for call, dtype, rows, most in (
-        ("cumsum", "float32", (8192, 1), 132),  # 2 tiles
-        ("cumsum", "float32", (32_768, 1), 49),  # 8 tiles: three blocks on a multiprocessor
-        ("cumprod", "int16", (20_000, 1), 132),
-        ("linear_scan_vjp", "bfloat16", (16_000, 1), 99),
-        ("cumsum", "float32", (5000, 3), 132),
-        ("cumlogsumexp", "bfloat16", (1024, 20), 132),
-        ("linear_scan", "bfloat16", (12_000, 5), 49),
-        ("cumlogsumexp", "float32", (2000, 64), 24),
-        ("linear_scan", "float32", (1000, 64), 24),
+        # All clusters run at the same time: three blocks on a multiprocessor.
+        ("linear_scan", "float32", (8192, 1), 132),  # 2 tiles
+        ("linear_scan", "float32", (32_768, 1), 49),  # 8 tiles
+        ("cumsum", "float32", (8192, 1), 132),
+        ("cumsum", "float32", (65_536, 1), 24),  # 16 tiles
+        ("cumlogsumexp", "float64", (4000, 3), 132),
+        # They take turns where a block would walk along a row: 6 blocks for each multiprocessor, or 32 where there is
+        # much to compute.
+        ("cumsum", "float32", (12_288, 1), 264),
+        ("cumprod", "int16", (20_000, 1), 264),
+        ("linear_scan_vjp", "bfloat16", (16_000, 1), 198),
+        ("cumlogsumexp", "float32", (8192, 1), 2112),
+        ("cumprod_jvp", "bfloat16", (16_000, 1), 1056),
+        # And where columns would be read twice, or a block would walk along few tiles of spans.
+        ("linear_scan", "float32", (2000, 64), 49),
+        ("cumlogsumexp", "float32", (2000, 64), 49),
+        ("linear_scan", "float32", (7000, 5), 180),
+        ("linear_scan", "bfloat16", (65_536, 2), 264),
+        ("cumsum", "float32", (5000, 3), 1056),
+        ("cumlogsumexp", "bfloat16", (1024, 20), 1056),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (most, most + 1)]
         names = [plan["algorithm"] for plan in plans]
         assert names[0] == "resident" and plans[0]["workspace_bytes"] == 0, (call, rows, plans)
         assert names[1] != "resident" or plans[1]["workspace_bytes"] > 0, (call, rows, plans)
-        assert plans[0]["tile"] == plans[1]["tile"] and 2 <= plans[0]["tiles"] <= 8
+        assert plans[0]["tile"] == plans[1]["tile"] and 2 <= plans[0]["tiles"] <= 16
         before = plan_scan(call, most, *rows, dtype, False, 1, 80)
-        assert before["workspace_bytes"] > 0 and before["tile"] == plans[0]["tile"], (call, rows, before)
+        assert (before["algorithm"] != "resident" or before["workspace_bytes"] > 0) and before["tile"] == plans[0][
+            "tile"
+        ]
+    # The smaller tiles of few exact numbers need no workspace, either, so the handler, which has none, takes them, too.
+    plan = plan_scan("cummax", 9, 2048, 10, "float32", False, 1, 90)
+    assert plan["algorithm"] == "resident" and plan["workspace_bytes"] == 0 and plan["tiles"] == 10, plan
+
+
+def test_one_factor_for_all_positions():
+    """Tiles of spans have about twice as many positions if a column has one factor for all of them."""
+    call = "linear_scan", 138, 8192, 12
+    plans = [
+        plan_scan(*call, "float32", False, 1, 90, **options)
+        for options in ({}, {"dense": False, "a_axis_stride": 1}, {"dense": False})
+    ]
+    assert [plan["tiles"] for plan in plans] == [31, 31, 16]
+    assert [plan["algorithm"] for plan in plans] == ["span_twice", "span_twice", "resident"]
+    plans = [plan_scan(*call, "bfloat16", False, 1, 90, dense=dense) for dense in (True, False)]
+    assert plans[0]["tile"] == plans[1]["tile"]
 
 
 def test_lines_of_odd_length():
@@ -438,6 +481,8 @@ def test_lines_of_odd_length():
         ("linear_scan", "float64", 65_536, 35, "across"),
         ("linear_scan", "float32", 65_536, 130, "across"),
         ("cumlogsumexp", "float32", 65_536, 85, "spans"),
+        ("cumlogsumexp", "float16", 32_768, 250, "spans"),
+        ("cumlogsumexp", "float16", 32_768, 256, "across"),
         ("linear_scan_vjp", "float32", 65_536, 85, "across"),
     ):
         for outer in (1, 300):
@@ -473,9 +518,9 @@ def test_scans_whose_blocks_share_the_axis():
         ("cumsum", "float64", (300, 20_000, 1), "walk"),
         ("linear_scan", "float64", (300, 65_536, 1), "walk"),
         # The fewer tiles, the fewer rows have a block each.
-        ("cumsum", "float32", (133, 12_000, 1), "walk"),
-        ("cumsum", "float32", (190, 20_000, 1), "row_look_ahead"),
-        ("cumsum", "float32", (198, 20_000, 1), "walk"),
+        ("linear_scan", "float32", (133, 12_000, 1), "walk"),
+        ("linear_scan", "float32", (190, 20_000, 1), "row_look_ahead"),
+        ("linear_scan", "float32", (198, 20_000, 1), "walk"),
         ("cumsum", "float32", (250, 40_000, 1), "row_look_ahead"),
     ):
         assert plan_scan(call, *rows, dtype, False, 1, 90)["algorithm"] == algorithm, (call, dtype, rows)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +55,10 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, make=Kernel
     ):
         segmented = len(avals) > operands + initial
         call = name, *rows, avals[0].dtype.name, segmented, groups_after(avals, axis), compute_capability
-        dense = operands != 2 or avals[1].shape == avals[0].shape
-        options = {"exclusive": exclusive, "transpose": transpose, "initial": initial, "dense": dense, "from_x": from_x}
+        a = avals[1].shape if operands == 2 else avals[0].shape
+        stride = math.prod(a[axis + 1 :]) if a[axis] > 1 else 0  # from position to position, as the handler has it
+        options = {"exclusive": exclusive, "transpose": transpose, "initial": initial, "from_x": from_x}
+        options |= {"dense": a == avals[0].shape, "a_axis_stride": stride}
         return _native.modules["cpu"].plan_scan(*call, **options)
 
     return make(

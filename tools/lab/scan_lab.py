@@ -11,7 +11,7 @@ from machine import Gpu, Host, Sweep, build, kernels, library, random_rows, rand
 from operands import DTYPE, DTYPES, broadcast
 from scan_in_float64 import reference
 
-SOURCES = [*kernels("scan"), "ffi_src/scan/plan.cc", "tools/lab/scan_lab.cc"]
+SOURCES = [*kernels("scan"), "ffi_src/scan/plan.cc", "ffi_src/scan/plan_few.cc", "tools/lab/scan_lab.cc"]
 
 KINDS = ["cumulative", "tangent", "linear", "linear_vjp"]  # as in scan.h
 OPS = ["sum", "prod", "max", "min", "logsumexp"]

@@ -184,11 +184,12 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, 
   int keepers = slots > 0 && p.tiles > 1 && columns <= kKeepers<Policy, Work> ? static_cast<int>(columns) : 0;
   if (keepers > 0 && Policy::kOperands > 1) {
     // Two blocks with keepers have too many registers for a multiprocessor (8 x 4096 x 2048 float32: 220 us, was 205).
-    // With 4 bytes or more, memory is busy without keepers if half of the multiprocessors have a block (8 x 2048 x 1024
-    // float32: 60 us, was 56; but 4 x 4096 x 1024: 60, was 68).
+    // With 4 bytes or more, blocks of twice the width keep memory busy without them (8 x 2048 x 1024 float32: 60 us,
+    // was 56; but 4 x 4096 x 1024, in blocks of one width: 60, was 74).
     unsigned most = 0;
     if (const cudaError_t status = most_blocks(bytes, 1, most); status != cudaSuccess) return status;
-    if (p.strips > (sizeof(typename Policy::Element::Bits) < 4 ? most : most / 2)) keepers = 0;
+    const bool busy = sizeof(typename Policy::Element::Bits) >= 4 && plan.width() > 1;
+    if (busy || p.strips > most) keepers = 0;
   }
   return launch(stream, {dim3(p.strips), dim3(plan.threads() + keepers), bytes}, scan_columns<Policy, Work>, p);
 }
@@ -199,7 +200,10 @@ cudaError_t launch_cluster(cudaStream_t stream, const Plan& plan, Parameters p, 
   Launch shape{dim3(static_cast<unsigned>(p.tiles), p.strips), dim3(plan.threads())};
   shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns) + p.tiles * columns * sizeof(typename Policy::State);
   shape.cluster = plan.cluster;
-  return launch(stream, shape, scan_resident_cluster<Policy, Work>, p);
+  shape.packed = plan.cluster > 8;  // few clusters of so many blocks would have a multiprocessor for each
+  const auto kernel = scan_resident_cluster<Policy, Work>;
+  const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), plan.cluster);
+  return status == cudaSuccess ? launch(stream, shape, kernel, p) : status;
 }
 
 // The blocks of all tiles of spans run at the same time. If the GPU has no room for them, other kernels run instead,

@@ -41,14 +41,16 @@ class Counter {
   State trees[kGroupBits * kMaxLevels];  // fold of 2^bit tiles
 };
 
-// The same fold of at(0), at(1), .. of `count` tiles, at most seven.
+// The same fold of at(0), at(1), .. of `count` tiles, at most fifteen.
 template <class Policy, class At>
 __device__ __forceinline__ typename Policy::State fold_of_few(const Options& options, int count, At at) {
   const auto two = [&](int i) { return Policy::combine(at(i), at(i + 1), options); };
+  const auto four = [&](int i) { return Policy::combine(two(i), two(i + 2), options); };
   typename Policy::State all = Policy::identity(options);
   if (count & 1) all = Policy::combine(at(count - 1), all, options);
-  if (count & 2) all = Policy::combine(two(count & 4), all, options);
-  if (count & 4) all = Policy::combine(Policy::combine(two(0), two(2), options), all, options);
+  if (count & 2) all = Policy::combine(two(count & 12), all, options);
+  if (count & 4) all = Policy::combine(four(count & 8), all, options);
+  if (count & 8) all = Policy::combine(Policy::combine(four(0), four(4), options), all, options);
   return Policy::combine(all, Policy::identity(options), options);
 }
 

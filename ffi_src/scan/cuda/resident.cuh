@@ -1,4 +1,4 @@
-// resident, of rows (chunks.cuh), columns (columns.cuh) or spans (spans.cuh) whose axis has two to eight tiles, from
+// resident, of rows (chunks.cuh), columns (columns.cuh) or spans (spans.cuh) whose axis has two to sixteen tiles, from
 // compute capability 9.0 on. The blocks of a cluster have a tile each, and send its sums to the shared memory of the
 // blocks of later tiles. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)

@@ -62,6 +62,7 @@ class Spans : public BetweenWarps<Policy> {
     int64_t column;         // outer * inner + the inner index
     int64_t at, a, starts;  // offsets of position 0 of the array
     int64_t base;           // offset of position 0 of the first column of the strip
+    Bits factor;            // the element of a at all positions, if it is_one()
   };
 
   // A column, and its outer and inner index.
@@ -114,6 +115,8 @@ class Spans : public BetweenWarps<Policy> {
     const bool inside = run < p.runs && column < p.width && i < p.inner;
     Place place = place_at({inside ? outer * p.inner + i : p.columns, outer, i});
     place.base = outer * p.length * p.inner + first;
+    if constexpr (Policy::kBroadcast)
+      if (is_one() && place.active) place.factor = static_cast<const Bits*>(p.operands[1])[place.a];
     return place;
   }
 
@@ -399,7 +402,10 @@ class Spans : public BetweenWarps<Policy> {
  private:
   // Whether there is code of its own for tiles that are in shared memory with all their operands.
   static constexpr bool kSplit = !kRare<Policy>;
-  __device__ bool all_staged() const { return kSplit && p.staged == (1 << Policy::kOperands) - 1; }
+  __device__ bool all_staged() const { return kSplit && (p.staged | is_one() << 1) == (1 << Policy::kOperands) - 1; }
+
+  // Whether a column has one element of a for all positions, which its lanes load once.
+  __device__ bool is_one() const { return Policy::kBroadcast && !kShort && !(p.staged & 2) && p.a_axis_stride == 0; }
 
   __device__ int64_t index(int64_t position) const { return p.backward ? p.length - 1 - position : position; }
 
@@ -498,7 +504,10 @@ class Spans : public BetweenWarps<Policy> {
     words.count = count;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
-      if (kStaged || p.staged >> o & 1) {
+      if (Policy::kBroadcast && o == 1 && is_one()) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) words.operand[o][j] = place.factor;
+      } else if (kStaged || p.staged >> o & 1) {
         read_staged(staging(stage, o), at, run.by, count, words.operand[o]);
       } else {
         read_operand(o, place, run.first + r, count, words.operand[o]);
