@@ -256,10 +256,11 @@ def test_segments(shape, algorithm, dtype):
             fallback = functools.partial(sort_segments_p.fallback, axis=1, descending=descending)
             wanted = jax.jit(functools.partial(fallback, values=True, indices=True))(x, offsets[None])
             assert same_bits(jax.jit(both)(x, offsets), wanted)
-        own = jnp.stack([jnp.sort(jax.random.randint(jax.random.key(i), (9,), 0, n)) for i in range(3)])
-        many = jax.jit(jax.vmap(lambda x, of: jaxgpuops.argsort(x, offsets=of)))(x[:3], own)
+        rows = min(3, shape[0])
+        own = jnp.stack([jnp.sort(jax.random.randint(jax.random.key(i), (9,), 0, n)) for i in range(rows)])
+        many = jax.jit(jax.vmap(lambda x, of: jaxgpuops.argsort(x, offsets=of)))(x[:rows], own)
         one = jax.jit(lambda x, of: jaxgpuops.argsort(x, offsets=of))
-        assert all(same_bits(many[i], one(x[i], own[i])) for i in range(3))
+        assert all(same_bits(many[i], one(x[i], own[i])) for i in range(rows))
 
 
 def command_buffers():
@@ -381,8 +382,8 @@ def test_parts_around_an_element(shape, kind, dtype):
         for kth in (0, n // 3, n - 1):
             parts = lambda x, **wanted: sort_p(x, axis=1, descending=False, kth=kth, **wanted)
             algorithm = plan(jax.jit(lambda x: parts(x, values=True, indices=False)), x)["algorithm"]
-            if dtype == "int8" and 1500 <= n <= 8192:
-                assert algorithm == "block"
+            if dtype == "int8" and n >= 1500:  # a sort takes less time
+                assert algorithm == ("block" if n <= 8192 else "sweep")
                 assert same_bits(jaxgpuops.partition(x, kth, axis=1), jaxgpuops.sort(x, axis=1))
                 continue
             assert algorithm == "part"

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "common/rounding.h"
@@ -32,6 +33,8 @@ constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 // all; with results of float64, kFlatClusterWide. (Clusters of 16, blocks of 512 threads, and smaller parts took up to
 // twice as long.)
 constexpr int64_t kFlatCluster = 8, kFlatClusterColumns = 32, kFlatClusterBlocks = 3, kFlatClusterWide = 6;
+// A block reads so many bytes in the time in which it merges a result of a part.
+constexpr int64_t kMergedForBytes = 1024;
 constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that they fit into a cluster
 // The blocks of a cluster copy their parts to shared memory if these have at most kMostStaged bytes, and if there are
 // at most kStagedBlocks blocks per multiprocessor: then a block waits for memory once. (If blocks are many, some
@@ -190,6 +193,13 @@ void plan_flat(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuning&
   // block that has a whole one finds it in the cache the second time.
   const int64_t least = plan.traits.output ? 2 * batch : batch;
   int64_t parts = std::min<int64_t>(kMostFlatParts / plan.slices, rows.length / least);
+  // Each part of a slice has `turns` results for each column, and few blocks merge all of them. So there are fewer
+  // parts if the merge would take longer than reading a part. (116 parts of the mean of 5525 x 521 bfloat16 took 15
+  // us.)
+  if (plan.slices > 1 && plan.turns > 1) {
+    const int64_t bytes = rows.length * rows.inner * plan.traits.item_bytes;
+    parts = std::min(parts, static_cast<int64_t>(std::sqrt(bytes / (plan.slices * plan.turns * kMergedForBytes))));
+  }
   const bool few = plan.slices == 1 && rows.inner <= kFlatClusterColumns;  // columns
   if (few && parts > kFlatCluster && parts <= kFewFlatParts) parts = kFlatCluster;
   const bool whole = plan.slices == 1 || (plan.turns == 1 && !plan.traits.output);
