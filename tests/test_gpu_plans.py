@@ -197,7 +197,7 @@ KERNELS = {
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
         "small": "(small_(flat_)?|shared_flat_|chain_sums_)kernel",
-        "rows": "((lean_|loose_)?rows|spread|wide|sweep|gradient|(short|loose|packed)_sums)_kernel",
+        "rows": "((lean_|loose_|team_)?rows|spread|wide|sweep|gradient|(short|loose|packed)_sums)_kernel",
         "rows_tiles": "((part_)?tile|column_tiles)_kernel",
     }
     | {"rows_stream": "stream_kernel", "rows_together": "rows_together_kernel"}

@@ -13,7 +13,6 @@ namespace {
 // several warps walk (kSmallShared for float32, kSmallSharedHalf for 16 bits), and along axes of more than kSmallLength
 // positions that one warp has (kSmallLongHalf for 16 bits, kSmallLongVectors for float32 in vectors).
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
-constexpr int64_t kSmallHeld = 1 << 14;  // along axes that a thread holds
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
 // Gradients of rows that no cluster holds, and of columns in flat rows. A row has at most kMostUnits units. Blocks hold
@@ -292,7 +291,6 @@ int64_t most_of_small(const RowPlan& plan, const Rows& rows) {
   if (!plan.traits.output || !plan.traits.fast) return kSmallElements;
   const bool half = plan.traits.item_bytes == 2;
   if (plan.axis_warps > 1) return half ? kSmallSharedHalf : kSmallShared;
-  if (rows.inner > 1 && rows.length <= 4) return kSmallHeld;
   if (rows.length <= kSmallLength) return kSmallElements;
   if (half) return kSmallLongHalf;
   return plan.algorithm == RowAlgorithm::kColumns ? kSmallLongVectors : kSmallElements;

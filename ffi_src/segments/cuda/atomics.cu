@@ -36,7 +36,7 @@ struct Whole {
   using Bits = typename Monoid::Bits;
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
   static constexpr bool kFromEnds = kLargest;
-  static constexpr int kBlocks = 1, kSteps = 8;
+  static constexpr int kBlocks = 4, kSteps = 8;
   static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
   using Plain = Whole;
 
@@ -121,7 +121,7 @@ struct Exact {
   using Bits = typename Element::Bits;
   using Plain = Exact<Float, false>;
   static constexpr bool kFromEnds = false;
-  static constexpr int kBlocks = 1, kSteps = 8;
+  static constexpr int kBlocks = 4, kSteps = 8;
   static constexpr bool kInPlace = false, kHasTable = kTable;
 
   const Args& a;

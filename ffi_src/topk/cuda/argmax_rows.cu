@@ -28,26 +28,24 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
 #pragma unroll
       for (const uint4& v : vectors) {
 #pragma unroll
-        for (const uint32_t word : {v.x, v.y, v.z, v.w}) {
-          const uint32_t keys = lanes.encode(word);
-          if constexpr (sizeof(Key) == 1) {  // pairs, for which there are instructions
-            see(keys & 0xff00ff00);
-            see(keys << 8 & 0xff00ff00);
-          } else {
-            see(keys);
-          }
-        }
+        for (const uint32_t word : {v.x, v.y, v.z, v.w}) see(lanes.encode(word));
       }
     };
-    constexpr bool kWhole = sizeof(Key) == 4;
-    of_all([&](uint32_t keys) { most = kWhole ? larger(most, keys) : __vmaxu2(most, keys); });
-    if (order.sign) of_all([&](uint32_t keys) { least = kWhole ? smaller(least, keys) : __vminu2(least, keys); });
-    if constexpr (!kWhole) {
-      most = larger(most >> 16, most & 0xffff) >> (16 - 8 * sizeof(Key));
-      least = smaller(least >> 16, least & 0xffff) >> (16 - 8 * sizeof(Key));
+    if constexpr (sizeof(Key) == 1) {  // as numbers of 16 bits, for which there are instructions
+      of_all([&](uint32_t keys) { most = __vmaxu2(__vmaxu2(most, keys & 0xff00ff00), keys << 8 & 0xff00ff00); });
+      most = larger(most >> 16, most & 0xffff) >> 8;
+      if (!order.sign) return encode_arg(decode(static_cast<Key>(most), order.order), order);
+      of_all([&](uint32_t keys) { least = __vminu2(__vminu2(least, keys & 0xff00ff00), keys << 8 & 0xff00ff00); });
+      least = smaller(least >> 16, least & 0xffff) >> 8;
+    } else {
+      of_all([&](uint32_t keys) {
+        most = lanes.max(most, keys);
+        least = sizeof(Key) == 4 ? smaller(least, keys) : __vminu2(least, keys);
+      });
+      most = lanes.largest(most);
+      least = ~lanes.largest(~least);
     }
     const Key ends[2] = {static_cast<Key>(most), static_cast<Key>(least)};
-    if (!order.sign) return encode_arg(decode(ends[0], order.order), order);
     return larger(encode_arg(decode(ends[0], order.order), order), encode_arg(decode(ends[1], order.order), order));
   }
 }

@@ -35,7 +35,8 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr uint32_t kSampled = 8;  // elements of a thread's sample
+constexpr uint32_t kSampled = 8;         // elements of a thread's sample
+constexpr uint32_t kLeastGuessed = 512;  // the least k whose guess may be that of a sample
 
 struct Stream : Call {
   uint32_t slices;
@@ -160,7 +161,9 @@ struct Block {
   // If k exceeds half the threads, the delegates still show roughly where the k-th element of the slice lies. That is a
   // guess: if too few elements reach it, the slice is read again without it.
   bool delegates, guesses;
-  bool ordered = false;  // neighbours are alike, so delegates do not show how many elements are above a key
+  bool samples;          // scattered elements give the first threshold if the row is in order
+  bool ordered = false;  // it is: neighbours are alike, so delegates do not show how many elements are above a key
+  uint32_t start;        // the first tile
   Key best;              // the largest of this thread's elements: its delegate
   C threshold;
   Filter<Key> filter{0, a.order};
@@ -187,6 +190,10 @@ struct Block {
     k = max(1, min(a.k, count));
     delegates = k <= kThreads / 2;
     guesses = !delegates && count > 8 * k;
+    // Among equal elements the first ones are in the result, so the first tile is read first. But without a sample, a
+    // guess needs a typical tile, which is the middle one.
+    samples = delegates || a.k >= kLeastGuessed;
+    start = samples || tiles == 0 ? 0 : (tiles - 1) / 2;
   }
 
   __device__ __forceinline__ uint32_t first_vector(uint32_t tile) const {
@@ -265,7 +272,7 @@ struct Block {
   // ones would delay the loose elements.)
   __device__ __forceinline__ void begin(uint32_t early) {
     best = 0;
-    ahead = 0;
+    ahead = start;
     fill(0, early);
     if (tid == 0) s.count = s.full = 0;
     __syncthreads();
@@ -278,7 +285,7 @@ struct Block {
     filter = Filter<Key>(0, a.order);
     left = 0;
     last = a.length;
-    step = 0, tile = 0, stage = 0;  // of equal elements the first ones count, so the first tile comes first
+    step = 0, tile = start, stage = 0;
   }
 
   // Reads tiles up to number `stop`, and appends the elements that reach the threshold. Each warp does so at its own
@@ -357,7 +364,7 @@ struct Block {
     const uint32_t reach = reach_of(kPer * (stop + 1.0f));
     if (reach > kMost) return;
     Key most = best, kth = kth_of_block<kThreads>(best, reach);
-    ordered = stop == 0 && tiles >= kFirstStop && k == a.k && a.length >= kSampled * kThreads &&
+    ordered = samples && stop == 0 && tiles >= kFirstStop && k == a.k && a.length >= kSampled * kThreads &&
               reach_of(kSampled) <= kMost && is_in_order(best >= kth, delegates);
     if (ordered) {
       most = largest_of_sample<Key, kThreads>(x, a.length, a.inner, a.order);
