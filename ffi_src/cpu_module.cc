@@ -426,7 +426,8 @@ void define_counts(nb::module_& module) {
         problem.inverse = inverse;
         return plan_dict(search::plan_unique(problem, gpu_of(compute_capability), counted));
       },
-      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "inverse"_a, "counted"_a, "compute_capability"_a);
+      "outer"_a, "length"_a, "inner"_a, "size"_a, "bits"_a, "index"_a, "inverse"_a, "counted"_a,
+      "compute_capability"_a);
 
   module.def(
       "plan_select",

@@ -119,7 +119,8 @@ struct RowPlan {
   int wide = 0;  // kRows: if not 0, a block has a row, and each lane has so many of its vectors (wide_kernel)
   // kRows: lanes load and store the elements of rows that are not aligned one by one, instead of aligned windows that
   // neighbouring lanes put together; with `spread`, words (softmax/cuda/loose_rows.cu). kColumns: a block holds few
-  // columns (softmax/cuda/held_columns.cu). kColumnsWalk: lanes have one column each. kSmall, flat: lanes load elements.
+  // columns (softmax/cuda/held_columns.cu). kColumnsWalk: lanes have one column each. kSmall, flat: lanes load
+  // elements.
   bool single = false;
   // What a block prefetches into the L2 cache; 0: nothing. kRows: the row that is `ahead` rows later. kColumnsFlat,
   // split: `ahead` bytes of the block's part.

@@ -325,7 +325,9 @@ def _unique_jvp(primals, tangents, *, axis, size, index, inverse):
 ad.primitive_jvps[unique_p.primitive] = _unique_jvp
 
 
-def unique(x: jax.Array, fill: jax.Array | None, size: int, index: bool, inverse: bool = False) -> list[jax.Array]:
+def unique(
+    x: jax.Array, fill: jax.Array | np.ndarray | None, size: int, index: bool, inverse: bool = False
+) -> list[jax.Array]:
     """Returns the different elements of a row in ascending order, ``size`` of them; if wanted, where each is first, and
     the number of each element of x among them; and how often each is there. After the last: the fill, an array of one
     element, or the smallest element."""

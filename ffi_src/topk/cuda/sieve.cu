@@ -418,8 +418,8 @@ struct Block {
     }
     static_assert(kSieveBins == 1 << 12);
     division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
-    // If many survivors that are some way apart in the lists share a bin, bins will be crowded. Counting would show that
-    // only later. (Close neighbours do so in each row that is in order.)
+    // If many survivors that are some way apart in the lists share a bin, bins will be crowded. Counting would show
+    // that only later. (Close neighbours do so in each row that is in order.)
     const C some[1] = {held_at(tid)};
     uint32_t bin[1];
     division.bins(some, bin);
