@@ -53,7 +53,8 @@ def _shares(scores, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-# For z below this, softplus(z) equals e^z in every dtype; it underflows for z at which its square root does not.
+# Below this, softplus(z) rounds to e^z in every dtype, and its square root is computed as e^(z/2): e^z may underflow
+# where e^(z/2) does not.
 _FAR = -40.0
 
 
@@ -97,7 +98,7 @@ def _scores_of(logits, axis, score, split=None):
 
 
 def _softmax(logits, axis, split=None):
-    """One kernel, where XLA might make three of `_shares`."""
+    """Returns `_shares` by one kernel. XLA might make three."""
     return bind(softmax_p, (logits, None, None, None), axis, 1.0, None, split)[0]
 
 
