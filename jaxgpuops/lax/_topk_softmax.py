@@ -112,7 +112,8 @@ def shares_of(logits, axis, score):
 
 def _best_sums(keys, axis, chunks, best):
     """Returns the ``best`` largest keys of each of ``chunks`` equal parts of the axis."""
-    grouped = keys.reshape(*keys.shape[:axis], chunks, -1, *keys.shape[axis + 1 :])
+    # All sizes are named: JAX cannot compute one of an array without elements.
+    grouped = keys.reshape(*keys.shape[:axis], chunks, keys.shape[axis] // chunks, *keys.shape[axis + 1 :])
     return top_k_p(grouped, axis=axis + 1, k=min(best, grouped.shape[axis + 1]), largest=True, sorted=True)[0]
 
 
@@ -127,7 +128,7 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
     if split is not None:
         of_groups = split.gather(of_groups, axis)
     if own != size:
-        of_groups = of_groups.reshape(*keys.shape[:axis], -1, *keys.shape[axis + 1 :])
+        of_groups = jax.lax.collapse(of_groups, axis, axis + 2)
         of_groups = _best_sums(of_groups, axis, groups, best)
     of_groups = of_groups.sum(axis + 1)
     of_groups = jnp.where(jnp.isnan(of_groups), jnp.nan, of_groups) if best > 1 else of_groups
