@@ -7,11 +7,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis, AxisName, given
 from jaxgpuops._primitive import INLINE
 from jaxgpuops.lax import cross_entropy_primitives as entropy
