@@ -336,6 +336,16 @@ def test_elements_are_moved_bit_for_bit(dtype, monkeypatch):
             assert [read(y) for y in carried[1:]] == [read(x[order])] * 2
 
 
+@pytest.mark.parametrize("n", [9, 1 << 19])
+def test_the_inverse_of_no_elements(n):
+    """With size 0 there is still an inverse to write."""
+    x = np.arange(n, dtype=np.int32) * 7 % n
+    inverse = jax.jit(lambda x: jaxgpuops.unique(x, size=0, return_inverse=True)[1])
+    np.testing.assert_array_equal(inverse(x), x)  # a permutation of all numbers below n
+    calls = jaxgpuops.explain(inverse, x, platform="cuda")
+    assert not [call for call in calls if call.op == "unique" and call.kernel]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 2, 30])
 def test_unique_is_jaxs(dtype, size):
