@@ -70,8 +70,7 @@ __device__ __forceinline__ void copy_bulk_back(void* to, const void* from, uint3
                : "memory");
 #endif
 }
-// Waits until the copies that this thread started by copy_bulk_back() have read what they copy. The block must not end
-// before that, for its shared memory would be given to another block.
+// Waits until all that this thread's copy_bulk_back() calls copy has been read. The block must not end before that.
 __device__ __forceinline__ void wait_for_copies_back() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
