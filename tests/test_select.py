@@ -401,6 +401,7 @@ def test_unique_of_many_elements_of_few_bits(dtype):
         assert sorted(np.flatnonzero(gradient).tolist()) == sorted(order[starts[:5]].tolist())
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a test of the CPU's kernel")
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
 @pytest.mark.parametrize("fill", [False, True])
 def test_kernel_of_unique_is_its_fallback(dtype, fill):
