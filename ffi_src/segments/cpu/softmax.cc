@@ -1,5 +1,5 @@
-// Softmax and log-sum-exp of segments on the CPU. segments.cc finds the largest number and the sum of the exponentials of
-// each segment, so sums are added up in its order. The exponentials are written to memory between these steps.
+// Softmax and log-sum-exp of segments on the CPU. segments.cc finds the largest number and the sum of the exponentials
+// of each segment, so sums are added up in its order. The exponentials are written to memory between these steps.
 #include <algorithm>
 #include <cmath>
 #include <limits>
