@@ -238,10 +238,10 @@ def logsumexp(
 def _cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.lax.softmax_cross_entropy"
     operands = cross_entropy_operands(op, logits, labels, where, axis, names, reduction)
-    return reduced_cross_entropy(*operands, label_smoothing, z_loss, reduction)
+    return reduced_cross_entropy(*operands, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
 
 
-def reduced_cross_entropy(logits, labels, where, axis, split, weight, label_smoothing, z_loss, reduction):
+def reduced_cross_entropy(logits, labels, where, axis, split, weight, *, label_smoothing, z_loss, reduction):
     params = {"masked": where is not None, "label_smoothing": label_smoothing, "z_loss": z_loss}
     operands, params = given(logits, labels, where), params | {"axis": axis, "split": split}
     if reduction is None:

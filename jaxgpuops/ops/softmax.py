@@ -333,7 +333,7 @@ def _jitted_cross_entropy(logits, labels, where, axis, names, label_smoothing, z
     operands = cross_entropy_operands(op, logits, labels, where, axis, names, reduction)
     logits, labels, where, axis, split, weight = operands
     if split is not None:
-        return reduced_cross_entropy(*operands, label_smoothing, z_loss, reduction)
+        return reduced_cross_entropy(*operands, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
     config = axis, label_smoothing, z_loss
     if reduction is None:
         return _losses(config, logits, labels, where)
