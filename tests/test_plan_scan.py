@@ -103,7 +103,10 @@ def test_scan_forms(capability):
         assert plan["algorithm"] in alone | shared, (call, plan)
         most = 1024 if plan["algorithm"] in ("small", "pieces") else 512 if plan["layout"] == "across" else 256
         assert plan["threads"] % 32 == 0 and 32 <= plan["threads"] <= most, (call, plan)
-        assert (plan["tiles"] - 1) * plan["tile"] < length <= plan["tiles"] * plan["tile"], (call, plan)
+        # Rows whose tiles begin at vectors of memory may begin almost a vector after their first tile.
+        lead = 16 // jnp.dtype(call[4]).itemsize - 1 if plan["layout"] == "along" and plan["tiles"] > 1 else 0
+        assert (plan["tiles"] - 1) * plan["tile"] < length + lead, (call, plan)
+        assert length <= plan["tiles"] * plan["tile"], (call, plan)
         if plan["tiles"] == 1:
             assert plan["algorithm"] in alone - {"walk"}, (call, plan)
         assert (plan["workspace_bytes"] > 0) == (plan["algorithm"] in shared), (call, plan)
@@ -115,7 +118,8 @@ def test_scan_forms(capability):
 def test_scans_of_rows_in_packs():
     call = 1 << 19, 2, 1, "bfloat16", False, 1, 90
     assert plan_scan("linear_scan", *call)["algorithm"] == "packs"
-    assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "short"
+    assert plan_scan("linear_scan", *call, dense=False)["algorithm"] == "packs"  # one factor
+    assert plan_scan("linear_scan", *call, dense=False, a_outer_stride=1)["algorithm"] == "short"
     assert plan_scan("cumsum", *call, initial=True)["algorithm"] == "short"
     for op, dtype, lengths in (  # the longest rows that take packs, and some that do not
         ("linear_scan", "float32", (21, 25)),

@@ -224,6 +224,9 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   const int lanes = 1 << plan.run_bits;
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
+  // Rows that are no whole packs may begin up to a pack after their first tile (kCutAtVectors of cuda/chunks.cuh).
+  const bool loose = plan.layout == Layout::kAlong && length * bytes % 16 != 0;
+  if (loose && is_exact(problem) && plan.tiles > 1) plan.tiles = ceil_div(length + 16 / bytes - 1, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (plan_few_elements(problem, forced, plan)) return plan;
   const Plan of_tiles = plan;
@@ -306,8 +309,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   // The kernels in which blocks share rows load long rows of 16 bits faster if these are not whole packs.
-  const bool odd =
-      plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
+  const bool odd = loose && operands < 3 && bytes == 2 && plan.tiles >= kOddTiles && !is_exact(problem);
   // Whether all tiles may be on the GPU at the same time.
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes >= 4 && state_bytes == bytes && length % 4 == 0 &&

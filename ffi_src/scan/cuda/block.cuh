@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "scan/plan.h"
@@ -83,6 +84,19 @@ __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
 }
 __device__ __forceinline__ void pass_barrier(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Starts to copy the first `bytes` (0 to 16) of 16 bytes to shared memory, and clears the rest. No other byte is read.
+__device__ __forceinline__ void copy_async_part(void* to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+#else
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i)
+    static_cast<unsigned char*>(to)[i] = i < bytes ? static_cast<const unsigned char*>(from)[i] : 0;
+#endif
 }
 
 // ---- Between warps --------------------------------------------------------------------------------------------------

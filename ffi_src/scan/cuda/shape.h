@@ -127,6 +127,13 @@ inline int most_row_lanes(const Problem& problem) {
   return problem.rows.elements() <= most && problem.kind != Kind::kLinearVjp ? kMostRowLanes : kFewRowLanes;
 }
 
+// Whether a recurrence of several rows has one factor for all of their positions.
+inline bool is_one_factor(const Problem& problem) {
+  const auto& of_row = problem.a.outer;
+  return problem.kind == Kind::kLinear && problem.rows.inner == 1 && problem.rows.outer > 1 &&
+         problem.a.axis_stride == 0 && (of_row.groups == 0 || (of_row.groups == 1 && of_row.stride[0] == 0));
+}
+
 // Whether rows are so short that few lanes have a row, and kPacks takes the problem.
 inline bool in_packs(const Problem& problem) {
   const auto [outer, length, inner] = problem.rows;
@@ -137,8 +144,8 @@ inline bool in_packs(const Problem& problem) {
   if (row_lanes(bytes) > most_row_lanes(problem) || (neighbours && row_lanes_before(bytes) > 0)) return false;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) && !is_any_operator(problem)) return false;
   const auto& a = problem.a;
-  return problem.kind != Kind::kLinear ||
-         ((length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length)));
+  if (problem.kind != Kind::kLinear || is_one_factor(problem)) return true;
+  return (length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length));
 }
 
 constexpr int kWarps = 8;  // the most warps of a block, without those that look ahead
