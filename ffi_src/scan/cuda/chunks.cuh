@@ -22,12 +22,11 @@ enum class OddRows {
 // takes less than to shift them. Where the order of folding does not matter (kCutAtVectors), only arrays that are not
 // aligned are copied so, as no buffer of XLA is.
 template <class Policy>
-constexpr OddRows kOddRows =
-    kExact<Policy> || sizeof(typename Policy::Element::Bits) == 4 ||
-            (Policy::kOperands > 2 && sizeof(typename Policy::Element::Bits) > 4)
-        ? OddRows::kEach
-    : Policy::kOperands <= 2 ? OddRows::kShifted
-                             : OddRows::kTaken;
+constexpr OddRows kOddRows = kExact<Policy> || sizeof(typename Policy::Element::Bits) == 4 ||
+                                     (Policy::kOperands > 2 && sizeof(typename Policy::Element::Bits) > 4)
+                                 ? OddRows::kEach
+                             : Policy::kOperands <= 2 ? OddRows::kShifted
+                                                      : OddRows::kTaken;
 
 // kPackwise: whether lanes go over a run pack by pack (runs.h).
 template <class Policy, OddRows kOdd = kOddRows<Policy>, bool kPackwise = false>
