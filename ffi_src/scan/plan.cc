@@ -49,6 +49,8 @@ constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 10
 // not (half as many where a block could walk along spans); kClusterWalks where that is nearly as fast.
 constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8;
 constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
+// Blocks of half the size, or a quarter, share a tile of a row as long as there are at most kSplitBlocks.
+constexpr int64_t kClusterSplit = 4, kSplitBlocks = 132;
 // Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
 // kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
 constexpr int64_t kClusterLines = 64 << 10, kClusterElements = 5 << 15, kClusterInner = 64;
@@ -176,7 +178,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                                                                  : Layout::kSpans;
   if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan, forced);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
-  const int64_t runs = ceil_div(length, shape.run);
+  // Rows that are no whole packs begin up to a pack after their first tile, if that does not matter (kCutAtVectors).
+  const bool loose = plan.layout == Layout::kAlong && length * bytes % 16 != 0;
+  const int64_t lead = loose && is_exact(problem) ? 16 / bytes - 1 : 0;
+  const int64_t runs = ceil_div(length + lead, shape.run);
   if (plan.layout == Layout::kAcross) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(runs)));
   } else if (plan.layout == Layout::kAlong) {
@@ -223,10 +228,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   const int lanes = 1 << plan.run_bits;
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
-  plan.tiles = ceil_div(length, plan.tile);
-  // Rows that are no whole packs may begin up to a pack after their first tile (kCutAtVectors of cuda/chunks.cuh).
-  const bool loose = plan.layout == Layout::kAlong && length * bytes % 16 != 0;
-  if (loose && is_exact(problem) && plan.tiles > 1) plan.tiles = ceil_div(length + 16 / bytes - 1, plan.tile);
+  plan.tiles = ceil_div(length + lead, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (plan_few_elements(problem, forced, plan)) return plan;
   const Plan of_tiles = plan;
@@ -317,7 +319,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
   if (cluster) {
     plan.algorithm = Algorithm::kResident;
-    plan.cluster = static_cast<int>(plan.tiles);
+    const int64_t blocks = plan.strips * plan.tiles;
+    while (plan.layout == Layout::kAlong && plan.split < kClusterSplit && 2 * plan.split * blocks <= kSplitBlocks &&
+           2 * plan.split * plan.tiles <= kClusterFewTiles)
+      plan.split *= 2;
+    plan.cluster = static_cast<int>(plan.tiles * plan.split);
     plan.stages = 1;
     return plan;
   }

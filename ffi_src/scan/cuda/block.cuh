@@ -43,12 +43,14 @@ struct Parameters {
   int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;
   int copies;  // resident: copies of each sum in the workspace
+  int split;   // resident: blocks of a cluster that share a tile
   unsigned counters;
   unsigned level_at[kMaxLevels];            // where the words of a level begin
   unsigned staging_at, states_at;           // bytes from the start of shared memory
   bool backward;                            // positions count from the end of the array
   bool aligned;                             // all packs are aligned to 16 bytes; if by_words, all words are aligned
   bool by_words;                            // kAcross: a row is not a whole number of packs
+  bool at_vectors;                          // kAlong: tiles begin at vectors of memory (kCutAtVectors)
   bool starts_aligned;                      // the starts that belong to a pack are one aligned load
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after

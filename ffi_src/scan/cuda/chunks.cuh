@@ -44,9 +44,6 @@ class Chunks : public BetweenWarps<Policy> {
   static constexpr int kRun = kPacks * kInPack, kOfWarp = 32 * kRun, kTile = kWarps * kOfWarp;
   static constexpr int kWidth = 1, kTileExtras = 1, kLaneColumns = 1, kLaneStates = 2;
   static constexpr bool kOneColumn = true, kNear = false, kFewColumns = true;
-  // Whether tiles begin where vectors of memory do, not where the row does. So all rows are copied as whole vectors.
-  // Only where results have the same bits wherever tiles begin.
-  static constexpr bool kCutAtVectors = kExact<Policy>;
   static constexpr int kThreadsAtMost = kThreads, kLookerWarps = 1, kLookBlocks = 1;
   using Extra = Bits;
 
@@ -95,7 +92,7 @@ class Chunks : public BetweenWarps<Policy> {
     place.at = place.column * p.length;
     if (Policy::kBroadcast) place.a = p.outer_of_a(place.column);
     if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(place.column);
-    if (kCutAtVectors && p.aligned)
+    if (kCutAtVectors<Policy> && p.at_vectors)
       place.lead = static_cast<int>(p.backward ? -(place.at + p.length) : place.at) & (kInPack - 1);
     return place;
   }
@@ -118,7 +115,7 @@ class Chunks : public BetweenWarps<Policy> {
 #pragma unroll
         for (int u = 0; u < kPacks; ++u) memory_order(stage, o)[u * 32] = pack;
       } else {
-        fetch_operand(stage, o, axis(o, place), span, kCutAtVectors ? p.columns * p.length - place.at : p.length);
+        fetch_operand(stage, o, axis(o, place), span);
       }
     }
     if constexpr (Policy::kNeighbour) {
@@ -168,7 +165,7 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ void take_again(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
-    if constexpr (kCutAtVectors) {
+    if constexpr (kCutAtVectors<Policy>) {
       if (span.begin == 0 && thread == 0) {
         auto* const pack = reinterpret_cast<Bits*>(run_order(stage, 0, 0));
 #pragma unroll 1
@@ -308,7 +305,7 @@ class Chunks : public BetweenWarps<Policy> {
  private:
   // Where a tile is if the row's first tile begins with `place.lead` elements that are not in the row.
   __device__ Span cut(const Place& place, const Span& span) const {
-    if constexpr (!kCutAtVectors) return span;
+    if constexpr (!kCutAtVectors<Policy>) return span;
     const int64_t begin = span.begin - place.lead;
     return {begin, p.backward ? p.length - begin - kTile : begin, begin >= 0 && begin + kTile <= p.length};
   }
@@ -401,17 +398,16 @@ class Chunks : public BetweenWarps<Policy> {
     return span.whole || (span.memory + e >= 0 && span.memory + e + count <= p.length);
   }
 
-  // The bytes to load of the pack that begins with element e of the tile: none if it has no element of the row. It may
-  // have some of other rows, but the array ends at element `end` of the axis.
-  __device__ int bytes_inside(const Span& span, int e, int64_t end) const {
-    const int64_t first = span.memory + e;
-    if (first + kInPack <= 0 || first >= p.length) return 0;
-    return static_cast<int>(min(end - first, int64_t{kInPack})) * static_cast<int>(sizeof(Bits));
+  // How many elements of a pack that is not inside the array are, for the only row if it ends with a part of a pack.
+  __device__ int part_inside(const Span& span, int e) const {
+    const int64_t left = p.length - span.memory - e;
+    return p.length % kInPack != 0 && left > 0 && left < kInPack ? static_cast<int>(left) : 0;
   }
 
-  // `end`: the element of the axis at which the array ends, or the row.
-  __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span, int64_t end) const {
-    if (kOdd == OddRows::kNone || p.aligned) {
+  __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
+    if (kCutAtVectors<Policy> && p.at_vectors && !span.whole) {
+      odd_part(stage, operand, span).copy(axis + first_of_part(span));
+    } else if (kOdd == OddRows::kNone || p.aligned) {
       Pack* const to = memory_order(stage, operand);
       const int first = part * kOfWarp + lane * kInPack;
       const Bits* const from = axis + span.memory + first;
@@ -421,8 +417,9 @@ class Chunks : public BetweenWarps<Policy> {
       } else {
 #pragma unroll 1
         for (int u = 0; u < kPacks; ++u) {
-          const int e = u * 32 * kInPack;
-          copy_async_part(to + u * 32, from + e, bytes_inside(span, first + e, end));
+          const int e = u * 32 * kInPack, count = part_inside(span, first + e);
+          const int there = count > 0 ? count : inside(span, first + e, kInPack) ? kInPack : 0;
+          copy_async_part(to + u * 32, from + e, there * static_cast<int>(sizeof(Bits)));
         }
       }
     } else if constexpr (kOdd != OddRows::kEach) {
@@ -452,7 +449,9 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
-    if (kOdd == OddRows::kNone || p.aligned) {
+    if (kCutAtVectors<Policy> && p.at_vectors && !span.whole) {
+      odd_part(stage, result, span).store(axis + first_of_part(span));
+    } else if (kOdd == OddRows::kNone || p.aligned) {
       const Pack* const from = memory_order(stage, result);
       const int first = part * kOfWarp + lane * kInPack;
       Bits* const to = axis + span.memory + first;
@@ -467,8 +466,8 @@ class Chunks : public BetweenWarps<Policy> {
             *reinterpret_cast<Pack*>(to + u * 32 * kInPack) = from[u * 32];
           } else {
 #pragma unroll 1
-            for (int i = 0; i < kInPack; ++i)
-              if (inside(span, e + i, 1)) to[u * 32 * kInPack + i] = reinterpret_cast<const Bits*>(from + u * 32)[i];
+            for (int i = part_inside(span, e) - 1; i >= 0; --i)
+              to[u * 32 * kInPack + i] = reinterpret_cast<const Bits*>(from + u * 32)[i];
           }
         }
       }

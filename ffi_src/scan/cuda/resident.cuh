@@ -1,6 +1,7 @@
 // resident, of rows (chunks.cuh), columns (columns.cuh) or spans (spans.cuh) whose axis has two to sixteen tiles, from
 // compute capability 9.0 on. The blocks of a cluster have a tile each, and send its sums to the shared memory of the
-// blocks of later tiles. So operands are read once, results are written once, by one kernel that needs no workspace.
+// blocks of later tiles. Where tiles are few, several blocks share a tile (p.split of rows), so that more multiprocessors
+// work. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
 //
 // Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory
@@ -28,8 +29,15 @@ template <class Policy, class Work>
 __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   arrive_at_cluster_start();
-  const Work work(p);
-  const int t = block_of_cluster(), member = static_cast<int>(threadIdx.x), columns = work.block_columns();
+  const int block = block_of_cluster(), t = block / p.split, member = static_cast<int>(threadIdx.x);
+  const Work work = [&] {
+    if constexpr (Work::kOneColumn) {
+      return Work(p, block % p.split * blockDim.x + threadIdx.x);
+    } else {
+      return Work(p);
+    }
+  }();
+  const int columns = work.block_columns();
   const unsigned strip = blockIdx.y;
   const auto place = work.place(strip);
   const auto span = work.span(t);
@@ -48,30 +56,35 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
   } else {
     folds = work.fold(place, span, tile, starts);
   }
-  work.publish_warp(0, folds);
-  __syncthreads();
-  State* const sums = work.totals(1);  // of earlier tiles: [tiles][columns]
-  const auto before = [&](int column, State initial) {
-    const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return sums[i * columns + column]; });
-    return t == 0 ? initial : Policy::combine(initial, all, p.options);
-  };
-  // Every thread folds what comes before it in the tile, and the tiles before, and so waits for no other.
+  // Each thread folds all that comes before it, and so waits for no other.
   if constexpr (Work::kOneColumn) {
-    State sum = work.identity(), earlier = sum;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w == member / 32) earlier = sum;
-      sum = Policy::combine(sum, work.totals(0)[w], p.options);
-    }
+    const int warp = (block % p.split * static_cast<int>(blockDim.x) + member) / 32, lane = member % 32;
+    State* const warps = work.totals(0);  // of the warps before it: [tiles][kWarps + 1]
+    State* const of_tile = warps + t * (kWarps + 1);
     wait_at_cluster_barrier();
-    if (member > t && member < p.tiles) store_in_cluster(sums + t, member, sum);
+    if (block + lane < p.tiles * p.split) store_in_cluster(of_tile + warp, block + lane, folds.warp[0]);
     __syncwarp();
     arrive_at_cluster_barrier();
     const State initial = work.initial(strip);
     wait_at_cluster_barrier();
-    const State base[1] = {Policy::combine(before(0, initial), earlier, p.options)};
+    State sum = work.identity(), earlier = sum;  // of tile `lane`; of the warps of this tile
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (lane < t) sum = Policy::combine(sum, warps[lane * (kWarps + 1) + w], p.options);
+      if (w < warp) earlier = Policy::combine(earlier, of_tile[w], p.options);
+    }
+    const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return shuffle_from(sum, i); });
+    const State base[1] = {
+        Policy::combine(t == 0 ? initial : Policy::combine(initial, all, p.options), earlier, p.options)};
     work.finish(place, span, tile, starts, folds, base, kept);
   } else {
+    work.publish_warp(0, folds);
+    __syncthreads();
+    State* const sums = work.totals(1);  // of earlier tiles: [tiles][columns]
+    const auto before = [&](int column, State initial) {
+      const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return sums[i * columns + column]; });
+      return t == 0 ? initial : Policy::combine(initial, all, p.options);
+    };
     State sum = work.identity(), in_tile[Work::kLaneStates], carry[Work::kLaneColumns];
     if (member < columns && t + 1 < p.tiles) sum = work.tile_total(0, member);
     work.before_in_tile(0, folds, in_tile);

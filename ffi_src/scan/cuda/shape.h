@@ -112,9 +112,16 @@ constexpr int row_lanes_before(int64_t row_bytes) {
 }
 
 // kPacks: the most lanes of a row (one of 8-byte elements), and the most elements of arrays whose rows have more than
-// kFewRowLanes: of 4 bytes, of those with the operator as an option, and of 8 bytes.
+// kFewRowLanes: of 4 bytes, of those with the operator as an option or with one factor, and of 8 bytes.
 constexpr int kMostRowLanes = 17, kFewRowLanes = 6;
 constexpr int64_t kPacksElements = 1 << 22, kPacksRare = 1 << 20, kPacksWide = 1 << 19;
+// Whether a recurrence of several rows has one factor for all of their positions.
+inline bool is_one_factor(const Problem& problem) {
+  const auto& of_row = problem.a.outer;
+  return problem.kind == Kind::kLinear && problem.rows.inner == 1 && problem.rows.outer > 1 &&
+         problem.a.axis_stride == 0 && (of_row.groups == 0 || (of_row.groups == 1 && of_row.stride[0] == 0));
+}
+
 // The most lanes of a row: they take turns, which are short where a pack has few elements.
 inline int most_row_lanes(const Problem& problem) {
   const int bytes = bytes_of(problem.dtype);
@@ -123,15 +130,10 @@ inline int most_row_lanes(const Problem& problem) {
   if (is_any_operator(problem) && bytes == 2) return 3;
   if (bytes < 4) return 5;
   // Of many elements, kShort is faster than more turns.
-  const int64_t most = bytes == 8 ? kPacksWide : is_any_operator(problem) ? kPacksRare : kPacksElements;
+  const int64_t most = bytes == 8                                           ? kPacksWide
+                       : is_any_operator(problem) || is_one_factor(problem) ? kPacksRare
+                                                                            : kPacksElements;
   return problem.rows.elements() <= most && problem.kind != Kind::kLinearVjp ? kMostRowLanes : kFewRowLanes;
-}
-
-// Whether a recurrence of several rows has one factor for all of their positions.
-inline bool is_one_factor(const Problem& problem) {
-  const auto& of_row = problem.a.outer;
-  return problem.kind == Kind::kLinear && problem.rows.inner == 1 && problem.rows.outer > 1 &&
-         problem.a.axis_stride == 0 && (of_row.groups == 0 || (of_row.groups == 1 && of_row.stride[0] == 0));
 }
 
 // Whether rows are so short that few lanes have a row, and kPacks takes the problem.
