@@ -1,7 +1,7 @@
 // resident, of rows (chunks.cuh), columns (columns.cuh) or spans (spans.cuh) whose axis has two to sixteen tiles, from
 // compute capability 9.0 on. The blocks of a cluster have a tile each, and send its sums to the shared memory of the
-// blocks of later tiles. Where tiles are few, several blocks share a tile (p.split of rows), so that more multiprocessors
-// work. So operands are read once, results are written once, by one kernel that needs no workspace.
+// blocks of later tiles. Where tiles are few, several blocks share a tile (p.split of rows), so that more
+// multiprocessors work. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
 //
 // Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory

@@ -170,7 +170,7 @@ class RowLookAhead {
     __syncthreads();
     if (threadIdx.x < kThreads) {
       // Prefetches the first tiles, for whichever blocks take them, while another kernel clears the counter.
-      if (threadIdx.x < p.stages) let_come_near(blockIdx.x + threadIdx.x * gridDim.x);
+      if (threadIdx.x < p.near) let_come_near(blockIdx.x + threadIdx.x * gridDim.x);
       wait_for_predecessor();
       finish();
     } else if (threadIdx.x < 2 * kThreads) {
