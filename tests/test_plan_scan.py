@@ -641,3 +641,16 @@ def test_derivatives_make_y_of_x():
             assert takes(op, (700, 100, 64), dtype) == takes(op, (400, 500, 3), dtype) == "none"
             assert takes(op, (7, 8192 // size + 1, 1), dtype) == "none"  # one kernel would take as long as two
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"
+
+
+def test_clusters_of_few_tiles_share_them():
+    """Several blocks share a tile of a row where the tiles of all rows are few; the order of folding is the same."""
+    for op, dtype, rows, length, tiles, threads in (
+        ("linear_scan", "float32", 7, 4428, 2, 64),
+        ("cumsum", "float32", 30, 8192, 2, 128),
+        ("cumsum", "bfloat16", 17, 13_022, 2, 128),
+        ("linear_scan", "bfloat16", 37, 32_768, 4, 256),
+        ("cumsum", "float32", 100, 8192, 2, 256),
+    ):
+        plan = plan_scan(op, rows, length, 1, dtype, False, 1, 90)
+        assert (plan["algorithm"], plan["tiles"], plan["threads"]) == ("resident", tiles, threads), (op, rows, plan)
