@@ -183,12 +183,14 @@ def test_scans_in_pieces():
         ("cumprod", "float64", (900, 7), 1 << 20),
         ("cummax", "int16", (3000, 3), 1 << 20),
         ("cummax", "float32", (2000, 3), 1 << 19),
-        ("cumsum", "bfloat16", (200, 104), 1 << 18),
+        ("cumsum", "bfloat16", (200, 104), 3 << 18),
+        ("cumsum", "bfloat16", (300, 104), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
         ("linear_scan", "bfloat16", (1500, 5), 1 << 15),
         ("linear_scan", "float32", (1500, 5), 1 << 14),
         ("linear_scan", "bfloat16", (256, 34), 1 << 17),
         ("linear_scan", "float32", (256, 34), 1 << 15),
+        ("linear_scan", "float32", (100, 34), 3 << 18),
     ):
         outer = most // (rows[0] * rows[1])
         plans = [plan_scan(op, many, *rows, dtype, False, 1, 80) for many in (1, outer, outer + 1)]
@@ -643,14 +645,15 @@ def test_derivatives_make_y_of_x():
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"
 
 
-def test_clusters_of_few_tiles_share_them():
-    """Several blocks share a tile of a row where the tiles of all rows are few; the order of folding is the same."""
+def test_blocks_of_clusters_share_few_tiles():
+    """Where the order of folding does not matter, and the tiles of all rows are few."""
     for op, dtype, rows, length, tiles, threads in (
-        ("linear_scan", "float32", 7, 4428, 2, 64),
-        ("cumsum", "float32", 30, 8192, 2, 128),
-        ("cumsum", "bfloat16", 17, 13_022, 2, 128),
-        ("linear_scan", "bfloat16", 37, 32_768, 4, 256),
-        ("cumsum", "float32", 100, 8192, 2, 256),
+        ("cummax", "float32", 7, 4428, 2, 64),
+        ("cumsum", "int32", 30, 8192, 2, 128),
+        ("cummin", "bfloat16", 17, 13_022, 2, 128),
+        ("cummax", "bfloat16", 37, 32_768, 4, 256),
+        ("cumsum", "float32", 7, 8192, 2, 256),
+        ("linear_scan", "float32", 7, 4428, 2, 256),
     ):
         plan = plan_scan(op, rows, length, 1, dtype, False, 1, 90)
         assert (plan["algorithm"], plan["tiles"], plan["threads"]) == ("resident", tiles, threads), (op, rows, plan)

@@ -38,7 +38,7 @@ constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
 constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
 
-constexpr int64_t kManyTiles = 256;       // kSpans of two operands: tiles are larger if there are more
+constexpr int64_t kManyTiles = 256;       // kSpans of several operands: tiles are larger if there are more
 constexpr int kSlimRun = 33;              // kSpans of lines that are too long for one span: positions of a run
 constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles are smaller if there are fewer
 constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
@@ -49,7 +49,8 @@ constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 10
 // not (half as many where a block could walk along spans); kClusterWalks where that is nearly as fast.
 constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8;
 constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
-// Blocks of half the size, or a quarter, share a tile of a row as long as there are at most kSplitBlocks.
+// Blocks of half the size, or a quarter, share a tile of a row as long as there are at most kSplitBlocks. (Only where
+// the order of folding does not matter: otherwise each would have to send the sums of its warps, which took longer.)
 constexpr int64_t kClusterSplit = 4, kSplitBlocks = 132;
 // Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
 // kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
@@ -221,8 +222,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
       const int least = logs && bytes <= 2 ? 17 : 9;
       while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
-      if (operands == 2 && !single && ceil_div(length, lanes * plan.per_lane) > kManyTiles)
-        plan.per_lane = 2 * plan.per_lane - 1;
+      const bool more = (operands == 2 && !single) || (problem.kind == Kind::kTangent && bytes <= 4);
+      if (more && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
     }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
@@ -320,8 +321,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   if (cluster) {
     plan.algorithm = Algorithm::kResident;
     const int64_t blocks = plan.strips * plan.tiles;
-    while (plan.layout == Layout::kAlong && plan.split < kClusterSplit && 2 * plan.split * blocks <= kSplitBlocks &&
-           2 * plan.split * plan.tiles <= kClusterFewTiles)
+    while (plan.layout == Layout::kAlong && is_exact(problem) && plan.split < kClusterSplit &&
+           2 * plan.split * blocks <= kSplitBlocks && 2 * plan.split * plan.tiles <= kClusterFewTiles)
       plan.split *= 2;
     plan.cluster = static_cast<int>(plan.tiles * plan.split);
     plan.stages = 1;

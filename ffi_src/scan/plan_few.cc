@@ -31,10 +31,13 @@ constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // array, of all operands:
 constexpr int64_t kPieceAcross = 1 << 18;  // if columns lie across
 constexpr int64_t kPieceSpans = 1 << 20;   // otherwise; half as many of exact operations (is_exact) that are not rare
+// The most elements of an array whose columns lie across and are one tile of kColumns, which would have few threads.
+constexpr int64_t kPieceTile = 3 << 18;
 // The most elements of gradients; more only if they have at most kPieceBlocks columns.
 constexpr int64_t kPieceTangents = 1 << 17;
 // Recurrences read twice as much for a column. Along more than kPiecePair positions, arrays have at most kPieceFewPairs
-// elements (of 16 bits twice as many); columns of 4 or 8 bytes that lie across have at most kPieceWidePairs.
+// elements (of 16 bits twice as many); several tiles of columns of 4 or 8 bytes that lie across, at most
+// kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
 constexpr int64_t kPieceLength = 8192;     // the longest axis, if inner is not 1; that of 8 bytes across is 1024
 constexpr int64_t kPieceBytes = 64 << 10;  // the most bytes of a block's columns
@@ -249,11 +252,13 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   if (tangent && across && problem.op == Op::kLogSumExp) return plan;  // kColumns takes other numbers together
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
-  if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
+  const int64_t elements = problem.rows.elements();
+  const bool one_tile = across && plan.tiles == 1 && bytes_of(problem.dtype) <= 4;
+  if (one_tile ? elements > kPieceTile : operands * elements > (across ? kPieceAcross : most_spans)) return plan;
   const int64_t most_pairs = length > kPiecePair ? kPieceFewPairs * (bytes_of(problem.dtype) > 2 ? 1 : 2)
-                             : across && bytes_of(problem.dtype) > 2 ? kPieceWidePairs
-                                                                     : kPieceSpans;
-  if (linear && problem.rows.elements() > most_pairs) return plan;
+                             : across && bytes_of(problem.dtype) > 2 && !one_tile ? kPieceWidePairs
+                                                                                  : kPieceSpans;
+  if (linear && elements > most_pairs) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
   if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;
   Plan pieces = plan;

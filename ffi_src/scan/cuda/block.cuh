@@ -44,7 +44,6 @@ struct Parameters {
   int stage_bytes;
   int copies;  // resident: copies of each sum in the workspace
   int split;   // resident: blocks of a cluster that share a tile
-  int near;    // row_look_ahead: tiles for each block that are prefetched at the start
   unsigned counters;
   unsigned level_at[kMaxLevels];            // where the words of a level begin
   unsigned staging_at, states_at;           // bytes from the start of shared memory

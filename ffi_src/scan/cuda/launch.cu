@@ -92,7 +92,6 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.stages = plan.stages;
   p.copies = resident_copies(plan.tiles);
   p.split = plan.split;
-  p.near = plan.stages;
   p.threads = plan.threads();
   p.runs = plan.runs;
   p.width = plan.columns;

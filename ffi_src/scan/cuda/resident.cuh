@@ -1,8 +1,10 @@
 // resident, of rows (chunks.cuh), columns (columns.cuh) or spans (spans.cuh) whose axis has two to sixteen tiles, from
 // compute capability 9.0 on. The blocks of a cluster have a tile each, and send its sums to the shared memory of the
-// blocks of later tiles. Where tiles are few, several blocks share a tile (p.split of rows), so that more
-// multiprocessors work. So operands are read once, results are written once, by one kernel that needs no workspace.
+// blocks of later tiles. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
+//
+// Where the order of folding does not matter and there are few tiles, p.split blocks share a tile of a row, so that
+// more multiprocessors work. To the kernel, each then has a tile of its own, of fewer warps.
 //
 // Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory
 // and reads those of earlier tiles, as in shared_rows.cuh.
@@ -25,22 +27,28 @@ constexpr int kept_positions() {
   return 1;
 }
 
+// The work of a thread, which is a number among those of its tile.
+template <class Work>
+__device__ __forceinline__ Work work_of(const Parameters& p, unsigned thread) {
+  if constexpr (Work::kOneColumn) {
+    return Work(p, thread);
+  } else {
+    return Work(p);
+  }
+}
+
 template <class Policy, class Work>
 __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   arrive_at_cluster_start();
-  const int block = block_of_cluster(), t = block / p.split, member = static_cast<int>(threadIdx.x);
-  const Work work = [&] {
-    if constexpr (Work::kOneColumn) {
-      return Work(p, block % p.split * blockDim.x + threadIdx.x);
-    } else {
-      return Work(p);
-    }
-  }();
+  constexpr bool kSplits = Work::kOneColumn && kExact<Policy>;
+  const int split = kSplits ? p.split : 1;
+  const int t = block_of_cluster(), part = t & (split - 1), member = static_cast<int>(threadIdx.x);
+  const Work work = work_of<Work>(p, kSplits ? part * blockDim.x + threadIdx.x : threadIdx.x);
   const int columns = work.block_columns();
   const unsigned strip = blockIdx.y;
   const auto place = work.place(strip);
-  const auto span = work.span(t);
+  const auto span = work.span(t / split);
   typename Work::Extra extra[1];
   work.fetch(0, place, span, extra);
   commit_async_copies();
@@ -56,35 +64,33 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
   } else {
     folds = work.fold(place, span, tile, starts);
   }
-  // Each thread folds all that comes before it, and so waits for no other.
+  work.publish_warp(0, folds);
+  __syncthreads();
+  State* const sums = work.totals(1);  // of earlier tiles: [tiles][columns]
+  const auto before = [&](int column, State initial) {
+    const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return sums[i * columns + column]; });
+    return t == 0 ? initial : Policy::combine(initial, all, p.options);
+  };
+  // Every thread folds what comes before it in the tile, and the tiles before, and so waits for no other.
   if constexpr (Work::kOneColumn) {
-    const int warp = (block % p.split * static_cast<int>(blockDim.x) + member) / 32, lane = member % 32;
-    State* const warps = work.totals(0);  // of the warps before it: [tiles][kWarps + 1]
-    State* const of_tile = warps + t * (kWarps + 1);
+    State sum = work.identity(), earlier = sum;
+    const int warps = kWarps / split;
+    const State* const of_warps = work.totals(0) + part * warps;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (kSplits && w >= warps) break;
+      if (w == member / 32) earlier = sum;
+      sum = Policy::combine(sum, of_warps[w], p.options);
+    }
     wait_at_cluster_barrier();
-    if (block + lane < p.tiles * p.split) store_in_cluster(of_tile + warp, block + lane, folds.warp[0]);
+    if (member > t && member < p.tiles * split) store_in_cluster(sums + t, member, sum);
     __syncwarp();
     arrive_at_cluster_barrier();
     const State initial = work.initial(strip);
     wait_at_cluster_barrier();
-    State sum = work.identity(), earlier = sum;  // of tile `lane`; of the warps of this tile
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (lane < t) sum = Policy::combine(sum, warps[lane * (kWarps + 1) + w], p.options);
-      if (w < warp) earlier = Policy::combine(earlier, of_tile[w], p.options);
-    }
-    const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return shuffle_from(sum, i); });
-    const State base[1] = {
-        Policy::combine(t == 0 ? initial : Policy::combine(initial, all, p.options), earlier, p.options)};
+    const State base[1] = {Policy::combine(before(0, initial), earlier, p.options)};
     work.finish(place, span, tile, starts, folds, base, kept);
   } else {
-    work.publish_warp(0, folds);
-    __syncthreads();
-    State* const sums = work.totals(1);  // of earlier tiles: [tiles][columns]
-    const auto before = [&](int column, State initial) {
-      const State all = fold_of_few<Policy>(p.options, t, [&](int i) { return sums[i * columns + column]; });
-      return t == 0 ? initial : Policy::combine(initial, all, p.options);
-    };
     State sum = work.identity(), in_tile[Work::kLaneStates], carry[Work::kLaneColumns];
     if (member < columns && t + 1 < p.tiles) sum = work.tile_total(0, member);
     work.before_in_tile(0, folds, in_tile);

@@ -169,8 +169,9 @@ class RowLookAhead {
     if (threadIdx.x < p.stages) make_landing(threadIdx.x);
     __syncthreads();
     if (threadIdx.x < kThreads) {
-      // Prefetches the first tiles, for whichever blocks take them, while another kernel clears the counter.
-      if (threadIdx.x < p.near) let_come_near(blockIdx.x + threadIdx.x * gridDim.x);
+      if (threadIdx.x == 0)
+        // Prefetches a tile for whichever block takes it, while another kernel clears the counter.
+        let_come_near(blockIdx.x);
       wait_for_predecessor();
       finish();
     } else if (threadIdx.x < 2 * kThreads) {
