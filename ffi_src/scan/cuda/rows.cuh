@@ -315,7 +315,7 @@ class Rows : public BetweenWarps<Policy> {
 
   // Whether rows of the operand a follow each other in memory.
   __device__ bool dense_a() const {
-    return p.a.axis_stride != 0 && p.a.outer.groups == 1 && p.a.outer.stride[0] == p.length;
+    return p.a_axis_stride != 0 && p.a_outer_stride == p.length;  // (the map lies in further lines of parameters)
   }
 
   // Starts to load the warp's part of an operand, of which the lane copies `from` first.
