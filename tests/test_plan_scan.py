@@ -190,7 +190,7 @@ def test_scans_in_pieces():
         ("linear_scan", "float32", (1500, 5), 1 << 14),
         ("linear_scan", "bfloat16", (256, 34), 1 << 17),
         ("linear_scan", "float32", (256, 34), 1 << 15),
-        ("linear_scan", "float32", (100, 34), 3 << 18),
+        ("linear_scan", "float32", (100, 34), 1 << 19),
     ):
         outer = most // (rows[0] * rows[1])
         plans = [plan_scan(op, many, *rows, dtype, False, 1, 80) for many in (1, outer, outer + 1)]

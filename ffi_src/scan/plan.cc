@@ -179,10 +179,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                                                                  : Layout::kSpans;
   if (plan.layout == Layout::kSpans && length <= kShortAxis) return plan_short(problem, gpu, plan, forced);
   const RunShape shape = run_shape(plan.layout, operands, bytes);
-  // Rows that are no whole packs begin up to a pack after their first tile, if that does not matter (kCutAtVectors).
-  const bool loose = plan.layout == Layout::kAlong && length * bytes % 16 != 0;
-  const int64_t lead = loose && is_exact(problem) ? 16 / bytes - 1 : 0;
-  const int64_t runs = ceil_div(length + lead, shape.run);
+  const int64_t runs = ceil_div(length, shape.run);
   if (plan.layout == Layout::kAcross) {
     plan.axis_warps = static_cast<int>(std::min<int64_t>(kWarps, int64_t{1} << bits_for(runs)));
   } else if (plan.layout == Layout::kAlong) {
@@ -229,7 +226,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   const int lanes = 1 << plan.run_bits;
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
-  plan.tiles = ceil_div(length + lead, plan.tile);
+  plan.tiles = ceil_div(length, plan.tile);
+  // Rows that are no whole packs may begin up to a pack after their first tile (kCutAtVectors of cuda/chunks.cuh).
+  const bool loose = plan.layout == Layout::kAlong && length * bytes % 16 != 0;
+  if (loose && is_exact(problem) && plan.tiles > 1) plan.tiles = ceil_div(length + 16 / bytes - 1, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (plan_few_elements(problem, forced, plan)) return plan;
   const Plan of_tiles = plan;

@@ -32,7 +32,7 @@ constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 constexpr int64_t kPieceAcross = 1 << 18;  // if columns lie across
 constexpr int64_t kPieceSpans = 1 << 20;   // otherwise; half as many of exact operations (is_exact) that are not rare
 // The most elements of an array whose columns lie across and are one tile of kColumns, which would have few threads.
-constexpr int64_t kPieceTile = 3 << 18;
+constexpr int64_t kPieceTile = 3 << 18, kPieceTilePairs = 1 << 19;  // of recurrences
 // The most elements of gradients; more only if they have at most kPieceBlocks columns.
 constexpr int64_t kPieceTangents = 1 << 17;
 // Recurrences read twice as much for a column. Along more than kPiecePair positions, arrays have at most kPieceFewPairs
@@ -254,7 +254,8 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
   const int64_t elements = problem.rows.elements();
   const bool one_tile = across && plan.tiles == 1 && bytes_of(problem.dtype) <= 4;
-  if (one_tile ? elements > kPieceTile : operands * elements > (across ? kPieceAcross : most_spans)) return plan;
+  const int64_t most_tile = linear ? kPieceTilePairs : kPieceTile;
+  if (one_tile ? elements > most_tile : operands * elements > (across ? kPieceAcross : most_spans)) return plan;
   const int64_t most_pairs = length > kPiecePair ? kPieceFewPairs * (bytes_of(problem.dtype) > 2 ? 1 : 2)
                              : across && bytes_of(problem.dtype) > 2 && !one_tile ? kPieceWidePairs
                                                                                   : kPieceSpans;

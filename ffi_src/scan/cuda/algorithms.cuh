@@ -156,7 +156,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, Parameters p) {
   const size_t bytes = p.states_at + states * sizeof(typename Policy::State);
   const Launch shape{dim3(p.strips), dim3(plan.threads()), bytes};
   constexpr int kBytes = sizeof(typename Policy::Element::Bits);
-  if constexpr (kBytes == 2 && !kCutAtVectors<Policy>)
+  if constexpr (kBytes == 2)
     if (!p.aligned && p.run_bits < 5) return launch(stream, shape, scan_rows<Policy, true>, p);
   return launch(stream, shape, scan_rows<Policy, (kBytes == 1)>, p);
 }

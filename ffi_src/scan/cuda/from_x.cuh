@@ -45,8 +45,6 @@ cudaError_t launch_tile_from_x(cudaStream_t stream, const Plan& plan, const Prob
   FromX p{parameters_of(plan_forward(problem, plan), forward_of(problem), of_forward, nullptr),
           parameters_of(plan, problem, buffers, nullptr)};
   const Launch shape{dim3(p.gradient.strips), dim3(plan.threads())};
-  p.forward.at_vectors = false;  // both scans cut rows alike
-  p.forward.aligned = p.gradient.aligned;
   if (plan.algorithm != Algorithm::kRows) return cudaErrorInvalidValue;
   return launch_rows_from_x<Policy, Forward>(stream, shape, p);
 }

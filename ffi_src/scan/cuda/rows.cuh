@@ -59,7 +59,6 @@ class Rows : public BetweenWarps<Policy> {
     rows = last ? static_cast<int>(p.columns - first) : 32;
     packs = reinterpret_cast<Pack*>(dynamic_shared_memory()) + warp * (kBytesOfWarp / 16);
     origin = (p.backward ? length - p.tile : 0) + part * kOfWarp;
-    if (kCutAtVectors<Policy> && p.at_vectors) return;
     const Where pack = where(lane * kInPack);
     moved = pack.row * length + pack.at;
     if (last || p.length != p.tile) {
@@ -81,9 +80,7 @@ class Rows : public BetweenWarps<Policy> {
       if (lane == (p.neighbour_before ? 0 : 31) && row() < p.columns && q >= 0 && q < length)
         beside = static_cast<const Bits*>(p.operands[kLast])[row() * p.length + index(q)];
     }
-    if (kCutAtVectors<Policy> && p.at_vectors) {
-      fetch_vectors();
-    } else if (p.aligned) {
+    if (p.aligned) {
       const int64_t from = first * p.length + moved;
 #pragma unroll
       for (int o = 0; o < Policy::kOperands; ++o)
@@ -213,13 +210,6 @@ class Rows : public BetweenWarps<Policy> {
 #pragma unroll
       for (int j = 0; j < kPacks; ++j) tile.operand[o][j] = *run_order(o, j);
     if (p.backward) reverse_each<Bits>(tile.operand);
-    if constexpr (kCutAtVectors<Policy>) {
-      if (!p.at_vectors || run > 0 || axis_warp > 0) return;
-      const int lead = lead_of(lane >> p.run_bits);
-#pragma unroll
-      for (int i = 0; i < kInPack - 1; ++i)
-        if (i < lead) set<Bits>(tile.operand[0][0], i, Element::store(Policy::neutral(p.options)));
-    }
   }
 
   // Where pack number `pack` (in the order of memory) of the warp's part of an operand stands in shared memory. Neither
@@ -259,45 +249,6 @@ class Rows : public BetweenWarps<Policy> {
     return {0, at, rows > 0 && static_cast<unsigned>(at) < static_cast<unsigned>(length)};
   }
 
-  // kCutAtVectors: how many elements of a row's first vector, in the direction of the scan, are of another row.
-  __device__ int lead_of(int row) const {
-    const int begin = (static_cast<int>(first) + row) * length;  // only its last bits matter
-    return (p.backward ? -(begin + length) : begin) & (kInPack - 1);
-  }
-  // The u-th vector that the lane copies: where it begins in its row, and whether it has an element of it.
-  __device__ Where vector(int u) const {
-    Where vector = where((u * 32 + lane) * kInPack);
-    vector.at += p.backward ? lead_of(vector.row) : -lead_of(vector.row);
-    vector.there = vector.row < rows && vector.at + kInPack > 0 && vector.at < length;
-    return vector;
-  }
-  __device__ void fetch_vectors() const {
-    const Bits* const rows = static_cast<const Bits*>(p.operands[0]) + first * p.length;
-    const int64_t left = (p.columns - first) * p.length;  // elements of the array from the warp's first row on
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const Where from = vector(u);
-      const int at = from.row * length + from.at;
-      const int count = from.there ? static_cast<int>(min(left - at, int64_t{kInPack})) : 0;
-      copy_async_part(memory_order(0, u), rows + at, count * static_cast<int>(sizeof(Bits)));
-    }
-  }
-  __device__ void store_vectors(Bits* rows) const {
-#pragma unroll
-    for (int u = 0; u < kPacks; ++u) {
-      const Where to = vector(u);
-      if (!to.there) continue;
-      Bits* const at = rows + (to.row * length + to.at);
-      if (to.at >= 0 && to.at + kInPack <= length) {
-        *reinterpret_cast<Pack*>(at) = *memory_order(0, u);
-      } else {
-#pragma unroll 1
-        for (int i = max(0, -to.at); i < min(kInPack, length - to.at); ++i)
-          at[i] = reinterpret_cast<const Bits*>(memory_order(0, u))[i];
-      }
-    }
-  }
-
   // What the warp has of its rows.
   __device__ Parts parts() const {
     const int begin = max(origin, 0), end = min(origin + (kRun << p.run_bits), length);
@@ -315,7 +266,7 @@ class Rows : public BetweenWarps<Policy> {
 
   // Whether rows of the operand a follow each other in memory.
   __device__ bool dense_a() const {
-    return p.a_axis_stride != 0 && p.a_outer_stride == p.length;  // (the map lies in further lines of parameters)
+    return p.a.axis_stride != 0 && p.a.outer.groups == 1 && p.a.outer.stride[0] == p.length;
   }
 
   // Starts to load the warp's part of an operand, of which the lane copies `from` first.
@@ -394,9 +345,7 @@ class Rows : public BetweenWarps<Policy> {
   }
 
   __device__ void store(int result, Bits* data) const {
-    if (kCutAtVectors<Policy> && p.at_vectors) {
-      store_vectors(data);
-    } else if (p.aligned) {
+    if (p.aligned) {
       Pack values[kPacks];
 #pragma unroll
       for (int u = 0; u < kPacks; ++u) values[u] = *memory_order(result, u);
