@@ -158,7 +158,7 @@ nb::dict plan_dict(const jaxgpuops::scan::Plan& plan) {
   nb::dict dict;
   dict["algorithm"] = name(plan.algorithm);
   dict["layout"] = name(plan.layout);
-  dict["threads"] = plan.algorithm == Algorithm::kEmpty ? 0 : plan.threads();
+  dict["threads"] = plan.algorithm == Algorithm::kEmpty ? 0 : plan.threads() / plan.split;
   dict["tile"] = plan.tile;
   dict["tiles"] = plan.tiles;
   dict["strips"] = plan.strips;
@@ -314,7 +314,7 @@ void define_row_operations(nb::module_& module) {
       "plan_scan",
       [](const std::string& op, int64_t outer, int64_t length, int64_t inner, const std::string& dtype, bool segmented,
          int groups, int compute_capability, int64_t workspace_bytes, bool exclusive, bool transpose, bool initial,
-         bool dense, bool from_x, int64_t a_axis_stride) {
+         bool dense, bool from_x, int64_t a_axis_stride, int64_t a_outer_stride) {
         scan::Problem problem = scan_named(op);
         problem.rows = {outer, length, inner};
         problem.dtype = dtype_named(dtype);
@@ -326,17 +326,15 @@ void define_row_operations(nb::module_& module) {
         problem.initial = initial;
         problem.a.inner.groups = groups;
         problem.a.axis_stride = dense ? inner : a_axis_stride;
-        if (dense) {
-          problem.a.outer.groups = 1;
-          problem.a.outer.stride[0] = length * inner;
-        }
+        problem.a.outer.groups = 1;
+        problem.a.outer.stride[0] = dense ? length * inner : a_outer_stride;
         const Gpu gpu = gpu_of(compute_capability);
         if (from_x && !scan::takes_x(problem, gpu)) return none_dict();
         return plan_dict(scan::plan_scan(problem, gpu, workspace_bytes));
       },
       "op"_a, "outer"_a, "length"_a, "inner"_a, "dtype"_a, "segmented"_a, "groups"_a, "compute_capability"_a,
       "workspace_bytes"_a = -1, "exclusive"_a = false, "transpose"_a = true, "initial"_a = false, "dense"_a = true,
-      "from_x"_a = false, "a_axis_stride"_a = 0);
+      "from_x"_a = false, "a_axis_stride"_a = 0, "a_outer_stride"_a = 0);
 
   module.def(
       "plan_softmax",

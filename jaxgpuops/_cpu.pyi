@@ -40,6 +40,7 @@ def plan_scan(
     dense: bool = True,
     from_x: bool = False,
     a_axis_stride: int = 0,
+    a_outer_stride: int = 0,
 ) -> dict[str, Any]: ...
 def plan_softmax(
     op: str,

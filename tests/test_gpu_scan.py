@@ -248,7 +248,7 @@ def test_gradients_that_make_y_have_the_bits_of_two_kernels(dtype):
     lengths = (33, 35, 77, 100, 257, 380, 511, 512, 1000, 8192 // size - 1, 8192 // size)
     rows = [(n, length, 1) for n in (3, 300) for length in lengths] + [(1 << 16, 16 // size, 1), (50_003, 4, 1)]
     short = [(30_001, 5, 1), (9001, 15, 1), (7001, 32, 1), (7001, 4, 5), (3001, 12, 7), (70, 31, 40), (3, 9, 4001)]
-    columns = [(40, 33, 3), (3, 600, 5), (2, 8192, 2), (7, 100, 64), (1, 1574, 48), (2, 400, 20)]
+    columns = [(40, 33, 3), (3, 600, 5), (2, 8192, 2), (7, 100, 64), (1, 1574, 48), (2, 400, 20), (4, 77, 322)]
     for shape in rows + short + columns:
         t = jax.random.normal(jax.random.key(shape[1]), shape, dtype)
         x = jnp.round(2 * jnp.roll(t, 1, 0)) / 2
@@ -331,6 +331,48 @@ def test_one_factor_for_all_positions(shape):
                 assert same_bits(scans(*args, False), scans(*args, True)), (factors.shape, dtype)
 
 
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16", "float32", "float64"))
+@pytest.mark.parametrize("rows, length", ((70_003, 2), (9001, 5), (70_003, 8), (20_001, 16), (9001, 27), (3001, 32)))
+def test_one_factor_of_short_rows(rows, length, dtype):
+    """Rows in packs, whose lanes load the factor once, and make the bits of an array of factors."""
+    with jax.enable_x64(dtype == "float64"):
+        x = jax.random.normal(jax.random.key(0), (rows, length), dtype)
+
+        @functools.partial(jax.jit, static_argnums=2)
+        def scans(a, x, full):
+            a = jax.lax.optimization_barrier(jnp.broadcast_to(a, x.shape)) if full else a
+            h, pull = jax.vjp(lambda x: jaxgpuops.linear_scan(a, x, axis=1), x)
+            return h, pull(x), jaxgpuops.linear_scan(a, x, axis=1, reverse=True)
+
+        for a in (
+            jnp.full((1, 1), 0.9, dtype),
+            jnp.zeros((1, 1), dtype),
+            jnp.linspace(-1, 1, rows, dtype=dtype)[:, None],
+        ):
+            assert same_bits(scans(a, x, False), scans(a, x, True)), a.shape
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16", "float32", "float64"))
+@pytest.mark.parametrize("tiles", (0.1, 0.5, 1, 2, 3, 9, 40))
+def test_extremes_of_odd_rows(tiles, dtype):
+    """Tiles of extremes begin at vectors of memory; the bits are those of rows of whole vectors, which end with
+    elements that change nothing."""
+    with jax.enable_x64(dtype == "float64"):
+        in_vector = 16 // jnp.dtype(dtype).itemsize
+        for more in (-in_vector, -1, 1, in_vector - 1):
+            rows, length = 5, int(tiles * 1024 * in_vector) + more
+            x = jax.random.normal(jax.random.key(length), (rows, length), dtype)
+            x = jnp.where(abs(x) < 0.5, jnp.copysign(jnp.zeros((), dtype), x), x)
+            x = x.at[2, length // 2].set(jnp.nan).at[3, :7].set(-jnp.inf).at[4, -7:].set(jnp.inf)
+            for name, fill in (("cummax", -jnp.inf), ("cummin", jnp.inf)):
+                for reverse in (False, True):
+                    fn = jax.jit(functools.partial(getattr(jaxgpuops, name), axis=1, reverse=reverse))
+                    rest = -length % in_vector
+                    ends = ((0, 0), (rest, 0) if reverse else (0, rest))
+                    wide = fn(jnp.pad(x, ends, constant_values=fill))
+                    assert same_bits(fn(x), wide[:, rest:] if reverse else wide[:, :length]), (length, name, reverse)
+
+
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32))
 @pytest.mark.parametrize(
     "rows, length",
@@ -364,6 +406,7 @@ def test_odd_rows_are_those_of_the_row_alone(rows, length, dtype):
     "rows, length",
     (
         *((40_001, 3), (9001, 31), (1003, 301), (300, 8192), (5, 9001), (700, 20_001), (2, 5_000_001)),
+        *((3, 8191), (2, 8193), (7, 24_577), (900, 1023), (77, 509)),
         *((40_001, 70), (40_001, 96), (40_001, 250)),
     ),
 )

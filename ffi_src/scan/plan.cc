@@ -38,7 +38,7 @@ constexpr int64_t kManyRows = 2048;  // an H200 runs 660 blocks at the same time
 constexpr int64_t kLongRow = 16;     // tiles of such a row
 constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared because it is not whole packs
 
-constexpr int64_t kManyTiles = 256;       // kSpans of two operands: tiles are larger if there are more
+constexpr int64_t kManyTiles = 256;       // kSpans of several operands: tiles are larger if there are more
 constexpr int kSlimRun = 33;              // kSpans of lines that are too long for one span: positions of a run
 constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles are smaller if there are fewer
 constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
@@ -49,6 +49,9 @@ constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 10
 // not (half as many where a block could walk along spans); kClusterWalks where that is nearly as fast.
 constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8;
 constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
+// Blocks of half the size, or a quarter, share a tile of a row as long as there are at most kSplitBlocks. (Only where
+// the order of folding does not matter: otherwise each would have to send the sums of its warps, which took longer.)
+constexpr int64_t kClusterSplit = 4, kSplitBlocks = 132;
 // Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
 // kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
 constexpr int64_t kClusterLines = 64 << 10, kClusterElements = 5 << 15, kClusterInner = 64;
@@ -216,14 +219,17 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
       const int least = logs && bytes <= 2 ? 17 : 9;
       while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
-      if (operands == 2 && !single && ceil_div(length, lanes * plan.per_lane) > kManyTiles)
-        plan.per_lane = 2 * plan.per_lane - 1;
+      const bool more = (operands == 2 && !single) || (problem.kind == Kind::kTangent && bytes <= 4);
+      if (more && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
     }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
   }
   const int lanes = 1 << plan.run_bits;
   plan.tile = plan.axis_warps * plan.per_lane * (plan.layout == Layout::kSpans ? plan.runs : lanes * shape.run);
   plan.tiles = ceil_div(length, plan.tile);
+  // Rows that are no whole packs may begin up to a pack after their first tile (kCutAtVectors of cuda/chunks.cuh).
+  const bool loose = plan.layout == Layout::kAlong && length * bytes % 16 != 0;
+  if (loose && is_exact(problem) && plan.tiles > 1) plan.tiles = ceil_div(length + 16 / bytes - 1, plan.tile);
   while (int64_t{1} << (kGroupBits * plan.levels) < plan.tiles) ++plan.levels;
   if (plan_few_elements(problem, forced, plan)) return plan;
   const Plan of_tiles = plan;
@@ -306,8 +312,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   }
   if (plan.tiles == 1 || plan.strips * plan.tiles > INT32_MAX) return plan;
   // The kernels in which blocks share rows load long rows of 16 bits faster if these are not whole packs.
-  const bool odd =
-      plan.layout == Layout::kAlong && operands < 3 && bytes == 2 && length % 8 != 0 && plan.tiles >= kOddTiles;
+  const bool odd = loose && operands < 3 && bytes == 2 && plan.tiles >= kOddTiles && !is_exact(problem);
   // Whether all tiles may be on the GPU at the same time.
   const bool fits = plan.layout == Layout::kAlong && !cut && plan.strips * plan.tiles <= kResidentTiles;
   const bool ragged = plan.layout == Layout::kAlong && !cut && bytes >= 4 && state_bytes == bytes && length % 4 == 0 &&
@@ -315,7 +320,11 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
   if (cluster) {
     plan.algorithm = Algorithm::kResident;
-    plan.cluster = static_cast<int>(plan.tiles);
+    const int64_t blocks = plan.strips * plan.tiles;
+    while (plan.layout == Layout::kAlong && is_exact(problem) && plan.split < kClusterSplit &&
+           2 * plan.split * blocks <= kSplitBlocks && 2 * plan.split * plan.tiles <= kClusterFewTiles)
+      plan.split *= 2;
+    plan.cluster = static_cast<int>(plan.tiles * plan.split);
     plan.stages = 1;
     return plan;
   }

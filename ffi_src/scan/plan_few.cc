@@ -9,50 +9,63 @@ namespace {
 
 constexpr int64_t kShortBytes = 24 << 10;  // shared memory of a block where the axis is short
 
-// The most elements that an array may have for kSmall. On a short axis: kSmallDirect if kPacks, or the lanes of kShort,
-// would read it directly from memory with few loads (kSmallLong if lanes of kPacks take more turns, kSmallWhole if rows
-// are also whole lanes of theirs), kSmallExact if they would not and the order of folding does not change states,
-// otherwise kSmallElements. On a longer axis: kSmallRare for dtypes that have only the kernels of spans, otherwise
-// kSmallLong.
-constexpr int64_t kSmallDirect = 3 << 15, kSmallElements = 1 << 17, kSmallExact = 1 << 18;
-constexpr int64_t kSmallLong = 1 << 16, kSmallRare = 1 << 18;
-constexpr int64_t kSmallWhole = 3 << 13;
-// So many columns of up to 4 bytes along a longer axis are left to kPieces: kSmallColumns if kSmallBeside are side by
-// side, otherwise kSmallMany.
-constexpr int64_t kSmallColumns = 192, kSmallBeside = 64, kSmallMany = 352;
-// The most elements of kLanes: cumulative operations, and recurrences.
-constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
-// Columns of rare dtypes along at most kSmallInner positions take kPieces if they have more than kSmallDirect elements.
+// kSmall has the shortest code, but its lanes read all that comes before their position: it is for few elements. The
+// most elements of an array along a short axis:
+constexpr int64_t kSmallDirect = 3 << 15;    // if kPacks, or the lanes of kShort, would read memory with few loads
+constexpr int64_t kSmallLong = 1 << 16;      // if lanes of kPacks would take more turns
+constexpr int64_t kSmallWhole = 3 << 13;     // if they would, and rows are also whole lanes of theirs
+constexpr int64_t kSmallElements = 1 << 17;  // if columns would come to shared memory first
+constexpr int64_t kSmallExact = 1 << 18;     // the same if states do not depend on the order of folding
+// The most elements along a longer axis: kSmallLong, but kSmallRare of dtypes that have only the kernels of spans.
+constexpr int64_t kSmallRare = 1 << 18;
+// Columns of those dtypes along at most so many positions take kPieces if they have more than kSmallDirect elements.
 constexpr int64_t kSmallInner = 512;
+// Columns of up to 4 bytes along a longer axis fill the GPU in kPieces if there are so many in all; fewer are enough if
+// kSmallBeside of them are side by side, since a block of kPieces reads whole lines of memory.
+constexpr int64_t kSmallMany = 352, kSmallColumns = 192, kSmallBeside = 64;
 
-// kPieces. kPieceAcross, kPieceSpans: the most elements of an array with that layout; with kSpans half as many if the
-// order of folding does not change states, unless the dtype has only kernels of spans. kPieceBytes: the most bytes
-// of a block's columns. kPieceLoads: about the elements that a thread loads.
-constexpr int64_t kPieceAcross = 1 << 18, kPieceSpans = 1 << 20, kPieceBytes = 64 << 10, kPieceLoads = 4;
-// A block takes more columns only while at least kPieceBlocks blocks are left (kPieceWideBlocks if inner is above
-// kPieceWide). A block reads whole lines of memory; the lines that hold its columns have at most kPieceLines bytes.
-constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64, kPieceLines = 1 << 18;
-// Gradients: arrays of more than kPieceTangents elements only if they have at most kPieceBlocks columns.
+// kLanes: the most elements, of cumulative operations and of recurrences.
+constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
+
+// kPieces: a block waits for all of its columns before it computes, so arrays must be small. The most elements of an
+// array, of all operands:
+constexpr int64_t kPieceAcross = 1 << 18;  // if columns lie across
+constexpr int64_t kPieceSpans = 1 << 20;   // otherwise; half as many of exact operations (is_exact) that are not rare
+// The most elements of an array whose columns lie across and are one tile of kColumns, which would have few threads.
+constexpr int64_t kPieceTile = 3 << 18, kPieceTilePairs = 1 << 19;  // of recurrences
+// The most elements of gradients; more only if they have at most kPieceBlocks columns.
 constexpr int64_t kPieceTangents = 1 << 17;
-// Two operands: axes longer than kPiecePair only if the array has at most kPieceFewPairs elements, and those of 4 or 8
-// bytes that lie across only if it has at most kPieceWidePairs. (Of 16 bits, twice kPieceFewPairs.)
+// Recurrences read twice as much for a column. Along more than kPiecePair positions, arrays have at most kPieceFewPairs
+// elements (of 16 bits twice as many); several tiles of columns of 4 or 8 bytes that lie across, at most
+// kPieceWidePairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
-constexpr int64_t kPieceLength = 8192;  // the longest axis, if inner is not 1; of kAcross, that of 8 bytes is 1024
+constexpr int64_t kPieceLength = 8192;     // the longest axis, if inner is not 1; that of 8 bytes across is 1024
+constexpr int64_t kPieceBytes = 64 << 10;  // the most bytes of a block's columns
+constexpr int64_t kPieceLines = 1 << 18;   // the most bytes of the lines of memory that hold them, which a block reads
+constexpr int64_t kPieceLoads = 4;         // about the elements that a thread loads
+// A block takes more columns only while so many blocks are left: kPieceWideBlocks if more than kPieceWide columns are
+// side by side, as a block with few of them would read most of each line for nothing.
+constexpr int64_t kPieceBlocks = 132, kPieceWideBlocks = 50, kPieceWide = 64;
 
-// kFew. The most bytes of a row. The most elements of rows that are whole packs: kFewLines of rows of up to kFewLine
-// bytes, otherwise kFewElements; of others: kFewOdd of 2 bytes, half as many of 4, an eighth of 8. Columns of
-// recurrences: the longest axis, and the most bytes that lie side by side.
-constexpr int64_t kFewBytes = 8192, kFewLine = 512, kFewLines = 3 << 16, kFewElements = 1 << 15, kFewOdd = 1 << 19;
-constexpr int64_t kFewLength = 64, kFewInner = 80;
-// Rows of more than kFewLong bytes: of 2-byte elements, at most so many rows and elements; whole packs up to
-// kFewLongPacks bytes.
-constexpr int64_t kFewLong = 2048, kFewLongPacks = 4096, kFewLongRows = 200, kFewLongElements = 9 << 16;
-// Of recurrences of 4-byte elements, as many rows that are no whole packs, of up to kFewOddPairs bytes.
+// kFew: the most bytes of a row, which a block of 16 warps has.
+constexpr int64_t kFewBytes = 8192;
+// The most elements of rows of whole packs: of rows of up to kFewLine bytes, and of longer ones.
+constexpr int64_t kFewLine = 512, kFewLines = 3 << 16, kFewElements = 1 << 15;
+// The most elements of other rows, which kRows copies element by element: of 2 bytes; half as many of 4, an eighth
+// of 8.
+constexpr int64_t kFewOdd = 1 << 19;
+// A row of more than kFewLong bytes has a block. There may be so many such rows and elements, of 2 bytes each; if they
+// are whole packs, they have at most kFewLongPacks bytes.
+constexpr int64_t kFewLong = 2048, kFewLongRows = 200, kFewLongElements = 9 << 16, kFewLongPacks = 4096;
+// Recurrences of 4 bytes: as many rows that are no whole packs, of up to so many bytes.
 constexpr int64_t kFewOddPairs = 6400;
+// Columns of recurrences: the longest axis, and the most bytes that lie side by side.
+constexpr int64_t kFewLength = 64, kFewInner = 80;
 
-// kLaneRows: the most bytes of a row (kLaneRowPairs: of recurrences), the fewest rows for each position, and shared
-// memory of a block.
-constexpr int64_t kLaneRowBytes = 256, kLaneRowPairs = 224, kLaneRowsTimes = 256, kLaneRowsBytes = 40 << 10;
+// kLaneRows: the most bytes of a row, and of a row of recurrences. Longer rows leave room for too few in shared memory.
+constexpr int64_t kLaneRowBytes = 256, kLaneRowPairs = 224;
+constexpr int64_t kLaneRowsTimes = 256;       // the fewest rows for each position
+constexpr int64_t kLaneRowsBytes = 40 << 10;  // shared memory of a block
 
 // In kShort, lanes read the axis directly from memory if that takes few loads. With more loads they do so only if the
 // array is so small that the caches serve them.
@@ -239,11 +252,14 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   if (tangent && across && problem.op == Op::kLogSumExp) return plan;  // kColumns takes other numbers together
   if (!exact && plan.tiles > kGroup) return plan;
   const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
-  if (operands * problem.rows.elements() > (across ? kPieceAcross : most_spans)) return plan;
+  const int64_t elements = problem.rows.elements();
+  const bool one_tile = across && plan.tiles == 1 && bytes_of(problem.dtype) <= 4;
+  const int64_t most_tile = linear ? kPieceTilePairs : kPieceTile;
+  if (one_tile ? elements > most_tile : operands * elements > (across ? kPieceAcross : most_spans)) return plan;
   const int64_t most_pairs = length > kPiecePair ? kPieceFewPairs * (bytes_of(problem.dtype) > 2 ? 1 : 2)
-                             : across && bytes_of(problem.dtype) > 2 ? kPieceWidePairs
-                                                                     : kPieceSpans;
-  if (linear && problem.rows.elements() > most_pairs) return plan;
+                             : across && bytes_of(problem.dtype) > 2 && !one_tile ? kPieceWidePairs
+                                                                                  : kPieceSpans;
+  if (linear && elements > most_pairs) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
   if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;
   Plan pieces = plan;

@@ -56,9 +56,11 @@ def _kernel(name, operands, *, results=1, broadcasts=(), shortest=4, make=Kernel
         segmented = len(avals) > operands + initial
         call = name, *rows, avals[0].dtype.name, segmented, groups_after(avals, axis), compute_capability
         a = avals[1].shape if operands == 2 else avals[0].shape
-        stride = math.prod(a[axis + 1 :]) if a[axis] > 1 else 0  # from position to position, as the handler has it
+        # From position to position, and from row to row, as the handler has them.
+        stride = math.prod(a[axis + 1 :]) if a[axis] > 1 else 0
+        of_row = math.prod(a[axis:]) if math.prod(a[:axis]) > 1 else 0
         options = {"exclusive": exclusive, "transpose": transpose, "initial": initial, "from_x": from_x}
-        options |= {"dense": a == avals[0].shape, "a_axis_stride": stride}
+        options |= {"dense": a == avals[0].shape, "a_axis_stride": stride, "a_outer_stride": of_row}
         return _native.modules["cpu"].plan_scan(*call, **options)
 
     return make(

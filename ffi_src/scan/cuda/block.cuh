@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/cuda/async_copy.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "scan/plan.h"
@@ -42,12 +43,14 @@ struct Parameters {
   int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;
   int copies;  // resident: copies of each sum in the workspace
+  int split;   // resident: blocks of a cluster that share a tile
   unsigned counters;
   unsigned level_at[kMaxLevels];            // where the words of a level begin
   unsigned staging_at, states_at;           // bytes from the start of shared memory
   bool backward;                            // positions count from the end of the array
   bool aligned;                             // all packs are aligned to 16 bytes; if by_words, all words are aligned
   bool by_words;                            // kAcross: a row is not a whole number of packs
+  bool at_vectors;                          // kAlong: tiles begin at vectors of memory (kCutAtVectors)
   bool starts_aligned;                      // the starts that belong to a pack are one aligned load
   int a_inner_stride, starts_inner_stride;  // kAcross: strides of a and starts from column to column
   bool neighbour_before;                    // the policy's neighbour is the position before; if not, the one after
@@ -83,6 +86,19 @@ __device__ __forceinline__ void wait_at_barrier(int id, int threads) {
 }
 __device__ __forceinline__ void pass_barrier(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Starts to copy the first `bytes` (0 to 16) of 16 bytes to shared memory, and clears the rest. No other byte is read.
+__device__ __forceinline__ void copy_async_part(void* to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+#else
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i)
+    static_cast<unsigned char*>(to)[i] = i < bytes ? static_cast<const unsigned char*>(from)[i] : 0;
+#endif
 }
 
 // ---- Between warps --------------------------------------------------------------------------------------------------

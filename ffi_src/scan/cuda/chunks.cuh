@@ -19,13 +19,14 @@ enum class OddRows {
   kShifted,  // by vectors, which are shifted when they are in shared memory, for lanes that take their runs twice
 };
 // Three operands have too few registers for kShifted. Elements of 4 bytes are copied asynchronously one by one, which
-// takes less than to shift them.
+// takes less than to shift them. Where the order of folding does not matter (kCutAtVectors), only arrays that are not
+// aligned are copied so, as no buffer of XLA is.
 template <class Policy>
-constexpr OddRows kOddRows =
-    sizeof(typename Policy::Element::Bits) == 4 || (Policy::kOperands > 2 && sizeof(typename Policy::Element::Bits) > 4)
-        ? OddRows::kEach
-    : Policy::kOperands <= 2 ? OddRows::kShifted
-                             : OddRows::kTaken;
+constexpr OddRows kOddRows = kExact<Policy> || sizeof(typename Policy::Element::Bits) == 4 ||
+                                     (Policy::kOperands > 2 && sizeof(typename Policy::Element::Bits) > 4)
+                                 ? OddRows::kEach
+                             : Policy::kOperands <= 2 ? OddRows::kShifted
+                                                      : OddRows::kTaken;
 
 // kPackwise: whether lanes go over a run pack by pack (runs.h).
 template <class Policy, OddRows kOdd = kOddRows<Policy>, bool kPackwise = false>
@@ -55,6 +56,7 @@ class Chunks : public BetweenWarps<Policy> {
   struct Place {
     int64_t column;         // the outer index
     int64_t at, a, starts;  // offsets of the first element of the axis
+    int lead = 0;           // kCutAtVectors: elements of the first tile that come before the row, in its direction
     static constexpr bool active = true;
   };
 
@@ -90,6 +92,8 @@ class Chunks : public BetweenWarps<Policy> {
     place.at = place.column * p.length;
     if (Policy::kBroadcast) place.a = p.outer_of_a(place.column);
     if (Policy::kStarts && p.starts) place.starts = p.starts_at.outer(place.column);
+    if (kCutAtVectors<Policy> && p.at_vectors)
+      place.lead = static_cast<int>(p.backward ? -(place.at + p.length) : place.at) & (kInPack - 1);
     return place;
   }
 
@@ -100,7 +104,8 @@ class Chunks : public BetweenWarps<Policy> {
 
   // Starts to load a tile into shared memory. The extra neighbour goes to a register, from which put_extras() stores
   // it.
-  __device__ void fetch(int stage, const Place& place, const Span& span, Extra (&extra)[1]) const {
+  __device__ void fetch(int stage, const Place& place, const Span& nominal, Extra (&extra)[1]) const {
+    const Span span = cut(place, nominal);
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
       if (is_one(o)) {
@@ -124,8 +129,9 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   // Prefetches a later tile into the L2 cache, on GPUs that can. Called by one thread.
-  __device__ void let_come_near(const Place& place, const Span& span) const {
+  __device__ void let_come_near(const Place& place, const Span& nominal) const {
 #if __CUDA_ARCH__ >= 900
+    const Span span = cut(place, nominal);
     if (!span.whole) return;
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
@@ -159,6 +165,14 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ void take_again(int stage, const Place& place, const Span& span, Tile& tile) const {
     __syncwarp();
     tile.stage = stage;
+    if constexpr (kCutAtVectors<Policy>) {
+      if (span.begin == 0 && thread == 0) {
+        auto* const pack = reinterpret_cast<Bits*>(run_order(stage, 0, 0));
+#pragma unroll 1
+        for (int i = 0; i < place.lead; ++i)
+          pack[p.backward ? kInPack - 1 - i : i] = Element::store(Policy::neutral(p.options));
+      }
+    }
     if constexpr (Policy::kNeighbour) {
       const int64_t end = p.length - position(span);
       if (!p.neighbour_before && end > 0 && end < kRun) {
@@ -284,11 +298,18 @@ class Chunks : public BetweenWarps<Policy> {
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < Policy::kResults; ++r)
-      store_result(tile.stage, r, static_cast<Bits*>(p.results[r]) + place.at, span);
+      store_result(tile.stage, r, static_cast<Bits*>(p.results[r]) + place.at, cut(place, span));
     __syncwarp();  // after this, the next tile may overwrite the stage
   }
 
  private:
+  // Where a tile is if the row's first tile begins with `place.lead` elements that are not in the row.
+  __device__ Span cut(const Place& place, const Span& span) const {
+    if constexpr (!kCutAtVectors<Policy>) return span;
+    const int64_t begin = span.begin - place.lead;
+    return {begin, p.backward ? p.length - begin - kTile : begin, begin >= 0 && begin + kTile <= p.length};
+  }
+
   template <class... Kept>
   __device__ void step_over(const Tile& tile, uint32_t starts, State state, Pack (&results)[Policy::kResults][kPacks],
                             const Kept&... kept) const {
@@ -384,7 +405,9 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void fetch_operand(int stage, int operand, const Bits* axis, const Span& span) const {
-    if (kOdd == OddRows::kNone || p.aligned) {
+    if (kCutAtVectors<Policy> && p.at_vectors && !span.whole) {
+      odd_part(stage, operand, span).copy(axis + first_of_part(span));
+    } else if (kOdd == OddRows::kNone || p.aligned) {
       Pack* const to = memory_order(stage, operand);
       const int first = part * kOfWarp + lane * kInPack;
       const Bits* const from = axis + span.memory + first;
@@ -394,15 +417,9 @@ class Chunks : public BetweenWarps<Policy> {
       } else {
 #pragma unroll 1
         for (int u = 0; u < kPacks; ++u) {
-          const int e = first + u * 32 * kInPack;
-          const int count = part_inside(span, e);
-          if (count == 0) {
-            copy_async_or_clear(to + u * 32, from + u * 32 * kInPack, inside(span, e, kInPack));
-          } else {
-            to[u * 32] = Pack{};
-#pragma unroll 1
-            for (int i = 0; i < count; ++i) reinterpret_cast<Bits*>(to + u * 32)[i] = from[u * 32 * kInPack + i];
-          }
+          const int e = u * 32 * kInPack, count = part_inside(span, first + e);
+          const int there = count > 0 ? count : inside(span, first + e, kInPack) ? kInPack : 0;
+          copy_async_part(to + u * 32, from + e, there * static_cast<int>(sizeof(Bits)));
         }
       }
     } else if constexpr (kOdd != OddRows::kEach) {
@@ -419,7 +436,11 @@ class Chunks : public BetweenWarps<Policy> {
         const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
         Bits* const to = element(stage, operand, e);
         if (inside(span, in_tile, 1)) {
-          copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
+          if constexpr (sizeof(Bits) < 4) {
+            *to = axis[span.memory + in_tile];
+          } else {
+            copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
+          }
         } else {
           *to = Bits{};
         }
@@ -428,7 +449,9 @@ class Chunks : public BetweenWarps<Policy> {
   }
 
   __device__ void store_result(int stage, int result, Bits* axis, const Span& span) const {
-    if (kOdd == OddRows::kNone || p.aligned) {
+    if (kCutAtVectors<Policy> && p.at_vectors && !span.whole) {
+      odd_part(stage, result, span).store(axis + first_of_part(span));
+    } else if (kOdd == OddRows::kNone || p.aligned) {
       const Pack* const from = memory_order(stage, result);
       const int first = part * kOfWarp + lane * kInPack;
       Bits* const to = axis + span.memory + first;

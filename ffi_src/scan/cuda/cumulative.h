@@ -22,6 +22,8 @@ struct Cumulative<Op, false> {
   static constexpr bool kCut = false;
 
   JAXGPUOPS_FN static State identity(const Options& o) { return Op::identity(o); }
+  // The element whose state is the identity (not of logsumexps).
+  JAXGPUOPS_FN static Acc neutral(const Options& o) { return Op::result(Op::identity(o), o); }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return Op::element(h0, o); }
   JAXGPUOPS_FN static State combine(State l, State r, const Options&) { return Op::combine(l, r); }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Op::element(in.x, o); }
@@ -137,6 +139,7 @@ struct AnyOperator {
   static constexpr bool kCut = false;
 
   JAXGPUOPS_FN static State identity(const Options& o) { return Of::none(o); }
+  JAXGPUOPS_FN static Acc neutral(const Options& o) { return Of::result(Of::none(o), o); }
   JAXGPUOPS_FN static State initial(Acc h0, const Options& o) { return Of::element(h0, o); }
   JAXGPUOPS_FN static State combine(State l, State r, const Options& o) { return Of::fold(o.op, l, r); }
   JAXGPUOPS_FN static State first(const In<Acc>& in, const Options& o) { return Of::element(in.x, o); }

@@ -5,6 +5,7 @@
 
 #include "scan/cuda/algorithms.cuh"
 #include "scan/cuda/kernels.h"
+#include "scan/plan_parts.h"
 
 namespace jaxgpuops::scan {
 namespace {
@@ -90,6 +91,7 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.late = plan.late;
   p.stages = plan.stages;
   p.copies = resident_copies(plan.tiles);
+  p.split = plan.split;
   p.threads = plan.threads();
   p.runs = plan.runs;
   p.width = plan.columns;
@@ -129,9 +131,10 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.a_inner_stride = problem.a.inner.groups == 0 ? 0 : static_cast<int>(problem.a.inner.stride[0]);
   p.starts_inner_stride = problem.starts.inner.groups == 0 ? 0 : static_cast<int>(problem.starts.inner.stride[0]);
   if (plan.layout == Layout::kAlong && length * bytes_of(problem.dtype) % 16 != 0) {
+    p.at_vectors = p.aligned && is_exact(problem) && plan.algorithm != Algorithm::kRows;
     // Tiles are whole packs, so that one row from its first element on is aligned. (kRows has no partial packs.)
     const bool one = outer == 1 && !p.backward && plan.algorithm != Algorithm::kRows;
-    p.aligned = p.aligned && one;
+    p.aligned = p.aligned && (one || p.at_vectors);
   }
   return p;
 }

@@ -53,6 +53,12 @@ __device__ __forceinline__ void scan_packed_rows(const Parameters& p) {
   Pack operand[Policy::kOperands][1];
 #pragma unroll
   for (int o = 0; o < Policy::kOperands; ++o) {
+    if (Policy::kBroadcast && o == 1 && p.a_axis_stride == 0 && p.a_outer_stride == 0) {  // one factor
+      const Bits factor = *static_cast<const Bits*>(p.operands[o]);
+#pragma unroll
+      for (int i = 0; i < n; ++i) set<Bits>(operand[o][0], i, factor);
+      continue;
+    }
     const Bits* const from = static_cast<const Bits*>(p.operands[o]) + first;
     if (whole) {
       operand[o][0] = *reinterpret_cast<const Pack*>(from);

@@ -44,6 +44,10 @@ template <class Unsigned>
 constexpr bool kExact<AnyOperator<Integer<Unsigned>>> = true;
 template <>
 constexpr bool kExact<General<Boolean>> = true;
+// Whether tiles of rows begin where vectors of memory do, not where the row does. Then all rows are copied as whole
+// vectors. Only where results have the same bits wherever tiles begin.
+template <class Policy>
+constexpr bool kCutAtVectors = kExact<Policy>;
 // Whether fold_run() keeps factors and weights for step_run(): of more positions there are too few registers for that.
 template <class Policy, int n>
 constexpr bool kKeepsWeights = kAnyWeights<Policy> && n <= 8;

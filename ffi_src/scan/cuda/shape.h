@@ -112,9 +112,16 @@ constexpr int row_lanes_before(int64_t row_bytes) {
 }
 
 // kPacks: the most lanes of a row (one of 8-byte elements), and the most elements of arrays whose rows have more than
-// kFewRowLanes: of 4 bytes, of those with the operator as an option, and of 8 bytes.
+// kFewRowLanes: of 4 bytes, of those with the operator as an option or with one factor, and of 8 bytes.
 constexpr int kMostRowLanes = 17, kFewRowLanes = 6;
 constexpr int64_t kPacksElements = 1 << 22, kPacksRare = 1 << 20, kPacksWide = 1 << 19;
+// Whether a recurrence of several rows has one factor for all of their positions.
+inline bool is_one_factor(const Problem& problem) {
+  const auto& of_row = problem.a.outer;
+  return problem.kind == Kind::kLinear && problem.rows.inner == 1 && problem.rows.outer > 1 &&
+         problem.a.axis_stride == 0 && (of_row.groups == 0 || (of_row.groups == 1 && of_row.stride[0] == 0));
+}
+
 // The most lanes of a row: they take turns, which are short where a pack has few elements.
 inline int most_row_lanes(const Problem& problem) {
   const int bytes = bytes_of(problem.dtype);
@@ -123,7 +130,9 @@ inline int most_row_lanes(const Problem& problem) {
   if (is_any_operator(problem) && bytes == 2) return 3;
   if (bytes < 4) return 5;
   // Of many elements, kShort is faster than more turns.
-  const int64_t most = bytes == 8 ? kPacksWide : is_any_operator(problem) ? kPacksRare : kPacksElements;
+  const int64_t most = bytes == 8                                           ? kPacksWide
+                       : is_any_operator(problem) || is_one_factor(problem) ? kPacksRare
+                                                                            : kPacksElements;
   return problem.rows.elements() <= most && problem.kind != Kind::kLinearVjp ? kMostRowLanes : kFewRowLanes;
 }
 
@@ -137,8 +146,8 @@ inline bool in_packs(const Problem& problem) {
   if (row_lanes(bytes) > most_row_lanes(problem) || (neighbours && row_lanes_before(bytes) > 0)) return false;
   if (is_rare(problem.kind, problem.op, problem.segmented, problem.dtype) && !is_any_operator(problem)) return false;
   const auto& a = problem.a;
-  return problem.kind != Kind::kLinear ||
-         ((length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length)));
+  if (problem.kind != Kind::kLinear || is_one_factor(problem)) return true;
+  return (length == 1 || a.axis_stride == 1) && (outer == 1 || (a.outer.groups == 1 && a.outer.stride[0] == length));
 }
 
 constexpr int kWarps = 8;  // the most warps of a block, without those that look ahead

@@ -169,8 +169,8 @@ class Spans : public BetweenWarps<Policy> {
 
   // Starts to load the elements of an image, and the rest of their 16 bytes, unless that lies outside the array.
   __device__ void copy_in(int stage, const Image& image) const {
-    const int64_t there = (p.columns * p.length - image.origin) / kInPack;
-    const int packs = static_cast<int>(min(int64_t{(image.end + kInPack - 1) / kInPack}, there));
+    const int64_t there = p.columns * p.length - image.origin;
+    const int packs = static_cast<int>(min(int64_t{(image.end + kInPack - 1) / kInPack}, there / kInPack));
 #pragma unroll
     for (int o = 0; o < Policy::kOperands; ++o) {
       if (!(p.staged >> o & 1)) continue;
@@ -183,8 +183,9 @@ class Spans : public BetweenWarps<Policy> {
           copy_async(to + padded(16 * (pack + i * p.threads)), from + (pack + i * p.threads) * kInPack);
 #pragma unroll 1
       for (; pack < packs; pack += p.threads) copy_async(to + padded(16 * pack), from + pack * kInPack);
-      const int rest = packs * kInPack + thread;
-      if (rest < image.end) *in(to, padded(rest * kBytes)) = from[rest];
+      if (thread == 0 && packs * kInPack < image.end)
+        copy_async_part(to + padded(16 * packs), from + packs * kInPack,
+                        static_cast<int>(there - packs * kInPack) * kBytes);
     }
   }
 
