@@ -109,8 +109,8 @@ struct DigitsBlock {
     return (distance == 0 && low > 0) || (distance == high - low && high < ~0u);
   }
 
-  // Counts a digit. In step, the lanes of a warp that have the first lane's digit count it together: where many keys are
-  // equal, their additions to one bin would wait for each other.
+  // Counts a digit. In step, the lanes of a warp that have the first lane's digit count it together: where many keys
+  // are equal, their additions to one bin would wait for each other.
   template <bool kInStep>
   __device__ __forceinline__ void count_digit(uint32_t digit, bool counts, uint32_t times = 1) {
     if constexpr (kInStep) {
@@ -125,8 +125,8 @@ struct DigitsBlock {
     if (counts) atomicAdd(&s.bins[digit], times);
   }
   // Passes the marked elements of a word for each lane to `use`, which tells whether to keep the mark, and returns the
-  // marks that are kept. Words with many marks are read by all lanes together, which then call `use` in step. `first` is
-  // the word of the first lane.
+  // marks that are kept. Words with many marks are read by all lanes together, which then call `use` in step. `first`
+  // is the word of the first lane.
   template <class Use>
   __device__ __forceinline__ uint32_t sift(uint32_t first, uint32_t marks, Use use) const {
     if (!__any_sync(kEveryLane, __popc(marks) >= kMany)) {
@@ -370,9 +370,9 @@ struct DigitsBlock {
 #pragma unroll 1
     for (uint32_t first = from; first < to; first += 32) {
       const uint32_t w = first + lane, kept = sift(first, w < to ? marks[w] : 0, [&](auto, uint32_t key, bool marked) {
-        ties += exact && marked && key == least;
-        return key >= least;
-      });
+                                         ties += exact && marked && key == least;
+                                         return key >= least;
+                                       });
       if (w < to) marks[w] = kept;
       more += __popc(kept);
     }

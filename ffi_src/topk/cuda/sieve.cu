@@ -66,8 +66,9 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
 }
 
 // Maps a survivor to a bin. At first all bins have equal width. Composites lose the bits between a key and its index
-// before that, and the last bits of keys if these are 0, so that indices divide keys of few values. If a bin is crowded,
-// splitters (a sorted sample of the survivors) divide the range, and the bins between two splitters have equal width.
+// before that, and the last bits of keys if these are 0, so that indices divide keys of few values. If a bin is
+// crowded, splitters (a sorted sample of the survivors) divide the range, and the bins between two splitters have equal
+// width.
 struct Division {
   C high;
   int shift;

@@ -369,12 +369,12 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
-// Appends to the candidates the first elements of this key, which begin at `from`, until there are k. Returns whether it
-// found so many; it does not look far.
+// Appends to the candidates the first elements of this key, which begin at `from`, until there are k. Returns whether
+// it found so many; it does not look far.
 template <class Key>
 __device__ __noinline__ bool append_first(const Wave& a, Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer,
                                           const Packing<Key>& packing, Key key, uint32_t from, int64_t row) {
-  constexpr uint32_t kEach = 8, kSteps = 8;
+  constexpr uint32_t kEach = sizeof(Key) == 1 ? 32 : 8, kSteps = 8;  // of random bytes, one of 256 has the largest key
   const Key* const x = static_cast<const Key*>(a.x) + row * a.length;
   const Key bits = decode(key, a.order);
   uint32_t count = s.count;
