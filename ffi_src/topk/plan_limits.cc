@@ -261,6 +261,7 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether the wave kernels take less time than those that hold or stream a row.
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
+  if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
   if (rows.length * key_bytes < kMinWaveBytes) return false;
   const bool holds =
