@@ -163,44 +163,15 @@ template <class C>
 struct Bins {
   C high;  // bin 0 starts here and bins descend
   int shift;
-  // `gap` bits from bit `at` on, which are the same in all candidates, are left out. So indices divide equal keys, even
-  // if keys differ in high bits only.
-  int at = 0, gap = 0;
-  C same = 0;  // these bits
   uint32_t boundary, above, kept;
   bool crowded;  // one of the bins that matter holds too many to compare with each other
 
-  __device__ C squeezed(C c) const { return gap ? c >> (at + gap) << at | (c & ((C{1} << at) - 1)) : c; }
-  __device__ C whole(C c) const { return gap ? c >> at << (at + gap) | same | (c & ((C{1} << at) - 1)) : c; }
-  __device__ uint32_t of(C c) const { return static_cast<uint32_t>((high - squeezed(c)) >> shift); }
+  __device__ uint32_t of(C c) const { return static_cast<uint32_t>((high - c) >> shift); }
   __device__ C floor() const {  // the lowest composite of the boundary bin
     const C span = (static_cast<C>(boundary + 1) << shift) - 1;
-    return whole(span >= high ? 0 : high - span);
+    return span >= high ? 0 : high - span;
   }
-  __device__ C ceiling() const { return whole(high - (static_cast<C>(boundary) << shift)); }  // the highest one
 };
-
-// Returns the longest run of bits that do not differ among the candidates of buffer[0, m) in [from, to]: the number of
-// bits in the low byte, and the first one above it. `high` is one of the candidates. Starts and ends with the block in
-// step.
-template <int kThreads, class C>
-__device__ __noinline__ int common_bits(Shared<kThreads, C>& s, const C* buffer, uint32_t m, C from, C to, C high) {
-  __builtin_assume(__isShared(&s) && __isShared(buffer));
-  const auto either = [](C a, C b) { return a | b; };
-  C differ = 0;
-  for_each_candidate<kThreads>(buffer, m, [&](C c) {
-    if (c >= from && c <= to) differ |= c ^ high;
-  });
-  differ = fold_lanes(differ, either);
-  if (threadIdx.x % 32 == 0) s.low[threadIdx.x / 32] = differ;
-  __syncthreads();
-#pragma unroll 4
-  for (int w = 0; w < kThreads / 32; ++w) differ |= s.low[w];
-  C last = 0;
-  int bits = 0;
-  for (C run = ~differ & ~C{0} >> (8 * sizeof(C) - bit_length(differ)); run; run &= run >> 1) last = run, ++bits;
-  return bits ? (bit_length(static_cast<C>(last & -last)) - 1) << 8 | bits : 0;
-}
 
 // Finds the digit of the k-th largest element, and sets s.boundary, s.above and s.kept (of that digit alone). There are
 // count(d) elements of digit d. Ends with the block in step.
@@ -246,50 +217,40 @@ __device__ Bins<C> bin_candidates(Shared<kThreads, C>& s, const C* buffer, uint3
   constexpr int kLogBins = kThreads == 512 ? 12 : 11;
   static_assert(S::kBins == 1 << kLogBins);
   Bins<C> bins;
-#pragma unroll 1
-  while (true) {
-    bins.high = bins.squeezed(high);
-    bins.shift = max(0, bit_length(static_cast<C>(bins.high - bins.squeezed(low))) - kLogBins);
-    for_each_candidate<kThreads>(buffer, m, [&](C c) {
-      if (c >= from && c <= to) atomicAdd(&s.histogram[bins.of(c)], 1u);
-    });
-    __syncthreads();
+  bins.high = high;
+  bins.shift = max(0, bit_length(static_cast<C>(high - low)) - kLogBins);
+  for_each_candidate<kThreads>(buffer, m, [&](C c) {
+    if (c >= from && c <= to) atomicAdd(&s.histogram[bins.of(c)], 1u);
+  });
+  __syncthreads();
 
-    uint4* const mine = reinterpret_cast<uint4*>(s.histogram) + tid * (S::kBinsPerThread / 4);
-    alignas(16) uint32_t counts[S::kBinsPerThread];
-    uint32_t sum = 0;
+  uint4* const mine = reinterpret_cast<uint4*>(s.histogram) + tid * (S::kBinsPerThread / 4);
+  alignas(16) uint32_t counts[S::kBinsPerThread];
+  uint32_t sum = 0;
 #pragma unroll
-    for (int v = 0; v < S::kBinsPerThread / 4; ++v) reinterpret_cast<uint4*>(counts)[v] = mine[v];
+  for (int v = 0; v < S::kBinsPerThread / 4; ++v) reinterpret_cast<uint4*>(counts)[v] = mine[v];
 #pragma unroll
-    for (int j = 0; j < S::kBinsPerThread; ++j) sum += counts[j];
-    const uint32_t inclusive = sum_up_to_lane(sum);
-    if (lane == 31) s.sums[warp] = inclusive;
-    __syncthreads();
-    uint32_t above = inclusive - sum;
+  for (int j = 0; j < S::kBinsPerThread; ++j) sum += counts[j];
+  const uint32_t inclusive = sum_up_to_lane(sum);
+  if (lane == 31) s.sums[warp] = inclusive;
+  __syncthreads();
+  uint32_t above = inclusive - sum;
 #pragma unroll 4
-    for (uint32_t w = 0; w < S::kWarps; ++w) above += w < warp ? s.sums[w] : 0;
-    bool crowded = false;
+  for (uint32_t w = 0; w < S::kWarps; ++w) above += w < warp ? s.sums[w] : 0;
+  bool crowded = false;
 #pragma unroll
-    for (int j = 0; j < S::kBinsPerThread; ++j) {
-      const uint32_t count = counts[j];
-      if (above < k) {
-        crowded |= count > kCrowded;
-        if (above + count >= k) s.boundary = tid * S::kBinsPerThread + j, s.above = above, s.kept = above + count;
-      }
-      counts[j] = above;
-      above += count;
+  for (int j = 0; j < S::kBinsPerThread; ++j) {
+    const uint32_t count = counts[j];
+    if (above < k) {
+      crowded |= count > kCrowded;
+      if (above + count >= k) s.boundary = tid * S::kBinsPerThread + j, s.above = above, s.kept = above + count;
     }
-#pragma unroll
-    for (int v = 0; v < S::kBinsPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(counts)[v];
-    bins.crowded = __syncthreads_or(crowded);
-    if (!bins.crowded || bins.gap || bins.shift == 0) break;
-    const int common = common_bits<kThreads>(s, buffer, m, from, to, high);
-    if (!common) break;
-    bins.at = common >> 8, bins.gap = common & 255;
-    bins.same = high & ((C{1} << bins.gap) - 1) << bins.at;
-    for (int i = tid; i < S::kBins; i += kThreads) s.histogram[i] = 0;
-    __syncthreads();
+    counts[j] = above;
+    above += count;
   }
+#pragma unroll
+  for (int v = 0; v < S::kBinsPerThread / 4; ++v) mine[v] = reinterpret_cast<const uint4*>(counts)[v];
+  bins.crowded = __syncthreads_or(crowded);
   bins.boundary = s.boundary;
   bins.above = s.above;
   bins.kept = s.kept;
@@ -366,7 +327,7 @@ __device__ __noinline__ C divide(Shared<kThreads, C>& s, C* buffer, uint32_t k, 
   C to = ~C{0};
   uint32_t above = 0;
   while (above + bins.kept > keep) {
-    to = smaller(to, bins.ceiling());
+    to = smaller(to, bins.high - (static_cast<C>(bins.boundary) << bins.shift));
     above += bins.above;
     bins = bin_candidates<kThreads>(s, buffer, s.count, k - above, bins.floor(), to);
   }

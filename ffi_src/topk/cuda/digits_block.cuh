@@ -117,7 +117,8 @@ struct DigitsBlock {
       const uint32_t counting = __ballot_sync(kEveryLane, counts);
       if (!counting) return;
       const uint32_t first = __ffs(static_cast<int>(counting)) - 1;
-      const bool joins = counts && digit == shuffle_from(digit, first);
+      const uint32_t common = shuffle_from(digit, first);
+      const bool joins = counts && digit == common;
       const uint32_t all = sum_of_warp(joins ? times : 0);
       counts = counts && (!joins || lane == first);
       if (joins) times = all;
@@ -244,11 +245,11 @@ struct DigitsBlock {
       for (uint32_t j = 0; j < kDigitsBins; ++j)
         if (j < each) counts[j] = s.bins[highest - j];
     } else if (has) {
-#pragma unroll 4
-      for (uint32_t b = 0; b < among; ++b) {
 #pragma unroll
-        for (uint32_t j = 0; j < kDigitsBins / 2; ++j)  // of at least two blocks
-          if (j < each) counts[j] += load_in_cluster(&s.bins[highest - j], b);
+      for (uint32_t j = 0; j < kDigitsBins / 2; ++j) {  // of at least two blocks
+        if (j >= each) break;
+#pragma unroll 4
+        for (uint32_t b = 0; b < among; ++b) counts[j] += load_in_cluster(&s.bins[highest - j], b);
       }
     }
 #pragma unroll

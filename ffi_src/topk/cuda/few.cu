@@ -154,9 +154,9 @@ __device__ __forceinline__ void copy_out(T* to, const T* from, uint32_t count) {
   for (uint32_t i = vectors * kVector + threadIdx.x; i < count; i += kFewThreads) to[i] = from[i];
 }
 
-// Many short rows: a block copies neighbouring rows to shared memory in whole vectors, and the results back. A lane has
-// each row, or several. Rows whose length is an even number of units have one unit more between them, so that lanes
-// read from different banks.
+// Many short rows: a block copies neighbouring rows to shared memory in whole vectors. A lane has each row, or several;
+// then results leave in whole vectors, too. Rows whose length is an even number of units have one unit more between
+// them, so that lanes read from different banks.
 template <class Key, int kBest>
 __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_constant__ Few a) {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
@@ -186,9 +186,12 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
   for (uint32_t e = vectors * kVector + threadIdx.x; e < elements; e += kFewThreads)
     reinterpret_cast<Key*>(units + place(e / kEach))[e % kEach] = x[e];
   __syncthreads();
+  const bool collects = a.tile > kFewThreads;
   Few results = a;
-  results.indices = reinterpret_cast<int32_t*>(dynamic_shared_memory() + a.tile_bytes);
-  results.values = a.values ? results.indices + a.tile * a.k : nullptr;
+  if (collects) {
+    results.indices = reinterpret_cast<int32_t*>(dynamic_shared_memory() + a.tile_bytes);
+    results.values = a.values ? results.indices + a.tile * a.k : nullptr;
+  }
 #pragma unroll 1
   for (uint32_t r = threadIdx.x; r < rows; r += kFewThreads) {
     const Key* const row = reinterpret_cast<const Key*>(units + (a.gap ? r : 0)) + r * a.length;
@@ -204,8 +207,9 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
     }
 #pragma unroll 1
     for (; i > 0; --i) best.add(encode(row[i - 1], a.order), i - 1);
-    write<Key>(results, best, int64_t{r} * a.k, 1, 1, 0);
+    write<Key>(results, best, int64_t{collects ? r : first + r} * a.k, 1, 1, 0);
   }
+  if (!collects) return;
   __syncthreads();
   const int64_t to = int64_t{first} * a.k;
   copy_out(a.indices + to, results.indices, rows * a.k);

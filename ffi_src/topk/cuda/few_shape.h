@@ -25,7 +25,8 @@ struct FewShape {
 constexpr int64_t kMaxFewTile = 256;    // the longest rows that tiles have, in bytes
 constexpr int64_t kFewTiled = 1 << 15;  // so many rows are enough for tiles
 
-// The rows of a tile. A lane has several of very short ones, so that enough bytes are on their way.
+// The rows of a tile. A lane has several of very short ones, so that enough bytes are on their way; then the block
+// collects their results.
 constexpr int64_t few_tile(int64_t rows, int64_t length, int key_bytes) {
   int64_t tile = kFewThreads;
   while (tile < 4 * kFewThreads && 2 * tile * length * key_bytes <= 16 << 10 && rows >= tile << 11) tile *= 2;
@@ -53,7 +54,8 @@ inline FewShape few_shape(Rows rows, int64_t k, int key_bytes, int64_t multiproc
       rows.count() >= kFewTiled) {
     const int64_t tile = few_tile(rows.count(), length, key_bytes);
     shape.blocks = ceil_div(rows.count(), tile);
-    shape.shared_bytes = few_tile_bytes(tile, length, key_bytes) + tile * k * (4 + key_bytes);
+    shape.shared_bytes =
+        few_tile_bytes(tile, length, key_bytes) + (tile > kFewThreads ? tile * k * (4 + key_bytes) : 0);
     return shape;
   }
   const int64_t wanted = (k <= 2 ? 1024 : k <= 4 ? 512 : 128) * multiprocessors;
