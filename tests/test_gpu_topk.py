@@ -88,7 +88,7 @@ REGIMES = {
     "few, rows": ((300, 201), 1, 3),
     "few, tiles of rows": ((40_001, 27), 1, 3),
     "few, tiles of rows with gaps": ((40_001, 22), 1, 2),
-    "few, several short rows a lane": ((600_001, 5), 1, 3),
+    "few, several short rows a lane": ((600_001, 2), 1, 2),
     "short": ((300, 5, 1000), 1, 3),
     "compare": ((9, 300), 1, 90),
     "compare, a row of many blocks": ((1, 3001), 1, 1000),

@@ -109,45 +109,6 @@ struct DigitsBlock {
     return (distance == 0 && low > 0) || (distance == high - low && high < ~0u);
   }
 
-  // Counts a digit. In step, the lanes of a warp that have the first lane's digit count it together: where many keys
-  // are equal, their additions to one bin would wait for each other.
-  template <bool kInStep>
-  __device__ __forceinline__ void count_digit(uint32_t digit, bool counts, uint32_t times = 1) {
-    if constexpr (kInStep) {
-      const uint32_t counting = __ballot_sync(kEveryLane, counts);
-      if (!counting) return;
-      const uint32_t first = __ffs(static_cast<int>(counting)) - 1;
-      const uint32_t common = shuffle_from(digit, first);
-      const bool joins = counts && digit == common;
-      const uint32_t all = sum_of_warp(joins ? times : 0);
-      counts = counts && (!joins || lane == first);
-      if (joins) times = all;
-    }
-    if (counts) atomicAdd(&s.bins[digit], times);
-  }
-  // Passes the marked elements of a word for each lane to `use`, which tells whether to keep the mark, and returns the
-  // marks that are kept. Words with many marks are read by all lanes together, which then call `use` in step. `first`
-  // is the word of the first lane.
-  template <class Use>
-  __device__ __forceinline__ uint32_t sift(uint32_t first, uint32_t marks, Use use) const {
-    if (!__any_sync(kEveryLane, __popc(marks) >= kMany)) {
-      uint32_t kept = marks;
-      for_marks_by_turns(marks, lane, [&](uint32_t j) {
-        if (!use(std::false_type(), slots[(first + lane) * 32 + j], true)) kept ^= 1u << j;
-      });
-      return kept;
-    }
-    uint32_t kept = 0;
-#pragma unroll 4
-    for (uint32_t i = 0; i < 32; ++i) {
-      const bool marked = shuffle_from(marks, i) >> lane & 1;
-      const uint32_t key = marked ? slots[(first + i) * 32 + lane] : Key{0};
-      const uint32_t word = __ballot_sync(kEveryLane, use(std::true_type(), key, marked) && marked);
-      if (lane == i) kept = word;
-    }
-    return kept;
-  }
-
   // Loads the part. Returns a first digit that more than k elements reach, almost certainly: it follows from a sample.
   __device__ __forceinline__ uint32_t load() {
     clear();
@@ -233,27 +194,20 @@ struct DigitsBlock {
     const uint32_t share = shared ? max(digits / among, 1u) : digits, each = (share + kThreads - 1) / kThreads;
     const bool has = tid * each < share && adder * share < digits;
     const uint32_t highest = digits - 1 - adder * share - tid * each;
-    uint32_t counts[kDigitsBins] = {}, sum = 0;
-    if (has && among == 1 && each == kDigitsBins) {
-#pragma unroll
-      for (uint32_t v = 0; v < kDigitsBins / 4; ++v) {
-        const uint4 four = *reinterpret_cast<const uint4*>(s.bins + highest - 4 * v - 3);
-        counts[4 * v] = four.w, counts[4 * v + 1] = four.z, counts[4 * v + 2] = four.y, counts[4 * v + 3] = four.x;
-      }
-    } else if (has && among == 1) {
-#pragma unroll
-      for (uint32_t j = 0; j < kDigitsBins; ++j)
-        if (j < each) counts[j] = s.bins[highest - j];
-    } else if (has) {
-#pragma unroll
-      for (uint32_t j = 0; j < kDigitsBins / 2; ++j) {  // of at least two blocks
-        if (j >= each) break;
+    uint32_t sum = 0;
+    if (has) {
+#pragma unroll 1
+      for (uint32_t j = 0; j < each; ++j) {
+        uint32_t count = s.bins[highest - j];
+        if (among > 1) {
+          count = 0;
 #pragma unroll 4
-        for (uint32_t b = 0; b < among; ++b) counts[j] += load_in_cluster(&s.bins[highest - j], b);
+          for (uint32_t b = 0; b < among; ++b) count += load_in_cluster(&s.bins[highest - j], b);
+          if (shared) s.bins[highest - j] = count;
+        }
+        sum += count;
       }
     }
-#pragma unroll
-    for (uint32_t j = 0; j < kDigitsBins; ++j) sum += counts[j];
     uint32_t before = sum_before<kThreads>(sum, s.sums);
     if (shared) {
       if (tid == kThreads - 1)
@@ -262,10 +216,9 @@ struct DigitsBlock {
       before += sum_of_warp(lane < rank ? s.of_block[lane] : 0);
     }
     if (has && before < wanted && before + sum >= wanted) {
-      uint32_t digit = highest, count = counts[0];
-#pragma unroll
-      for (uint32_t j = 1; j < kDigitsBins; ++j)
-        if (before + count < wanted) before += count, count = counts[j], --digit;
+      uint32_t digit = highest, count = sum;
+      if (each > 1)
+        while (count = s.bins[digit], before + count < wanted) before += count, --digit;
       if (!shared) {
         s.digit = digit, s.above = before, s.kept = count;
       } else {
@@ -284,7 +237,7 @@ struct DigitsBlock {
     constexpr uint32_t kEight = 8;
     const uint32_t from = key_at(floor << first_digit_at());
 #pragma unroll 1
-    for (uint32_t o = tid; o - lane < words * 4; o += kThreads) {
+    for (uint32_t o = tid; o < words * 4; o += kThreads) {
       alignas(16) Key e[kEight];
       if constexpr (sizeof(Key) == 1) {
         *reinterpret_cast<uint2*>(e) = reinterpret_cast<const uint2*>(held)[min(o, 2 * vectors - 1)];
@@ -298,34 +251,21 @@ struct DigitsBlock {
       for (uint32_t j = 0; j < kEight; ++j) hits |= static_cast<uint32_t>(e[j] >= from) << j;
       if (o * kEight < skipped) hits &= ~0u << min(skipped - o * kEight, kEight);
       if (end < (o + 1) * kEight) hits &= o * kEight < end ? (1u << (end - o * kEight)) - 1 : 0;
-      if (o < words * 4) reinterpret_cast<uint8_t*>(marks)[o] = static_cast<uint8_t>(hits);
-      // Neighbours with the same digit are counted together.
-      uint32_t digit = 0, times = 0;
-      for_marks(hits, [&](int j) {
-        const uint32_t next = first_digit(slots[o * kEight + j]);
-        if (next != digit) {
-          if (times) atomicAdd(&s.bins[digit], times);
-          digit = next, times = 0;
-        }
-        ++times;
-      });
-      if (__popc(__ballot_sync(kEveryLane, times)) >= 16) {
-        count_digit<true>(digit, times, times);
-      } else {
-        count_digit<false>(digit, times, times);
-      }
+      reinterpret_cast<uint8_t*>(marks)[o] = static_cast<uint8_t>(hits);
+      for_marks(hits, [&](int j) { atomicAdd(&s.bins[first_digit(slots[o * kEight + j])], 1u); });
     }
   }
   // Counts a digit of the marked elements that have the prefix, and drops those below it.
   __device__ __forceinline__ void count(uint32_t prefix, int prefix_at, int digit_at, uint32_t digits) {
 #pragma unroll 1
-    for (uint32_t w = tid; w - lane < words; w += kThreads) {
-      const uint32_t kept = sift(w - lane, w < words ? marks[w] : 0, [&](auto in_step, uint32_t whole, bool marked) {
-        const uint32_t key = distance(whole), top = key >> prefix_at;
-        count_digit<in_step>(key >> digit_at & (digits - 1), marked && top == prefix);
-        return top >= prefix;
+    for (uint32_t w = tid; w < words; w += kThreads) {
+      uint32_t kept = marks[w];
+      for_marks_by_turns(kept, lane, [&](uint32_t j) {
+        const uint32_t key = distance(slots[w * 32 + j]), top = key >> prefix_at;
+        if (top < prefix) kept ^= 1u << j;
+        if (top == prefix) atomicAdd(&s.bins[key >> digit_at & (digits - 1)], 1u);
       });
-      if (w < words) marks[w] = kept;
+      marks[w] = kept;
     }
   }
 
@@ -369,17 +309,19 @@ struct DigitsBlock {
     const uint32_t from = min(warp * per_warp, words), to = min(from + per_warp, words);
     uint32_t more = 0, ties = 0;
 #pragma unroll 1
-    for (uint32_t first = from; first < to; first += 32) {
-      const uint32_t w = first + lane, kept = sift(first, w < to ? marks[w] : 0, [&](auto, uint32_t key, bool marked) {
-                                         ties += exact && marked && key == least;
-                                         return key >= least;
-                                       });
-      if (w < to) marks[w] = kept;
+    for (uint32_t w = from + lane; w < to; w += 32) {
+      uint32_t kept = marks[w];
+      for_marks_by_turns(kept, lane, [&](uint32_t j) {
+        const uint32_t key = slots[w * 32 + j];
+        if (key < least) kept ^= 1u << j;
+        if (exact && key == least) ++ties;
+      });
+      marks[w] = kept;
       more += __popc(kept);
     }
     // How many elements are before those of the warp.
+    more = sum_of_warp(more - ties);
     ties = sum_of_warp(ties);
-    more = sum_of_warp(more) - ties;
     if (lane == 0) s.reaching[warp] = more, s.tying[warp] = ties;
     __syncthreads();
     const uint32_t warp_more = lane < kWarps ? s.reaching[lane] : 0, warp_ties = lane < kWarps ? s.tying[lane] : 0;
@@ -400,7 +342,10 @@ struct DigitsBlock {
     for (uint32_t start = from; start < to; start += 32) {
       const uint32_t w = min(start + lane, to - 1), hits = start + lane < to ? marks[w] : 0;
       if (!__any_sync(kEveryLane, hits)) continue;
-      const uint32_t equal = exact ? sift(start, hits, [&](auto, uint32_t key, bool) { return key == least; }) : 0;
+      uint32_t equal = 0;
+      if (exact)
+        for_marks_by_turns(hits, lane,
+                           [&](uint32_t j) { equal |= static_cast<uint32_t>(slots[w * 32 + j] == least) << j; });
       const uint32_t both = __popc(hits & ~equal) | __popc(equal) << 16, up_to = sum_up_to_lane(both);
       const uint32_t all = shuffle_from(up_to, 31);
       uint32_t m = more + ((up_to - both) & 0xffff), t = ties + ((up_to - both) >> 16);

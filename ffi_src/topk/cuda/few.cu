@@ -207,7 +207,11 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
     }
 #pragma unroll 1
     for (; i > 0; --i) best.add(encode(row[i - 1], a.order), i - 1);
-    write<Key>(results, best, int64_t{collects ? r : first + r} * a.k, 1, 1, 0);
+    if (collects) {
+      write<Key>(results, best, int64_t{r} * a.k, 1, 1, 0);
+    } else {
+      write<Key>(a, best, int64_t{first + r} * a.k, 1, 1, 0);
+    }
   }
   if (!collects) return;
   __syncthreads();

@@ -25,11 +25,12 @@ struct FewShape {
 constexpr int64_t kMaxFewTile = 256;    // the longest rows that tiles have, in bytes
 constexpr int64_t kFewTiled = 1 << 15;  // so many rows are enough for tiles
 
-// The rows of a tile. A lane has several of very short ones, so that enough bytes are on their way; then the block
+// The rows of a tile. A lane has several of two elements, so that enough bytes are on their way; then the block
 // collects their results.
 constexpr int64_t few_tile(int64_t rows, int64_t length, int key_bytes) {
   int64_t tile = kFewThreads;
-  while (tile < 4 * kFewThreads && 2 * tile * length * key_bytes <= 16 << 10 && rows >= tile << 11) tile *= 2;
+  while (length == 2 && tile < 4 * kFewThreads && 2 * tile * length * key_bytes <= 16 << 10 && rows >= tile << 11)
+    tile *= 2;
   return tile;
 }
 // Their bytes. Rows may have a unit more between them.

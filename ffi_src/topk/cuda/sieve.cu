@@ -443,8 +443,11 @@ struct Block {
       bits = bits_of_warp(bits);
       crowd = raised > 0;
     }
-    division = {0, 0, nullptr, packing.shift(), max(__ffs(static_cast<int>(bits)) - 1, 0), packing.index_bits};
-    division.high = division.squeezed(high) | ((C{1} << packing.index_bits) - 1);
+    // Narrow keys have their indices beside them, and where all keys are equal, indices alone divide them.
+    const bool plain = sizeof(Key) < 4 || packing.key(high) == packing.key(threshold);
+    const int zeros = plain ? 0 : max(__ffs(static_cast<int>(bits)) - 1, 0);
+    division = {high, 0, nullptr, packing.shift(), zeros, plain ? packing.shift() : packing.index_bits};
+    if (!plain) division.high = division.squeezed(high) | ((C{1} << packing.index_bits) - 1);
     static_assert(kSieveBins == 1 << 12);
     division.shift = max(0, bit_length(division.high - division.squeezed(threshold)) - 12);
     // If many survivors that are some way apart in the lists share a bin, bins will be crowded. Counting would show

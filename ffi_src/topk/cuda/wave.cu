@@ -11,8 +11,8 @@
 // If neighbours are the best elements (sorted rows, ties), the lists of the blocks are too short and the threshold is
 // low. Three things help then. Neighbouring parts of a row go to warps of different blocks. If threads read many
 // elements, a block also publishes a bound of its own, the k-th best of its threads' elements. And elements that are
-// read again raise the threshold. If all elements of larger keys than the threshold's have been published, only the
-// first elements of its key are missing, and these mostly stand together.
+// read again raise the threshold. If the threshold has the largest key of the row, the k first elements of that key are
+// the result, and mostly stand together.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes of each block to the workspace and back, and
 // k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -369,30 +369,31 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
 }
 
-// Appends to the candidates the first elements of this key, which begin at `from`, until there are k. Returns whether
-// it found so many; it does not look far.
+// Writes the first k elements of this key, the row's largest, which so many have. They begin at `from`. Returns whether
+// it found them; it does not look far.
 template <class Key>
-__device__ __noinline__ bool append_first(const Wave& a, Shared<kThreads, Composite<Key>>& s, Composite<Key>* buffer,
-                                          const Packing<Key>& packing, Key key, uint32_t from, int64_t row) {
-  constexpr uint32_t kEach = sizeof(Key) == 1 ? 32 : 8, kSteps = 8;  // of random bytes, one of 256 has the largest key
+__device__ __noinline__ bool write_first(const Wave& a, Shared<kThreads, Composite<Key>>& s, Key key, uint32_t from,
+                                         int64_t row) {
+  constexpr uint32_t kEach = 8, kSteps = 8;
   const Key* const x = static_cast<const Key*>(a.x) + row * a.length;
   const Key bits = decode(key, a.order);
-  uint32_t count = s.count;
+  uint32_t found = 0;
 #pragma unroll 1
-  for (uint32_t step = 0; step < kSteps && count < a.k && from < a.length; ++step, from += kEach * kThreads) {
+  for (uint32_t step = 0; step < kSteps && found < a.k && from < a.length; ++step, from += kEach * kThreads) {
     const uint32_t first = from + threadIdx.x * kEach;
     uint32_t hits = 0;
 #pragma unroll
     for (uint32_t e = 0; e < kEach; ++e)
       hits |= static_cast<uint32_t>(first + e < a.length && x[min(first + e, a.length - 1)] == bits) << e;
-    uint32_t all, at = count + sum_before<uint32_t>(__popc(hits), s.sums, kWarps, all);
-    for (; hits && at < a.k; hits &= hits - 1, ++at) buffer[at] = packing.pack(key, first + __ffs(hits) - 1);
-    count += all;
+    uint32_t all, at = found + sum_before<uint32_t>(__popc(hits), s.sums, kWarps, all);
+    for (; hits && at < a.k; hits &= hits - 1, ++at) {
+      const int64_t to = a.place(row, at);
+      static_cast<Key*>(a.values)[to] = bits;
+      a.indices[to] = static_cast<int32_t>(first + __ffs(hits) - 1);
+    }
+    found += all;
   }
-  __syncthreads();
-  if (threadIdx.x == 0) s.count = max(s.count, min(count, a.k));
-  __syncthreads();
-  return count >= a.k;
+  return found >= a.k;
 }
 
 // The usual case: there are few candidates, and all of them have been published. Code that runs once mostly waits for
@@ -438,6 +439,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       best = larger(best, told[j]);
     }
   }
+  const C top = largest_of_warp(larger(best, loose));
+  if (lane == 0) s.high[warp] = top;
   C threshold = larger(kth_of_composites<kThreads>(best, a.k), floor);
   if (a.deep) {
     floor = largest_of_warp(threshold);
@@ -458,35 +461,11 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   put(loose);
   const bool again = __syncthreads_or(bound >= threshold);
   if (again) {
-    const Key key = packing.key(threshold);
-    C first = packing.key(loose) > key ? C{0} : loose;  // the first element of this key, or one that is before it
-    bool hidden = false;                                // whether elements of larger keys may not have been published
-    if (tid == 0) s.count = 0;
-#pragma unroll
-    for (uint32_t j = 0; j < kMine; ++j) {
-      const uint32_t i = own + j * kThreads;
-      if (i >= bounds) continue;
-      const bool above = packing.key(told[j]) > key;
-      hidden |= above && i >= all;
-      if (!above) first = larger(first, told[j]);
-    }
-    first = largest_of_warp(first);
-    if (lane == 0) s.low[warp] = first;
-    hidden = __syncthreads_or(hidden);
-    const auto put_above = [&](C c) {
-      if (packing.key(c) > key) buffer[atomicAdd(&s.count, 1u)] = c;
-    };
-#pragma unroll
-    for (uint32_t j = 0; j < kMine; ++j)
-      if (own + j * kThreads < all) put_above(told[j]);
-    put_above(loose);
-    __syncthreads();
-    first = largest_of_warp(s.low[lane % kWarps]);
-    if (!hidden && (packing.key(first) == key || s.count >= a.k) &&
-        append_first<Key>(a, s, buffer, packing, key, packing.index(first), row)) {
-      finish_any<Key>(a, shared_bytes, threshold, false);
+    // If so many elements equal the largest one, the first of them are the result.
+    const C first = largest_of_warp(s.high[lane % kWarps]);
+    if (packing.key(first) == packing.key(threshold) &&
+        write_first<Key>(a, s, packing.key(first), packing.index(first), row))
       return;
-    }
     // Elements of blocks that may hold more are read again, so they are left out here.
     const Again<Key> list(buffer);
     for (uint32_t i = tid; i < a.slices; i += kThreads) list.more[i] = 0;
