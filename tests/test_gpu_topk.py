@@ -335,7 +335,7 @@ def test_keys_of_few_bits(dtype, rows, length, k):
 @pytest.mark.parametrize("dtype", ["int8", "float16", "int32", "float64"])
 @pytest.mark.parametrize("k", [5, 90, 200])
 def test_ties_below_a_few_elements(dtype, k):
-    """`wave` looks up the elements that tie with its threshold, also those that come after a few larger ones."""
+    """Few elements are larger than many equal ones, of which `wave` publishes only some."""
     n = 1_200_003
     place = np.arange(n)
     x = np.stack([24 - place // 40_000, place // 40_000, np.where(place % 100_000 == 7, 40 + place // 300_000, 3)])
