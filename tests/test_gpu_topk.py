@@ -88,6 +88,7 @@ REGIMES = {
     "few, rows": ((300, 201), 1, 3),
     "few, tiles of rows": ((40_001, 27), 1, 3),
     "few, tiles of rows with gaps": ((40_001, 22), 1, 2),
+    "few, several short rows a lane": ((600_001, 2), 1, 2),
     "short": ((300, 5, 1000), 1, 3),
     "compare": ((9, 300), 1, 90),
     "compare, a row of many blocks": ((1, 3001), 1, 1000),
@@ -311,6 +312,40 @@ def test_samples_that_mislead():
     x[0, place], x[1, place], x[2] = 1, -1, np.random.default_rng(0).standard_normal(n)
     assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "buckets"
     assert same_bits(tuple(jaxgpuops.topk(x, k)), tuple(jax.lax.top_k(x, k)))
+
+
+@pytest.mark.parametrize("rows, length, k", [(3, 500_003, 433), (3, 500_003, 2500), (140, 70_003, 700)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_keys_of_few_bits(dtype, rows, length, k):
+    """Where keys take few values, `sieve` divides them by their indices. Single keys may have more bits than its sample
+    shows."""
+    random = np.random.default_rng(0)
+    quarters = np.round(4 * random.standard_normal((rows, length))) / (1 if dtype == "int32" else 4)
+    odd = quarters.copy()
+    odd[:, random.integers(0, length, 40)] += np.arange(40) / (1 if dtype == "int32" else 32)
+    fn = functools.partial(jaxgpuops.topk, k=k)
+    assert plan(fn, jax.ShapeDtypeStruct((rows, length), dtype))["algorithm"] == "sieve"
+    for x in (quarters, odd):
+        x = jnp.asarray(x, dtype)
+        for largest, sorted in [(True, True), (False, False)]:
+            expected = expected_topk(x, k, 1, largest, sorted)
+            assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), largest
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "int32", "float64"])
+@pytest.mark.parametrize("k", [5, 90, 200])
+def test_ties_below_a_few_elements(dtype, k):
+    """Few elements are larger than many equal ones, of which `wave` publishes only some."""
+    n = 1_200_003
+    place = np.arange(n)
+    x = np.stack([24 - place // 40_000, place // 40_000, np.where(place % 100_000 == 7, 40 + place // 300_000, 3)])
+    x[0, 0] = 100
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(x, dtype)
+        assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "wave"
+        for largest, sorted in [(True, True), (False, False)]:
+            expected = expected_topk(x, k, 1, largest, sorted)
+            assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), largest
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])

@@ -26,7 +26,9 @@ struct Few : Call {
   uint32_t rows;       // rows or columns in all
   uint32_t lane_bits;  // the logarithm of the number of lanes of a warp that share a row
   uint32_t warp_bits;  // that of the number of warps that do
-  // For tiles: whether rows have a gap between them, the units of a row, and their reciprocal.
+  // For tiles: their rows and the bytes of these, whether rows have a gap between them, the units of a row, and their
+  // reciprocal.
+  uint32_t tile, tile_bytes;
   bool gap;
   uint32_t row_units, reciprocal;
 };
@@ -142,8 +144,19 @@ __device__ __forceinline__ void write(const Few& a, const Best<Word, kBest>& bes
   }
 }
 
-// Many short rows: a block copies neighbouring rows to shared memory in whole vectors, and a lane has each. Rows whose
-// length is an even number of units have one unit more between them, so that lanes read from different banks.
+// Copies results from shared memory to where they belong, in whole vectors if these are aligned.
+template <class T>
+__device__ __forceinline__ void copy_out(T* to, const T* from, uint32_t count) {
+  constexpr uint32_t kVector = 16 / sizeof(T);
+  const uint32_t vectors = reinterpret_cast<uintptr_t>(to) % 16 == 0 ? count / kVector : 0;
+  for (uint32_t v = threadIdx.x; v < vectors; v += kFewThreads)
+    reinterpret_cast<uint4*>(to)[v] = reinterpret_cast<const uint4*>(from)[v];
+  for (uint32_t i = vectors * kVector + threadIdx.x; i < count; i += kFewThreads) to[i] = from[i];
+}
+
+// Many short rows: a block copies neighbouring rows to shared memory in whole vectors. A lane has each row, or several;
+// then results leave in whole vectors, too. Rows whose length is an even number of units have one unit more between
+// them, so that lanes read from different banks.
 template <class Key, int kBest>
 __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_constant__ Few a) {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
@@ -152,7 +165,7 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
     Word unit[kUnits];
   };
   auto* const units = reinterpret_cast<Word*>(dynamic_shared_memory());
-  const uint32_t first = blockIdx.x * kFewThreads, rows = min(a.rows - first, uint32_t{kFewThreads});
+  const uint32_t first = blockIdx.x * a.tile, rows = min(a.rows - first, a.tile);
   const Key* const x = static_cast<const Key*>(a.x) + int64_t{first} * a.length;
   const auto* const in = reinterpret_cast<const Vector*>(x);
   const bool aligned = reinterpret_cast<uintptr_t>(x) % 16 == 0;
@@ -173,21 +186,38 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
   for (uint32_t e = vectors * kVector + threadIdx.x; e < elements; e += kFewThreads)
     reinterpret_cast<Key*>(units + place(e / kEach))[e % kEach] = x[e];
   __syncthreads();
-  if (threadIdx.x >= rows) return;
-  const Key* const row = reinterpret_cast<const Key*>(units + (a.gap ? threadIdx.x : 0)) + threadIdx.x * a.length;
-  Best<Word, kBest> best;
-  uint32_t i = a.length;
-#pragma unroll 1
-  for (; i >= kFewLoads; i -= kFewLoads) {
-    Key bits[kFewLoads];
-#pragma unroll
-    for (uint32_t u = 0; u < kFewLoads; ++u) bits[u] = row[i - 1 - u];
-#pragma unroll
-    for (uint32_t u = 0; u < kFewLoads; ++u) best.add(encode(bits[u], a.order), i - 1 - u);
+  const bool collects = a.tile > kFewThreads;
+  Few results = a;
+  if (collects) {
+    results.indices = reinterpret_cast<int32_t*>(dynamic_shared_memory() + a.tile_bytes);
+    results.values = a.values ? results.indices + a.tile * a.k : nullptr;
   }
 #pragma unroll 1
-  for (; i > 0; --i) best.add(encode(row[i - 1], a.order), i - 1);
-  write<Key>(a, best, int64_t{first + threadIdx.x} * a.k, 1, 1, 0);
+  for (uint32_t r = threadIdx.x; r < rows; r += kFewThreads) {
+    const Key* const row = reinterpret_cast<const Key*>(units + (a.gap ? r : 0)) + r * a.length;
+    Best<Word, kBest> best;
+    uint32_t i = a.length;
+#pragma unroll 1
+    for (; i >= kFewLoads; i -= kFewLoads) {
+      Key bits[kFewLoads];
+#pragma unroll
+      for (uint32_t u = 0; u < kFewLoads; ++u) bits[u] = row[i - 1 - u];
+#pragma unroll
+      for (uint32_t u = 0; u < kFewLoads; ++u) best.add(encode(bits[u], a.order), i - 1 - u);
+    }
+#pragma unroll 1
+    for (; i > 0; --i) best.add(encode(row[i - 1], a.order), i - 1);
+    if (collects) {
+      write<Key>(results, best, int64_t{r} * a.k, 1, 1, 0);
+    } else {
+      write<Key>(a, best, int64_t{first + r} * a.k, 1, 1, 0);
+    }
+  }
+  if (!collects) return;
+  __syncthreads();
+  const int64_t to = int64_t{first} * a.k;
+  copy_out(a.indices + to, results.indices, rows * a.k);
+  if (a.values) copy_out(static_cast<Key*>(a.values) + to, static_cast<const Key*>(results.values), rows * a.k);
 }
 
 // kShared: all warps of a block share its rows.
@@ -286,6 +316,8 @@ cudaError_t launch_few(cudaStream_t stream, const Plan& plan, const Problem& pro
     if (plan.shared_bytes > 0) {
       constexpr int64_t kUnit = std::max<int64_t>(4, sizeof(Key));
       const int64_t bytes = problem.rows.length * sizeof(Key);
+      a.tile = static_cast<uint32_t>(few_tile(a.rows, problem.rows.length, sizeof(Key)));
+      a.tile_bytes = static_cast<uint32_t>(few_tile_bytes(a.tile, problem.rows.length, sizeof(Key)));
       a.gap = bytes % (2 * kUnit) == 0;
       a.row_units = static_cast<uint32_t>(bytes / kUnit);
       a.reciprocal = a.gap ? reciprocal(a.row_units) : 0;

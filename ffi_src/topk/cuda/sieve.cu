@@ -43,6 +43,15 @@ namespace {
 
 namespace cg = cooperative_groups;
 
+// The bits that any lane has.
+__device__ __forceinline__ uint32_t bits_of_warp(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(kEveryLane, value);
+#else
+  return fold_lanes(value, [](uint32_t a, uint32_t b) { return a | b; });
+#endif
+}
+
 // Sorts a sample, which may contain equal elements.
 __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
   constexpr uint32_t kEach = kThreads / kSieveSample;  // threads that rank one element of the sample
@@ -56,18 +65,30 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
   if (threadIdx.x % kEach == 0) sorted[above] = mine;
 }
 
-// Maps a survivor to a bin. At first all bins have equal width. If one of them is crowded, splitters (a sorted sample
-// of the survivors) divide the range, and the bins between two splitters have equal width.
+// Maps a survivor to a bin. At first all bins have equal width. Composites lose the bits between a key and its index
+// before that, and the last bits of keys if these are 0, so that indices divide keys of few values. If a bin is
+// crowded, splitters (a sorted sample of the survivors) divide the range, and the bins between two splitters have equal
+// width.
 struct Division {
   C high;
   int shift;
   const C* splitters;
+  int key_at, zeros, index_bits;  // where keys begin in composites; their last bits that are 0; the bits of an index
+
+  __device__ __forceinline__ C squeezed(C c) const {
+    return c >> (key_at + zeros) << index_bits | (c & ((C{1} << index_bits) - 1));
+  }
+  // Whether keys have bits that squeezed() loses.
+  __device__ __forceinline__ bool loses(C c) const { return c >> key_at & ((C{1} << zeros) - 1); }
 
   template <int kCount>
   __device__ __forceinline__ void bins(const C (&c)[kCount], uint32_t (&bin)[kCount]) const {
     if (!splitters) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) bin[j] = c[j] >= high ? 0 : static_cast<uint32_t>((high - c[j]) >> shift);
+      for (int j = 0; j < kCount; ++j) {
+        const C own = squeezed(c[j]);
+        bin[j] = own >= high ? 0 : static_cast<uint32_t>((high - own) >> shift);
+      }
       return;
     }
     constexpr uint32_t kEach = kSieveBins / kSieveSample;
@@ -178,6 +199,7 @@ struct Block {
   uint32_t* const bins = kAlone ? s.histogram : exchange.bins;
 
   C threshold = 0, high = 0;       // the k best elements reach `threshold`; no element exceeds `high`
+  uint32_t bits = 0;               // those that some thread's largest key of the sample has
   C raised = 0;                    // the threshold of this block if it has kept only its k best elements, else 0
   uint32_t token = 0, target = 0;  // arrivals at the barriers of the blocks of a row, see meet()
   uint32_t in_list = 0;            // survivors in the list of this lane
@@ -256,9 +278,11 @@ struct Block {
     const Key best = static_cast<Key>(lanes.largest(most));
     if (!a.by_streams) delegate = best;
     uint32_t top = largest_of_warp(uint32_t{best});
-    if (lane == 0) control.tops[warp] = top;
+    bits = bits_of_warp(best);
+    if (lane == 0) control.tops[warp] = top, control.bits[warp] = bits;
     const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
     top = largest_of_warp(control.tops[lane % kWarps]);
+    bits = bits_of_warp(control.bits[lane % kWarps]);
     // Elements that tie with the threshold survive, too, unless there are many. The composite 0, which is the last of
     // all, never survives.
     threshold = larger(packing.lowest(least), C{1});
@@ -278,6 +302,7 @@ struct Block {
         exchange.told[rank] = threshold;
         exchange.told[slices + rank] = high;
         exchange.told[2 * slices + rank] = 0;
+        exchange.told[3 * slices + rank] = bits;
       }
       token = cg::this_grid().barrier_arrive();
     }
@@ -411,13 +436,20 @@ struct Block {
       for (uint32_t i = lane; i < slices; i += 32) {
         threshold = larger(threshold, __ldcg(&exchange.told[i]));
         high = larger(high, __ldcg(&exchange.told[slices + i]));
+        bits |= static_cast<uint32_t>(__ldcg(&exchange.told[3 * slices + i]));
       }
       threshold = largest_of_warp(threshold);
       high = largest_of_warp(high);
+      bits = bits_of_warp(bits);
       crowd = raised > 0;
     }
+    // Narrow keys have their indices beside them, and where all keys are equal, indices alone divide them.
+    const bool plain = sizeof(Key) < 4 || packing.key(high) == packing.key(threshold);
+    const int zeros = plain ? 0 : max(__ffs(static_cast<int>(bits)) - 1, 0);
+    division = {high, 0, nullptr, packing.shift(), zeros, plain ? packing.shift() : packing.index_bits};
+    if (!plain) division.high = division.squeezed(high) | ((C{1} << packing.index_bits) - 1);
     static_assert(kSieveBins == 1 << 12);
-    division = {high, max(0, bit_length(high - threshold) - 12), nullptr};
+    division.shift = max(0, bit_length(division.high - division.squeezed(threshold)) - 12);
     // If many survivors that are some way apart in the lists share a bin, bins will be crowded. Counting would show
     // that only later. (Close neighbours do so in each row that is in order.)
     const C some[1] = {held_at(tid)};
@@ -440,11 +472,15 @@ struct Block {
       for (int j = 0; j < kAtOnce; ++j) c[j] = held_at(i + j * kThreads);
       division.bins(c, bin);
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) place[j] = c[j] >= threshold ? atomicAdd(&bins[bin[j]], 1u) : 0;
+      for (int j = 0; j < kAtOnce; ++j) {
+        place[j] = c[j] >= threshold ? atomicAdd(&bins[bin[j]], 1u) : 0;
+        crowd |= !division.splitters && c[j] >= threshold && division.loses(c[j]);
+      }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j)
         if (i + j * kThreads < held) places[i + j * kThreads] = bin[j] << 16 | (place[j] & 0xffff);
     }
+    if (!kAlone && crowd && !division.splitters) *static_cast<volatile uint32_t*>(exchange.crowded) = 1;
   }
 
   // Turns the counts of the bins into the places where the bins begin, in s.histogram. Sets s.kept to the number of

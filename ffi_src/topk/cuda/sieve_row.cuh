@@ -27,7 +27,7 @@ using C = uint64_t;
 struct Control {
   Shared<kThreads, C> shared;
   uint32_t counts[32];  // survivors, each in one of 32 lists that are interleaved
-  uint32_t tops[kWarps];
+  uint32_t tops[kWarps], bits[kWarps];
   uint32_t found, before;
   C most;
 };
@@ -42,7 +42,8 @@ struct Exchange {
   uint32_t* total;
   uint32_t* found;
   C* most;
-  C* told;  // three of each block: the threshold from its sample, its largest composite, and its threshold at the end
+  C* told;  // four of each block: the threshold from its sample, its largest composite, its threshold at the end, and
+            // the bits of its sample's keys
   uint32_t* bins;
   C* list;
 

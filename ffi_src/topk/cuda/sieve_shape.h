@@ -23,11 +23,9 @@ constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make anothe
 constexpr int64_t kSieveStep = int64_t{16} * kSieveLoads * kSieveThreads;  // bytes that a block loads at once
 constexpr int64_t kSieveLeast = 4 * kSieveStep;  // bytes of a row that make one more block worth while
 
-// Bytes of the data that the blocks of a row publish for each other: counters, three composites of each block, bins and
-// a list. Rounded up to a multiple of 16 bytes, since the exchange of the next row follows.
-constexpr int64_t sieve_exchange_bytes(int64_t slices) {
-  return 128 + (slices + 1) / 2 * 48 + kSieveBins * 4 + kSieveKeep * 8;
-}
+// Bytes of the data that the blocks of a row publish for each other: counters, four composites of each block, bins and
+// a list. A multiple of 16 bytes, since the exchange of the next row follows.
+constexpr int64_t sieve_exchange_bytes(int64_t slices) { return 128 + slices * 32 + kSieveBins * 4 + kSieveKeep * 8; }
 static_assert(sieve_exchange_bytes(33) % 16 == 0);
 static_assert(kMaxSieveK + kSieveCrowd <= kSieveKeep);
 
