@@ -13,6 +13,7 @@ namespace {
 // several warps walk (kSmallShared for float32, kSmallSharedHalf for 16 bits), and along axes of more than kSmallLength
 // positions that one warp has (kSmallLongHalf for 16 bits, kSmallLongVectors for float32 in vectors).
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
+constexpr int64_t kMostLaneColumns = 1 << 20;  // the most elements of an array whose lanes have columns
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
 // Gradients of rows that no cluster holds, and of columns in flat rows. A row has at most kMostUnits units. Blocks hold
@@ -41,6 +42,8 @@ constexpr int64_t kFewWideWarps = 32;
 constexpr int64_t kFullWideWarps = 7;
 // Gradients along short axes: the most positions that a lane holds, and the same for float64.
 constexpr int64_t kMostHeld = 24, kMostWideHeld = 16;
+// Longer ones, of which warps share a column: the least bytes side by side, and the most warps.
+constexpr int64_t kLeastSharedBytes = 32, kMostSharedWarps = 32;
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
@@ -130,8 +133,9 @@ void share_rows(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
       plan.block_warps /= 2;
 }
 
-// Softmax and log_softmax of rows of 16 and 32 bits that are not whole vectors (cuda/loose_rows.cu): the bytes of rows
-// (lax/softmax_primitives.py has them, too), the words of a unit, the units and the number of spans.
+// Softmax, log_softmax, logsumexp and the gradient of cross-entropy of rows of 16 and 32 bits that are not whole
+// vectors (cuda/loose_rows.cuh): the bytes of rows (lax/softmax_primitives.py has them, too), the words of a unit, the
+// units and the number of spans.
 constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 32 * 4;
 constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
 constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
@@ -145,8 +149,10 @@ bool is_value(const Problem& problem) {
 
 bool is_loose(const Problem& problem) {
   const int64_t bytes = row_bytes(problem);
-  return is_value(problem) && problem.op != Op::kLogSumExp && problem.dtype != DType::kFloat64 &&
-         problem.rows.inner == 1 && bytes % 16 != 0 && bytes > kShortestLoose && bytes <= kLongestLoose;
+  const bool gradient = problem.op == Op::kCrossEntropyGrad || problem.op == Op::kLogSumExpGrad || problem.of_logits;
+  const bool taken = is_value(problem) || (gradient && problem.rows.outer > 0);
+  return taken && problem.dtype != DType::kFloat64 && problem.rows.inner == 1 && bytes % 16 != 0 &&
+         bytes > kShortestLoose && bytes <= kLongestLoose;
 }
 
 // The number of units of a span follows from the length, since it decides the order of additions: as few units are
@@ -180,7 +186,7 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
 // threads of a block; elements of a thread.
 constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
 constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
-constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'000;
+constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'900;
 constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;
 constexpr int kHeldElements = 8;
 
@@ -261,17 +267,25 @@ RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   return plan;
 }
 
-// Bits depend on the length, inner and the dtype alone, and so does the choice.
+bool is_held_by_lanes(const Problem& problem) {
+  return problem.rows.length <= (problem.dtype == DType::kFloat64 ? kMostWideHeld : kMostHeld);
+}
+
+// Whether lanes, or warps that share a column, hold columns in registers. Bits depend on the length, inner and the
+// dtype alone, and so does the choice.
 bool is_short_axis(const Problem& problem) {
-  const int64_t most = problem.dtype == DType::kFloat64 ? kMostWideHeld : kMostHeld;
-  return problem.rows.inner > 1 && problem.rows.length > 2 && problem.rows.length <= most;
+  const int bytes = bytes_of(problem.dtype);
+  const auto& [outer, length, inner] = problem.rows;
+  if (inner == 1 || length <= 2) return false;
+  return is_held_by_lanes(problem) ||
+         (inner * bytes >= kLeastSharedBytes && length <= kMostSharedWarps * shared_positions(bytes));
 }
 
 RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
   plan.traits = traits_of(problem);
   if (problem.rows.outer == 0) return plan;
-  if (problem.dtype != DType::kFloat32 && problem.rows.elements() <= kMostSmallGradient) {
+  if (problem.dtype != DType::kFloat32 && is_held_by_lanes(problem) && problem.rows.elements() <= kMostSmallGradient) {
     plan.algorithm = RowAlgorithm::kSmall;
     plan.column_lane_bits = 5 - bits_for(problem.rows.length);
     const int64_t warps = ceil_div(problem.rows.count(), int64_t{1} << plan.column_lane_bits);
@@ -279,6 +293,14 @@ RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
     return plan;
   }
   plan.algorithm = RowAlgorithm::kColumnsWalk;
+  if (!is_held_by_lanes(problem)) {
+    plan.axis_warps = static_cast<int>(ceil_div(problem.rows.length, shared_positions(plan.traits.item_bytes)));
+    while (plan.axis_warps << (plan.column_warp_bits + 1) <= kPartWarps &&
+           problem.rows.count() >> (6 + plan.column_warp_bits) >= 2 * gpu.multiprocessors)
+      ++plan.column_warp_bits;
+    plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+    return plan;
+  }
   const int columns = 32 * columns_of_lane(plan.traits.item_bytes, problem.rows.length);
   const int64_t warps = ceil_div(problem.rows.count(), columns);
   plan.block_warps = kPartWarps;
@@ -294,6 +316,21 @@ int64_t most_of_small(const RowPlan& plan, const Rows& rows) {
   if (rows.length <= kSmallLength) return kSmallElements;
   if (half) return kSmallLongHalf;
   return plan.algorithm == RowAlgorithm::kColumns ? kSmallLongVectors : kSmallElements;
+}
+
+// Replaces a plan that walks along columns of few positions, if the array is small: a lane has a column.
+RowPlan lane_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || rows.length > held_positions(1) ||
+      rows.elements() == 0 || rows.elements() > kMostLaneColumns)
+    return plan;
+  RowPlan lanes;
+  lanes.algorithm = RowAlgorithm::kSmall;
+  lanes.traits = plan.traits;
+  lanes.single = true;
+  lanes.block_warps = kSpreadWarps;
+  while (lanes.block_warps > 1 && ceil_div(rows.count(), 32 * lanes.block_warps) < 2 * gpu.multiprocessors)
+    lanes.block_warps /= 2;
+  return lanes;
 }
 
 // The division into units depends on the length, inner and the dtype alone, since sums do.
@@ -358,13 +395,13 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu) {
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
+  const bool tuned = tuning.vectors || tuning.cluster || tuning.block_warps || tuning.split;
+  if (!tuned && is_loose(problem)) return plan_loose(problem, gpu);
   if (problem.of_logits) {
     if (is_short_axis(problem)) return plan_column_gradient(problem, gpu);
     if (problem.rows.inner != 1 || row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
     if (row_bytes(problem) > kMostTeamBytes) return plan_row_gradient(problem, gpu);
   }
-  const bool tuned = tuning.vectors || tuning.cluster || tuning.block_warps || tuning.split;
-  if (!tuned && is_loose(problem)) return plan_loose(problem, gpu);
   if (!tuned && is_held(problem)) return plan_held(problem);
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
@@ -372,6 +409,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
                      problem.op == Op::kLogSumExpGrad;
   if (!plain || problem.general) return plan;
   if (problem.op != Op::kLogSumExpGrad) share_rows(plan, problem, gpu);
+  if (problem.op != Op::kLogSumExpGrad) plan = lane_form(plan, problem.rows, gpu);
   const RowPlan small =
       small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));
   return problem.op == Op::kLogSumExpGrad ? small : tiled_form(small, problem.rows, gpu);
