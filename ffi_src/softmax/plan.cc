@@ -13,7 +13,8 @@ namespace {
 // several warps walk (kSmallShared for float32, kSmallSharedHalf for 16 bits), and along axes of more than kSmallLength
 // positions that one warp has (kSmallLongHalf for 16 bits, kSmallLongVectors for float32 in vectors).
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
-constexpr int64_t kMostLaneColumns = 1 << 20;  // the most elements of an array whose lanes have columns
+// The most elements of an array whose lanes have columns, if so many lie side by side.
+constexpr int64_t kMostLaneColumns = 1 << 20, kLeastLaneColumns = 32;
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
 // Gradients of rows that no cluster holds, and of columns in flat rows. A row has at most kMostUnits units. Blocks hold
@@ -42,8 +43,7 @@ constexpr int64_t kFewWideWarps = 32;
 constexpr int64_t kFullWideWarps = 7;
 // Gradients along short axes: the most positions that a lane holds, and the same for float64.
 constexpr int64_t kMostHeld = 24, kMostWideHeld = 16;
-// Longer ones, of which warps share a column: the least bytes side by side, and the most warps.
-constexpr int64_t kLeastSharedBytes = 32, kMostSharedWarps = 32;
+constexpr int64_t kMostSharedWarps = 32;  // the most warps that share a longer column
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
@@ -137,6 +137,7 @@ void share_rows(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
 // vectors (cuda/loose_rows.cuh): the bytes of rows (lax/softmax_primitives.py has them, too), the words of a unit, the
 // units and the number of spans.
 constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 32 * 4;
+constexpr int64_t kShortestLooseSum = 1 << 10, kLongestLooseGradient = 12 << 10;
 constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
 constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
 // Few rows: a warp has a unit if that makes at most so many warps per multiprocessor, and in a block.
@@ -149,10 +150,22 @@ bool is_value(const Problem& problem) {
 
 bool is_loose(const Problem& problem) {
   const int64_t bytes = row_bytes(problem);
-  const bool gradient = problem.op == Op::kCrossEntropyGrad || problem.op == Op::kLogSumExpGrad || problem.of_logits;
-  const bool taken = is_value(problem) || (gradient && problem.rows.outer > 0);
-  return taken && problem.dtype != DType::kFloat64 && problem.rows.inner == 1 && bytes % 16 != 0 &&
-         bytes > kShortestLoose && bytes <= kLongestLoose;
+  const bool float64 = problem.dtype == DType::kFloat64;
+  if (problem.rows.outer == 0 || problem.rows.inner != 1 || float64 || bytes % 16 == 0) return false;
+  switch (problem.op) {
+    case Op::kSoftmax:
+    case Op::kLogSoftmax:
+      if (problem.general) return false;
+      [[fallthrough]];
+    case Op::kCrossEntropyGrad:
+    case Op::kLogSumExpGrad: return bytes > kShortestLoose && bytes <= kLongestLoose;
+    case Op::kLogSumExp: return !problem.general && bytes > kShortestLooseSum && bytes <= kLongestLoose;
+    case Op::kSoftmaxJvp:
+    case Op::kLogSoftmaxJvp:
+      return problem.of_logits && bytes_of(problem.dtype) == 2 && bytes > kShortestLooseSum &&
+             bytes <= kLongestLooseGradient;
+    default: return false;
+  }
 }
 
 // The number of units of a span follows from the length, since it decides the order of additions: as few units are
@@ -174,6 +187,8 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
   }
   const bool few = least <= kLooseWarps && outer * least <= kLooseResident * gpu.multiprocessors;
   plan.wide = few ? plan.each : plan.spans > 1 ? 1 : 0;  // groups of warps that share a span; 0: a warp has a row
+  // Of two arrays, a lane of a block holds at most two units.
+  if (problem.of_logits && plan.spans > 1 && plan.each > 2) plan.wide = plan.each;
   plan.block_warps = static_cast<int>(std::max(plan.wide, 1) * plan.spans);
   if (plan.wide) return plan;
   plan.block_warps = kLooseTeam;
@@ -184,7 +199,7 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
 // Few columns along axes of middle length (cuda/held_columns.cu): the least positions, the most columns, and the most
 // elements of an outer index, and the same for float64; the least positions and the most elements without results;
 // threads of a block; elements of a thread.
-constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
+constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 8000;
 constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
 constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'900;
 constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;
@@ -278,7 +293,7 @@ bool is_short_axis(const Problem& problem) {
   const auto& [outer, length, inner] = problem.rows;
   if (inner == 1 || length <= 2) return false;
   return is_held_by_lanes(problem) ||
-         (inner * bytes >= kLeastSharedBytes && length <= kMostSharedWarps * shared_positions(bytes));
+         (inner > kGradientColumns && length <= kMostSharedWarps * shared_positions(bytes));
 }
 
 RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
@@ -320,8 +335,9 @@ int64_t most_of_small(const RowPlan& plan, const Rows& rows) {
 
 // Replaces a plan that walks along columns of few positions, if the array is small: a lane has a column.
 RowPlan lane_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
-  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || rows.length > held_positions(1) ||
-      rows.elements() == 0 || rows.elements() > kMostLaneColumns)
+  const int64_t most = rows.inner < kLeastLaneColumns ? kSmallElements : kMostLaneColumns;
+  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || !plan.traits.fast ||
+      rows.length > held_positions(1) || rows.elements() == 0 || rows.elements() > most)
     return plan;
   RowPlan lanes;
   lanes.algorithm = RowAlgorithm::kSmall;
@@ -408,8 +424,10 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp ||
                      problem.op == Op::kLogSumExpGrad;
   if (!plain || problem.general) return plan;
-  if (problem.op != Op::kLogSumExpGrad) share_rows(plan, problem, gpu);
-  if (problem.op != Op::kLogSumExpGrad) plan = lane_form(plan, problem.rows, gpu);
+  if (problem.op != Op::kLogSumExpGrad) {
+    share_rows(plan, problem, gpu);
+    plan = lane_form(plan, problem.rows, gpu);
+  }
   const RowPlan small =
       small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));
   return problem.op == Op::kLogSumExpGrad ? small : tiled_form(small, problem.rows, gpu);

@@ -169,23 +169,40 @@ __global__ void __launch_bounds__(32 * kMaxBlockWarps)
   const auto of_result = backward_args<Q>();
   const typename Q::Row unscaled = {1};
   Q::with_args(of_result, [&](const auto& known) {
-    Stat<Q> sums;
+    Stat<Q> sums = {};
+    const auto add_up = [&](int k, auto term) {
 #pragma unroll
-    for (int k = 0; k < Q::kSums; ++k) sums.sum(k) = Acc(0);
+      for (int j = 0; j < kMost; ++j)
+        if (j < mine) sums.sum(k) = term(sums.sum(k), Element::load(cotangent[j]), Element::load(x[j]));
+      put(2 + k, sums.sum(k));
+    };
 #pragma unroll
     for (int j = 0; j < kMost; ++j)
-      if (j < mine) {
+      if (j < mine)
         x[j] = Element::store(kKept ? rounded_product(Element::load(x[j]), final.sum)
                                     : P::output(args, plain, final, value(j), Acc(0)));
+    // Only columns with a likely element (see Tangent) need the sums after the first. -0.3 is below log(0.75).
+    bool likely = false;
+    if constexpr (Q::kTails) {
 #pragma unroll
-        for (int k = 0; k < Q::kSums; ++k)
-          sums.sum(k) = Q::add(known, k, sums.sum(k), Element::load(cotangent[j]), Element::load(x[j]), Acc(0));
+      for (int j = 0; j < kMost; ++j)
+        if (j < mine) likely |= Element::load(x[j]) > (op == Op::kSoftmax ? Acc(0.75) : Acc(-0.3));
+    }
+    add_up(0, [&](Acc sum, Acc t, Acc y) {
+      if (op == Op::kLogSoftmax) return sum + t;
+      return y == 0 ? sum : fused_multiply_add(y, t, sum);
+    });
+    if (__syncthreads_or(likely)) {
+#pragma unroll
+      for (int k = 0; k < Q::kSums; ++k) {
+        sums.sum(k) = Acc(0);
+        add_up(k, [&](Acc sum, Acc t, Acc y) { return Q::add(known, k, sum, t, y, Acc(0)); });
       }
+      __syncthreads();
 #pragma unroll
-    for (int k = 0; k < Q::kSums; ++k) put(2 + k, sums.sum(k));
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < Q::kSums; ++k) sums.sum(k) = merged(2 + k, add);
+      for (int k = 1; k < Q::kSums; ++k) sums.sum(k) = merged(2 + k, add);
+    }
+    sums.sum(0) = merged(2, add);
     const auto total = Q::finish(known, unscaled, sums);
     Bits* to = static_cast<Bits*>(p.out) + at;
 #pragma unroll

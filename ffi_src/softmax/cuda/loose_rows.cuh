@@ -14,7 +14,7 @@ namespace jaxgpuops::softmax {
 
 constexpr int kUnitWords = 4;
 constexpr int kLooseTeamThreads = 128,
-              kLooseThreads = 512;  // the most of a block whose warps have a row each; of others
+              kLooseThreads = 1024;  // the most of a block whose warps have a row each; of others
 
 // What a lane has of a row: kWords words of kOfWord elements. With kAlone, a warp has a row, which is one span.
 // Otherwise a block has a row, and a warp kUnits units of it.

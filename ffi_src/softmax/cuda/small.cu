@@ -15,14 +15,12 @@ struct LaneColumnParameters {
   Given given;
 };
 
-// Columns of at most held_positions(1) positions of small arrays: a lane has a column, in the order of
-// held_walk_kernel.
-template <class P, class Given>
+// Columns of at most kHeld positions of small arrays: a lane has a column, in the order of held_walk_kernel.
+template <class P, class Given, int kHeld>
 __global__ void __launch_bounds__(32 * kSpreadWarps)
     lane_columns_kernel(const __grid_constant__ LaneColumnParameters<P, Given> p) {
   using Bits = typename P::Bits;
   using Acc = typename P::Acc;
-  constexpr int kHeld = held_positions(1);
   const SmallColumns& c = p.columns;
   const uint32_t column = blockIdx.x * blockDim.x + threadIdx.x;
   if (column >= c.columns) return;
@@ -61,7 +59,9 @@ cudaError_t run_lane_columns(cudaStream_t stream, const RowPlan& plan, const Pro
   Launch launched;
   launched.grid = dim3(static_cast<unsigned>((problem.rows.count() + plan.threads() - 1) / plan.threads()));
   launched.block = dim3(plan.threads());
-  return launch(stream, launched, lane_columns_kernel<P, Given>, p);
+  const auto kernel =
+      problem.rows.length <= 4 ? lane_columns_kernel<P, Given, 4> : lane_columns_kernel<P, Given, held_positions(1)>;
+  return launch(stream, launched, kernel, p);
 }
 
 }  // namespace
@@ -73,7 +73,8 @@ cudaError_t launch_small(cudaStream_t stream, const RowPlan& plan, const Problem
       const auto given = given_op<P, decltype(op)::value>(problem, buffers);
       if (plan.algorithm == RowAlgorithm::kRowsTiles)
         return row_engine::run_column_tiles<P>(stream, plan, problem.rows, buffers.x, buffers.out, given);
-      if (plan.single) return run_lane_columns<P>(stream, plan, problem, buffers, given);
+      if constexpr (P::kFast)
+        if (plan.single) return run_lane_columns<P>(stream, plan, problem, buffers, given);
       return row_engine::run_small<P>(stream, plan, problem.rows, buffers.x, buffers.out, given);
     });
   });
