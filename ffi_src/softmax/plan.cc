@@ -137,7 +137,6 @@ void share_rows(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
 // vectors (cuda/loose_rows.cuh): the bytes of rows (lax/softmax_primitives.py has them, too), the words of a unit, the
 // units and the number of spans.
 constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 32 * 4;
-constexpr int64_t kShortestLooseSum = 1 << 10, kLongestLooseGradient = 12 << 10;
 constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
 constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
 // Few rows: a warp has a unit if that makes at most so many warps per multiprocessor, and in a block.
@@ -150,20 +149,18 @@ bool is_value(const Problem& problem) {
 
 bool is_loose(const Problem& problem) {
   const int64_t bytes = row_bytes(problem);
-  const bool float64 = problem.dtype == DType::kFloat64;
-  if (problem.rows.outer == 0 || problem.rows.inner != 1 || float64 || bytes % 16 == 0) return false;
+  if (problem.rows.outer == 0 || problem.rows.inner != 1 || problem.dtype == DType::kFloat64 || bytes % 16 == 0)
+    return false;
+  const bool half = bytes_of(problem.dtype) == 2;
+  const auto between = [&](int64_t least, int64_t most) { return bytes > least && bytes <= most; };
   switch (problem.op) {
     case Op::kSoftmax:
-    case Op::kLogSoftmax:
-      if (problem.general) return false;
-      [[fallthrough]];
-    case Op::kCrossEntropyGrad:
-    case Op::kLogSumExpGrad: return bytes > kShortestLoose && bytes <= kLongestLoose;
-    case Op::kLogSumExp: return !problem.general && bytes > kShortestLooseSum && bytes <= kLongestLoose;
-    case Op::kSoftmaxJvp:
-    case Op::kLogSoftmaxJvp:
-      return problem.of_logits && bytes_of(problem.dtype) == 2 && bytes > kShortestLooseSum &&
-             bytes <= kLongestLooseGradient;
+    case Op::kLogSoftmax: return !problem.general && between(kShortestLoose, kLongestLoose);
+    case Op::kLogSumExp: return !problem.general && between(2 * kShortestLoose, 16 << 10);
+    case Op::kLogSumExpGrad: return between(kShortestLoose, 16 << 10);
+    case Op::kCrossEntropyGrad: return half ? between(kShortestLoose, 20 << 10) : between(2 * kShortestLoose, 10 << 10);
+    case Op::kSoftmaxJvp: return problem.of_logits && half && between(2 * kShortestLoose, 6 << 10);
+    case Op::kLogSoftmaxJvp: return problem.of_logits && half && between(4 * kShortestLoose, 6 << 10);
     default: return false;
   }
 }
@@ -187,8 +184,6 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
   }
   const bool few = least <= kLooseWarps && outer * least <= kLooseResident * gpu.multiprocessors;
   plan.wide = few ? plan.each : plan.spans > 1 ? 1 : 0;  // groups of warps that share a span; 0: a warp has a row
-  // Of two arrays, a lane of a block holds at most two units.
-  if (problem.of_logits && plan.spans > 1 && plan.each > 2) plan.wide = plan.each;
   plan.block_warps = static_cast<int>(std::max(plan.wide, 1) * plan.spans);
   if (plan.wide) return plan;
   plan.block_warps = kLooseTeam;

@@ -14,7 +14,7 @@ namespace jaxgpuops::softmax {
 
 constexpr int kUnitWords = 4;
 constexpr int kLooseTeamThreads = 128,
-              kLooseThreads = 1024;  // the most of a block whose warps have a row each; of others
+              kLooseThreads = 512;  // the most of a block whose warps have a row each; of others
 
 // What a lane has of a row: kWords words of kOfWord elements. With kAlone, a warp has a row, which is one span.
 // Otherwise a block has a row, and a warp kUnits units of it.
@@ -165,6 +165,17 @@ struct LooseRow {
   }
 };
 
+// What e^(z - peak) is multiplied by in a result. (Where the peak is that of the row, the weight of the peak is 1; to
+// compute it all the same took 16 registers.)
+template <class P>
+__device__ __forceinline__ float kept_factor(const typename P::Final& final, float peak) {
+  if constexpr (P::kHole) {
+    return P::factor_of_kept(final, peak);
+  } else {
+    return final.sum;
+  }
+}
+
 // Given becomes P::Args. Given::kKept: results are made of what is added up, not of the logits.
 template <class Given>
 struct LooseParameters {
@@ -176,7 +187,7 @@ struct LooseParameters {
 };
 
 template <class P, class Given, int kUnits, bool kAlone>
-__global__ void __launch_bounds__(LooseRow<P, kUnits, kAlone>::kMostThreads)
+__global__ void __launch_bounds__(kAlone ? kLooseTeamThreads : 2 * kLooseThreads)  // limits registers
     loose_rows_kernel(const __grid_constant__ LooseParameters<Given> p) {
   using Bits = typename P::Bits;
   using Row = LooseRow<P, kUnits, kAlone>;
@@ -233,7 +244,7 @@ __global__ void __launch_bounds__(LooseRow<P, kUnits, kAlone>::kMostThreads)
   if (row.lane == 0 && (kAlone || row.warp == 0)) P::write_row(args, row.index, own, final);
   if constexpr (Given::kOutput) {
     [[maybe_unused]] float factor = 0;
-    if constexpr (kKept) factor = P::factor_of_kept(final, stat.peak());
+    if constexpr (kKept) factor = kept_factor<P>(final, stat.peak());
     P::with_args(args, [&](const auto& known) {
       const auto result = [&](int i, int e) {
         float result;
