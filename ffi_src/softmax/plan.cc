@@ -162,7 +162,7 @@ bool is_loose(const Problem& problem) {
     case Op::kLogSumExpGrad: return between(kShortestLoose, 16 << 10);
     case Op::kCrossEntropyGrad: return half ? between(kShortestLoose, 20 << 10) : between(2 * kShortestLoose, 10 << 10);
     case Op::kSoftmaxJvp: return problem.of_logits && half && between(2 * kShortestLoose, 6 << 10);
-    case Op::kLogSoftmaxJvp: return problem.of_logits && half && between(4 * kShortestLoose, 6 << 10);
+    case Op::kLogSoftmaxJvp: return problem.of_logits && half && between(4 * kShortestLoose, 5 << 10);
     default: return false;
   }
 }
@@ -196,7 +196,7 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
 // Few columns along axes of middle length (cuda/held_columns.cu): the least positions, the most columns, and the most
 // elements of an outer index, and the same for float64; the least positions and the most elements without results;
 // threads of a block; elements of a thread.
-constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 8000;
+constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
 constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
 constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'900;
 constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;

@@ -7,16 +7,15 @@ namespace jaxgpuops::topk_softmax {
 namespace {
 
 // Few rows: up to so many, the latency of a row counts. A bias or groups take the other kernel longer.
-constexpr int64_t kFewRows = 1024, kFewHardRows = 2048, kFewLongerRows = 4096;
-constexpr int64_t kFewLength = 512, kFewHardLength = 256;  // the most logits of a warp
-constexpr int64_t kFewK = 16, kFewLongerK = 8;  // k rounds take time, and sums of more terms have another order
+constexpr int64_t kFewRows = 1024, kFewHardRows = 2048;
+constexpr int64_t kFewLength = 256;  // the most logits of a warp
+constexpr int64_t kFewK = 16;        // k rounds take time, and sums of more terms have another order
 
 bool are_few(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) {
-  if (k > kFewK || sums_rows) return false;
-  if (biased || groups > 1) return rows.length <= kFewHardLength && rows.count() <= kFewHardRows;
-  // Sorting networks are faster for 64 logits.
-  return rows.count() <= (rows.length <= 128 ? kFewRows : kFewLongerRows) && rows.length <= kFewLength &&
-         (rows.length <= 128 ? rows.length > 64 || k > 8 : k > 1 && k <= kFewLongerK);
+  if (rows.length > kFewLength || k > kFewK || sums_rows) return false;
+  if (biased || groups > 1) return rows.count() <= kFewHardRows;
+  // Sorting networks are faster for 64 logits. For more than 128, nothing is gained.
+  return rows.count() <= kFewRows && rows.length <= 128 && (rows.length > 64 || k > 8);
 }
 
 // Rows of so few logits that a lane for each takes less time than eight, if there are many.
@@ -54,7 +53,7 @@ Plan plan_topk_softmax(Rows rows, int64_t k, int64_t groups, bool biased, bool s
     return plan;
   }
   if (are_few(rows, k, groups, biased, sums_rows)) {
-    plan.elements = rows.length <= 128 ? 4 : rows.length <= 256 ? 8 : 16;
+    plan.elements = rows.length <= 128 ? 4 : 8;
     plan.few = groups == 1 || rows.length / groups % plan.elements == 0;  // no lane has logits of two groups
     plan.team = 32;
     if (plan.few) return plan;

@@ -1,7 +1,7 @@
 // The gate of few rows, which takes about as long as one row does: a warp has a row, so each lane has few logits, and
-// the code, which has to be loaded, is short. Neighbouring logits are in one lane, which knows its largest one. The
-// largest of all lanes is taken k times; of equal ones that of the lowest lane comes first. If a lane's logits are of
-// one group of experts, the warp chooses groups before that, by shuffles.
+// the code, which has to be loaded, is short. Neighbouring logits are in one lane, which sorts them. The largest of the
+// lanes' first ones is taken k times; of equal ones that of the lowest lane comes first. If a lane's logits are of one
+// group of experts, the warp chooses groups before that, by shuffles.
 //
 // Bytes moved: as by the other kernel, whose results have the same bits: sums over the k chosen are added in one order
 // there, however many lanes a team has.
@@ -104,16 +104,27 @@ __global__ void __launch_bounds__(kBlock) gate_few_kernel(const __grid_constant_
         if (left >> (j + i) & 1) keys[j + i] = key_of(selection.biased(scores.of[i], first + j + i));
     }
   }
-  if (a.groups > 1 && !in_chosen_group(a, keys, left, lane)) left = 0;
+  uint32_t remaining = __popc(left);
+  if (a.groups > 1 && !in_chosen_group(a, keys, left, lane)) remaining = 0;
 
-  uint32_t best, place;  // of the lane's largest element that is left; of equal ones, the first one
-  const auto find_best = [&] {
-    best = place = 0;
+  // Sorts a lane's elements, the largest first and equal ones in their order. Those that do not exist come last.
+  uint32_t places[kElements];
 #pragma unroll
-    for (int j = kElements - 1; j >= 0; --j)
-      if (left >> j & 1 && keys[j] >= best) best = keys[j], place = j;
-  };
-  find_best();
+  for (uint32_t j = 0; j < kElements; ++j) {
+    places[j] = first + j;
+    if (!(left >> j & 1)) keys[j] = 0;
+  }
+#pragma unroll
+  for (uint32_t turn = 0; turn < kElements; ++turn)
+#pragma unroll
+    for (uint32_t j = turn % 2; j + 1 < kElements; j += 2) {
+      const bool swap = keys[j + 1] > keys[j];
+      const uint32_t key = keys[j], place = places[j];
+      keys[j] = swap ? keys[j + 1] : key;
+      places[j] = swap ? places[j + 1] : place;
+      keys[j + 1] = swap ? key : keys[j + 1];
+      places[j + 1] = swap ? place : places[j + 1];
+    }
 
   Chosen<> chosen;
   chosen.has[0] = true;
@@ -121,12 +132,13 @@ __global__ void __launch_bounds__(kBlock) gate_few_kernel(const __grid_constant_
   uint32_t key = 0;
 #pragma unroll 1
   for (uint32_t round = 0; round < a.k; ++round) {
-    const uint32_t top = largest_of_warp(left ? best : 0);
-    const uint32_t winner = __ffs(__ballot_sync(kEveryLane, left && best == top)) - 1;
-    const uint32_t index = __shfl_sync(kEveryLane, first + place, winner);
+    const uint32_t top = largest_of_warp(remaining ? keys[0] : 0);
+    const uint32_t winner = __ffs(__ballot_sync(kEveryLane, remaining && keys[0] == top)) - 1;
+    const uint32_t index = __shfl_sync(kEveryLane, places[0], winner);
     if (lane == winner) {
-      left &= ~(1u << place);
-      find_best();
+#pragma unroll
+      for (uint32_t j = 0; j + 1 < kElements; ++j) keys[j] = keys[j + 1], places[j] = places[j + 1];
+      --remaining;
     }
     if (lane == round) key = top, chosen.index[0] = index;
   }

@@ -212,13 +212,7 @@ cudaError_t dispatch(cudaStream_t stream, const Plan& plan, Args a) {
         return plan.elements == 1 ? run_ranked<Element, 32, 1>(stream, a) : run_ranked<Element, 32, 2>(stream, a);
     }
   }
-  if (plan.few) {
-    switch (plan.elements) {
-      case 4: return run_few<Element, 4>(stream, a);
-      case 8: return run_few<Element, 8>(stream, a);
-      default: return run_few<Element, 16>(stream, a);
-    }
-  }
+  if (plan.few) return plan.elements == 4 ? run_few<Element, 4>(stream, a) : run_few<Element, 8>(stream, a);
   if (plan.team == 1) return plan.elements == 8 ? run_short<Element, 8>(stream, a) : run_short<Element, 16>(stream, a);
   if (a.groups > 1) {
     switch (plan.team) {
