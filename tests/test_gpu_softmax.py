@@ -286,6 +286,56 @@ def test_rows_that_are_not_whole_vectors(dtype):
                 assert same_bits(jax.jit(fn)(x[begin : begin + rows]), whole[begin : begin + rows]), (length, fn, rows)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_statistics_and_gradients_of_rows_that_are_not_whole_vectors(dtype):
+    """As the last test, and where a label is the likely class, alone, or no class."""
+
+    def derivative(fn):
+        return lambda x, t: jax.vjp(fn, x)[1](t)[0]
+
+    def entropy(x, labels):
+        loss = functools.partial(jaxgpuops.softmax_cross_entropy, label_smoothing=0.1, z_loss=0.01)
+        plain = jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels, reduction="sum"))(x)
+        return jaxgpuops.softmax_cross_entropy(x, labels), plain, jax.grad(lambda x: loss(x, labels).sum())(x)
+
+    item = jnp.dtype(dtype).itemsize
+    tolerance = 4 * float(jnp.finfo(dtype).eps)
+    for size in (516, 1030, 2050, 3076, 8210, 16_398):
+        length = size // item
+        x = 3 * jax.random.normal(jax.random.key(length), (700, length), dtype)
+        labels = (7 * jnp.arange(700, dtype=jnp.int32)) % length
+        x = x.at[jnp.arange(100, 200), labels[100:200]].set(40)
+        x = x.at[1].set(-jnp.inf).at[1, labels[1]].set(2).at[2, 0].set(jnp.inf).at[3, 5].set(jnp.nan)
+        t = jax.random.normal(jax.random.key(1), x.shape, dtype)
+        calls = {
+            "logsumexp": (jaxgpuops.logsumexp, jax.nn.logsumexp, (x,)),
+            "softmax": (derivative(jaxgpuops.softmax), derivative(jax.nn.softmax), (x, t)),
+            "log_softmax": (derivative(jaxgpuops.log_softmax), derivative(jax.nn.log_softmax), (x, t)),
+            "of logsumexp": (derivative(jaxgpuops.logsumexp), derivative(jax.nn.logsumexp), (x, t[:, 0])),
+        }
+        for name, (fn, plain, operands) in calls.items():
+            whole = jax.jit(fn)(*operands)
+            with jax.enable_x64(True):
+                exact = plain(*(v.astype(jnp.float64) for v in operands))
+                near = jnp.allclose(whole[4:].astype(jnp.float64), exact[4:], rtol=tolerance, atol=10 * tolerance)
+            assert near, (length, name)
+            for begin, rows in ((0, 1), (1, 1), (5, 40), (1, 300)):
+                part = [v[begin : begin + rows] for v in operands]
+                assert same_bits(jax.jit(fn)(*part), whole[begin : begin + rows]), (length, name, rows)
+        whole = jax.jit(entropy)(x, labels.at[4].set(-1))
+        assert all(jnp.isnan(part[4]).all() for part in whole)
+        with jax.enable_x64(True):
+            wide = x[5:].astype(jnp.float64)
+            logs = jax.nn.log_softmax(wide)
+            exact = jnp.exp(logs) - jax.nn.one_hot(labels[5:], length)
+            assert jnp.allclose(whole[0][5:], -logs[jnp.arange(695), labels[5:]], rtol=1e-5, atol=1e-9), length
+            assert jnp.allclose(whole[1][5:].astype(jnp.float64), exact, rtol=tolerance, atol=1e-5), length
+        for begin, rows in ((5, 1), (5, 40), (6, 300)):
+            end = begin + rows
+            part = jax.jit(entropy)(x[begin:end], labels[begin:end])
+            assert same_bits(part, tuple(v[begin:end] for v in whole)), (length, rows)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_few_columns_that_a_block_holds(dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -412,6 +462,32 @@ def test_many_columns_have_the_bits_of_few(dtype):
             assert same_bits(fn(x[ends]), whole[ends]), (length, inner, name)
             if name in ("max", "min"):
                 np.testing.assert_array_equal(whole.astype("float64"), getattr(jnp, name)(x, axis=1).astype("float64"))
+
+
+SHARED = ((25, 1001), (33, 40), (100, 17), (127, 801), (256, 77), (300, 65), (500, 33))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_gradients_of_columns_that_warps_share(dtype):
+    with jax.enable_x64(True):
+        for length, inner in SHARED:
+            many = -(-1_000_000 // (length * inner)) + 3
+            x = (4 * jax.random.normal(jax.random.key(length), (many, length, inner))).astype(dtype)
+            for i, value in enumerate((jnp.nan, jnp.inf, -jnp.inf, 90)):
+                x = x.at[0, i % length, i].set(value)
+            x = x.at[1, :, 1].set(-jnp.inf)
+            t = jnp.roll(x, 1, 0).at[1].set(1).at[2].set(0.5)
+            for fn, plain in ((jaxgpuops.softmax, jax.nn.softmax), (jaxgpuops.log_softmax, jax.nn.log_softmax)):
+                pull = jax.jit(lambda x, t, fn=fn: jax.vjp(functools.partial(fn, axis=1), x)[1](t)[0])
+                whole = pull(x, t)
+                for few in (slice(0, 1), slice(1, 3), slice(many - 1, many)):
+                    assert same_bits(pull(x[few], t[few]), whole[few]), (length, inner, fn)
+                exact = jax.vjp(functools.partial(plain, axis=1), x[3:].astype(jnp.float64))[1](
+                    t[3:].astype(jnp.float64)
+                )[0]
+                tolerance = 16 * float(jnp.finfo(dtype).eps)
+                near = jnp.allclose(whole[3:].astype(jnp.float64), exact, rtol=tolerance, atol=10 * tolerance)
+                assert near, (length, inner, fn)
 
 
 FLAT = (

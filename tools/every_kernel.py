@@ -297,6 +297,7 @@ ROWS = [  # along axis 1
 ]
 COLUMNS = [
     (3, 2, 50),  # few elements
+    (3, 7, 50),
     (3, 30, 5),
     (3, 127, 3),
     (3, 20, 16),  # few elements, in the order of vectors

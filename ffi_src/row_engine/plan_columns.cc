@@ -34,7 +34,7 @@ constexpr int64_t kNarrow = 200, kNarrowPair = 1500, kNarrowBytes = 256 << 10;
 // twice as long.)
 constexpr int64_t kFlatCluster = 8, kFlatClusterColumns = 32, kFlatClusterBlocks = 3, kFlatClusterWide = 6;
 // A block reads so many bytes in the time in which it merges a result of a part.
-constexpr int64_t kMergedForBytes = 1024;
+constexpr int64_t kMergedForBytes = 512;
 constexpr int64_t kFewFlatParts = 16;  // so few parts are made longer, so that they fit into a cluster
 // The blocks of a cluster copy their parts to shared memory if these have at most kMostStaged bytes, and if there are
 // at most kStagedBlocks blocks per multiprocessor: then a block waits for memory once. (If blocks are many, some

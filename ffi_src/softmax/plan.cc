@@ -13,6 +13,8 @@ namespace {
 // several warps walk (kSmallShared for float32, kSmallSharedHalf for 16 bits), and along axes of more than kSmallLength
 // positions that one warp has (kSmallLongHalf for 16 bits, kSmallLongVectors for float32 in vectors).
 constexpr int64_t kSmallElements = 1 << 17, kSmallShared = 1 << 18, kSmallSharedHalf = 1 << 16;
+// The most elements of an array whose lanes have columns, if so many lie side by side.
+constexpr int64_t kMostLaneColumns = 1 << 20, kLeastLaneColumns = 32;
 constexpr int64_t kSmallLength = 16, kSmallLongHalf = 1 << 15, kSmallLongVectors = 1 << 16;
 
 // Gradients of rows that no cluster holds, and of columns in flat rows. A row has at most kMostUnits units. Blocks hold
@@ -41,6 +43,7 @@ constexpr int64_t kFewWideWarps = 32;
 constexpr int64_t kFullWideWarps = 7;
 // Gradients along short axes: the most positions that a lane holds, and the same for float64.
 constexpr int64_t kMostHeld = 24, kMostWideHeld = 16;
+constexpr int64_t kMostSharedWarps = 32;  // the most warps that share a longer column
 constexpr int64_t kMostTeamBytes = 16 * kOnlyVectors * 32, kMostClusterBytes = kMaxFlatSpans * kMostTeamBytes;
 
 int64_t row_bytes(const Problem& problem) { return problem.rows.length * bytes_of(problem.dtype); }
@@ -130,9 +133,10 @@ void share_rows(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
       plan.block_warps /= 2;
 }
 
-// Softmax and log_softmax of rows of 16 and 32 bits that are not whole vectors (cuda/loose_rows.cu): the bytes of rows
-// (lax/softmax_primitives.py has them, too), the words of a unit, the units and the number of spans.
+// Rows of 16 and 32 bits that are not whole vectors (cuda/loose_rows.cuh, cuda/loose_gradient.cu): the bytes of rows of
+// softmax (lax/softmax_primitives.py has them, too; is_loose() has those of other operations), and the words of a unit.
 constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 32 * 4;
+// The most units of a span, and spans.
 constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
 constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
 // Few rows: a warp has a unit if that makes at most so many warps per multiprocessor, and in a block.
@@ -143,10 +147,24 @@ bool is_value(const Problem& problem) {
          !problem.general && problem.rows.outer > 0;
 }
 
+// The length alone decides, since it decides the order of additions. (Longer rows, and gradients of softmax and
+// log_softmax of float32, took up to 1.8 times as long so: 3000 x 13001 bfloat16 95 us, and 167.)
 bool is_loose(const Problem& problem) {
   const int64_t bytes = row_bytes(problem);
-  return is_value(problem) && problem.op != Op::kLogSumExp && problem.dtype != DType::kFloat64 &&
-         problem.rows.inner == 1 && bytes % 16 != 0 && bytes > kShortestLoose && bytes <= kLongestLoose;
+  if (problem.rows.outer == 0 || problem.rows.inner != 1 || problem.dtype == DType::kFloat64 || bytes % 16 == 0)
+    return false;
+  const bool half = bytes_of(problem.dtype) == 2;
+  const auto between = [&](int64_t least, int64_t most) { return bytes > least && bytes <= most; };
+  switch (problem.op) {
+    case Op::kSoftmax:
+    case Op::kLogSoftmax: return !problem.general && between(kShortestLoose, kLongestLoose);
+    case Op::kLogSumExp: return !problem.general && between(2 * kShortestLoose, 16 << 10);
+    case Op::kLogSumExpGrad: return between(kShortestLoose, 16 << 10);
+    case Op::kCrossEntropyGrad: return half ? between(kShortestLoose, 20 << 10) : between(2 * kShortestLoose, 10 << 10);
+    case Op::kSoftmaxJvp: return problem.of_logits && half && between(2 * kShortestLoose, 6 << 10);
+    case Op::kLogSoftmaxJvp: return problem.of_logits && half && between(4 * kShortestLoose, 5 << 10);
+    default: return false;
+  }
 }
 
 // The number of units of a span follows from the length, since it decides the order of additions: as few units are
@@ -180,7 +198,7 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
 // threads of a block; elements of a thread.
 constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
 constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
-constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'000;
+constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'900;
 constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;
 constexpr int kHeldElements = 8;
 
@@ -261,17 +279,25 @@ RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   return plan;
 }
 
-// Bits depend on the length, inner and the dtype alone, and so does the choice.
+bool is_held_by_lanes(const Problem& problem) {
+  return problem.rows.length <= (problem.dtype == DType::kFloat64 ? kMostWideHeld : kMostHeld);
+}
+
+// Whether lanes, or warps that share a column, hold columns in registers. Bits depend on the length, inner and the
+// dtype alone, and so does the choice.
 bool is_short_axis(const Problem& problem) {
-  const int64_t most = problem.dtype == DType::kFloat64 ? kMostWideHeld : kMostHeld;
-  return problem.rows.inner > 1 && problem.rows.length > 2 && problem.rows.length <= most;
+  const int bytes = bytes_of(problem.dtype);
+  const auto& [outer, length, inner] = problem.rows;
+  if (inner == 1 || length <= 2) return false;
+  return is_held_by_lanes(problem) ||
+         (inner > kGradientColumns && length <= kMostSharedWarps * shared_positions(bytes));
 }
 
 RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
   RowPlan plan;
   plan.traits = traits_of(problem);
   if (problem.rows.outer == 0) return plan;
-  if (problem.dtype != DType::kFloat32 && problem.rows.elements() <= kMostSmallGradient) {
+  if (problem.dtype != DType::kFloat32 && is_held_by_lanes(problem) && problem.rows.elements() <= kMostSmallGradient) {
     plan.algorithm = RowAlgorithm::kSmall;
     plan.column_lane_bits = 5 - bits_for(problem.rows.length);
     const int64_t warps = ceil_div(problem.rows.count(), int64_t{1} << plan.column_lane_bits);
@@ -279,6 +305,14 @@ RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
     return plan;
   }
   plan.algorithm = RowAlgorithm::kColumnsWalk;
+  if (!is_held_by_lanes(problem)) {
+    plan.axis_warps = static_cast<int>(ceil_div(problem.rows.length, shared_positions(plan.traits.item_bytes)));
+    while (plan.axis_warps << (plan.column_warp_bits + 1) <= kPartWarps &&
+           problem.rows.count() >> (6 + plan.column_warp_bits) >= 2 * gpu.multiprocessors)
+      ++plan.column_warp_bits;
+    plan.block_warps = plan.axis_warps << plan.column_warp_bits;
+    return plan;
+  }
   const int columns = 32 * columns_of_lane(plan.traits.item_bytes, problem.rows.length);
   const int64_t warps = ceil_div(problem.rows.count(), columns);
   plan.block_warps = kPartWarps;
@@ -294,6 +328,22 @@ int64_t most_of_small(const RowPlan& plan, const Rows& rows) {
   if (rows.length <= kSmallLength) return kSmallElements;
   if (half) return kSmallLongHalf;
   return plan.algorithm == RowAlgorithm::kColumns ? kSmallLongVectors : kSmallElements;
+}
+
+// Replaces a plan that walks along columns of few positions, if the array is small: a lane has a column.
+RowPlan lane_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
+  const int64_t most = rows.inner < kLeastLaneColumns ? kSmallElements : kMostLaneColumns;
+  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || !plan.traits.fast ||
+      rows.length > held_positions(1) || rows.elements() == 0 || rows.elements() > most)
+    return plan;
+  RowPlan lanes;
+  lanes.algorithm = RowAlgorithm::kSmall;
+  lanes.traits = plan.traits;
+  lanes.single = true;
+  lanes.block_warps = kSpreadWarps;
+  while (lanes.block_warps > 1 && ceil_div(rows.count(), 32 * lanes.block_warps) < 2 * gpu.multiprocessors)
+    lanes.block_warps /= 2;
+  return lanes;
 }
 
 // The division into units depends on the length, inner and the dtype alone, since sums do.
@@ -358,20 +408,23 @@ bool prefers_logits(const Problem& problem, const Gpu& gpu) {
 }
 
 RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, const RowTuning& tuning) {
+  const bool tuned = tuning.vectors || tuning.cluster || tuning.block_warps || tuning.split;
+  if (!tuned && is_loose(problem)) return plan_loose(problem, gpu);
   if (problem.of_logits) {
     if (is_short_axis(problem)) return plan_column_gradient(problem, gpu);
     if (problem.rows.inner != 1 || row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
     if (row_bytes(problem) > kMostTeamBytes) return plan_row_gradient(problem, gpu);
   }
-  const bool tuned = tuning.vectors || tuning.cluster || tuning.block_warps || tuning.split;
-  if (!tuned && is_loose(problem)) return plan_loose(problem, gpu);
   if (!tuned && is_held(problem)) return plan_held(problem);
   RowPlan plan = plan_row_engine(problem.rows, traits_of(problem), gpu, workspace_bytes, tuning);
   if (problem.of_logits && plan.algorithm == RowAlgorithm::kRows) spread_gradient(plan, problem, gpu);
   const bool plain = problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp ||
                      problem.op == Op::kLogSumExpGrad;
   if (!plain || problem.general) return plan;
-  if (problem.op != Op::kLogSumExpGrad) share_rows(plan, problem, gpu);
+  if (problem.op != Op::kLogSumExpGrad) {
+    share_rows(plan, problem, gpu);
+    plan = lane_form(plan, problem.rows, gpu);
+  }
   const RowPlan small =
       small_form(shared_form(plan, problem.rows, gpu), problem.rows, most_of_small(plan, problem.rows));
   return problem.op == Op::kLogSumExpGrad ? small : tiled_form(small, problem.rows, gpu);

@@ -32,8 +32,9 @@ constexpr int gradient_blocks(int64_t inner) { return inner == kWholeRows ? 3 : 
 // cuda/gradient_rows.cuh: vectors of a lane, as many as in the forward pass, and the most warps of a block.
 constexpr int row_vectors(int item_bytes) { return item_bytes == 8 ? 4 : 8; }
 constexpr int kRowWarps = 16;
-// cuda/gradient_columns.cu: columns of a lane.
+// cuda/gradient_columns.cu: columns of a lane; where warps share a column, the most positions of a lane.
 constexpr int columns_of_lane(int item_bytes, int64_t length) { return item_bytes == 2 && length <= 8 ? 2 : 1; }
+constexpr int shared_positions(int item_bytes) { return item_bytes == 8 ? 8 : 16; }
 
 // Returns the value of Problem::general. Derivatives are general if they mask entries. The tangent of log_softmax is
 // also general if it is not transposed, since the fast kernels have only the transpose, which gradients need.

@@ -54,6 +54,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
   using typename Base::Shift;
   using Args = EntropyArgs<E, kPlain>;
   static constexpr int kSums = kPlain ? 1 : 2;
+  static constexpr bool kIsPlain = kPlain;
   static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = !kPlain, kStoredPeak = true,
                         kKeeps = false;
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kAlong = false,
@@ -85,12 +86,16 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
     return row;
   }
   __device__ static Row completed(const Args& args, Row row, int64_t outer, int64_t i, int64_t length, int64_t inner) {
-    row.z_label = nan<Acc>();
-    if (!row.counts || row.label < 0 || row.label >= length) {
-      row.label = -1;
-    } else {
-      row.z_label = E::load(args.logits[(outer * length + row.label) * inner + i]);
-    }
+    row = checked(row, length);
+    const Acc z_label = row.label < 0 ? Acc(0) : E::load(args.logits[(outer * length + row.label) * inner + i]);
+    return with_logit(row, z_label);
+  }
+  __device__ static Row checked(Row row, int64_t length) {
+    if (!row.counts || row.label < 0 || row.label >= length) row.label = -1;
+    return row;
+  }
+  __device__ static Row with_logit(Row row, Acc z_label) {
+    row.z_label = row.label < 0 ? nan<Acc>() : z_label;
     return row;
   }
   __device__ static bool skip(const Row& row) { return !row.counts; }
@@ -160,24 +165,41 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
     using Word = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
     return bits_as<Acc>(bits_as<Word>(value) & -static_cast<Word>(row.counts));
   }
+  // The same, of e^(z - peak of the other elements).
+  __device__ static Acc factor_of_kept(const Final& final, Acc peak) {
+    return rounded_product(Base::weight(peak, final.shift), final.slope);
+  }
+  __device__ static Acc output_of_kept(const Final& final, Acc factor, Acc kept) {
+    return fused_multiply_add(kept, factor, -final.offset);
+  }
   __device__ static Acc hole_output(const Args&, const Row&, const Final& final) { return final.at_label; }
 };
 
-// Fills the parameters that both forms of the policy have.
 template <class P>
-Parameters<P> entropy_parameters_of(const Problem& problem, const Buffers& buffers) {
+typename P::Args entropy_args_of(const Problem& problem, const Buffers& buffers) {
   using Acc = typename P::Acc;
-  auto p = parameters_of<P>(problem, buffers);
-  p.args.logits = static_cast<const typename P::Bits*>(buffers.x);
-  p.args.labels = buffers.labels;
-  p.args.where = buffers.row_where;
-  p.args.cotangent = static_cast<const Acc*>(buffers.cotangent);
-  p.args.loss = static_cast<Acc*>(buffers.loss);
-  return p;
+  typename P::Args args = {};
+  args.logits = static_cast<const typename P::Bits*>(buffers.x);
+  args.labels = buffers.labels;
+  args.where = buffers.row_where;
+  args.cotangent = static_cast<const Acc*>(buffers.cotangent);
+  args.loss = static_cast<Acc*>(buffers.loss);
+  if constexpr (!P::kIsPlain) {
+    args.where_at = problem.row_where;
+    args.cotangent_at = problem.cotangent;
+    args.label_smoothing = static_cast<Acc>(problem.label_smoothing);
+    args.z_loss = static_cast<Acc>(problem.z_loss);
+    args.length = static_cast<Acc>(problem.rows.length);
+    args.maximum = static_cast<Acc*>(buffers.maximum);
+    args.log_sum = static_cast<Acc*>(buffers.log_sum);
+  }
+  return args;
 }
 
 // In cross_entropy_rows.cu: whether it has the kernel of a call, and that kernel.
 bool is_plain_entropy(const RowPlan& plan, const Problem& problem);
 cudaError_t launch_plain_cross_entropy(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
+// In cross_entropy_loose.cu.
+cudaError_t launch_loose_entropy(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
 
 }  // namespace jaxgpuops::softmax

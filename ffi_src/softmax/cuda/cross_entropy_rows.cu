@@ -58,7 +58,8 @@ cudaError_t launch_plain_cross_entropy(cudaStream_t stream, const RowPlan& plan,
                                        const Buffers& buffers) {
   return with_float(problem.dtype, [&](auto element) {
     using P = CrossEntropy<decltype(element), true>;
-    auto p = entropy_parameters_of<P>(problem, buffers);
+    auto p = parameters_of<P>(problem, buffers);
+    p.args = entropy_args_of<P>(problem, buffers);
     row_engine::RowKernels kernels;
     kernels.item_bytes = sizeof(typename P::Bits);
     kernels.stat_bytes = sizeof(row_engine::Stat<P>);

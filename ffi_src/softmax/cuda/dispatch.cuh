@@ -40,6 +40,45 @@ Parameters<P> softmax_parameters_of(const Problem& problem, const Buffers& buffe
   return p;
 }
 
+// What the arguments of a known operation without a scale are made of. It is short, so that a kernel waits for few
+// lines of parameters, and the kernel has the code of one operation.
+template <class P, Op op>
+struct GivenOp {
+  static constexpr Op kOp = op;
+  static constexpr bool kOutput = kOp != Op::kLogSumExp;
+  // Results of 16 bits are multiples of what is added up. Those of float32 need more accurate exponentials.
+  static constexpr bool kKept = kOp == Op::kSoftmax && sizeof(typename P::Bits) == 2;
+  typename P::Acc factor;
+  typename P::Bits* lse;
+  typename P::Acc *maximum, *log_sum;
+
+  __device__ operator typename P::Args() const {
+    typename P::Args args = {};
+    args.op = kOp;
+    args.scale.factor = factor;
+    args.lse = lse;
+    args.maximum = maximum;
+    args.log_sum = log_sum;
+    return args;
+  }
+};
+template <class P, Op kOp>
+GivenOp<P, kOp> given_op(const Problem& problem, const Buffers& buffers) {
+  using Acc = typename P::Acc;
+  return {static_cast<Acc>(problem.factor), static_cast<typename P::Bits*>(buffers.lse),
+          static_cast<Acc*>(buffers.maximum), static_cast<Acc*>(buffers.log_sum)};
+}
+
+// Calls f with softmax, log_softmax or logsumexp as a compile-time constant.
+template <class F>
+cudaError_t with_op(Op op, F f) {
+  switch (op) {
+    case Op::kSoftmax: return f(std::integral_constant<Op, Op::kSoftmax>());
+    case Op::kLogSoftmax: return f(std::integral_constant<Op, Op::kLogSoftmax>());
+    default: return f(std::integral_constant<Op, Op::kLogSumExp>());
+  }
+}
+
 template <class P>
 cudaError_t launch_softmax_policy(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
                                   const Buffers& buffers, void* workspace) {

@@ -68,10 +68,18 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   const int64_t row = int64_t{blockIdx.x} * (blockDim.x >> bits) + (threadIdx.x >> bits);
   const int left = row < p.rows ? p.length - u * kWidth : 0;
   const int64_t at = row * p.length + u * kWidth;
+  // Rows of four elements of 16 bits are half a vector.
+  const auto is_half = [&](const Bits* row) {
+    return !kAligned && sizeof(Bits) == 2 && p.length == kWidth / 2 && reinterpret_cast<uintptr_t>(row) % 8 == 0;
+  };
   const auto load = [&](const void* array, Bits pad, Pack& pack) {
     const Bits* const from = static_cast<const Bits*>(array) + at;
     if (kAligned && left > 0) {
       pack = row_engine::load_pack(reinterpret_cast<const Pack*>(from));
+    } else if (left > 0 && is_half(from)) {
+      const uint2 half = *reinterpret_cast<const uint2*>(from);
+      const uint32_t word = static_cast<uint32_t>(pad) * 0x10001u;
+      pack = {{half.x, half.y, word, word}};
     } else {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) set<Bits>(pack, i, !kAligned && i < left ? from[i] : pad);
@@ -117,6 +125,10 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_gradient_kernel(const _
   const Pack pack = row_engine::packed<Element>(values);
   Bits* const to = static_cast<Bits*>(p.out) + at;
   if (kAligned && left > 0) row_engine::store_pack(reinterpret_cast<Pack*>(to), pack);
+  if (left > 0 && is_half(to)) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack.word[0], pack.word[1]);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kWidth; ++i)
     if (!kAligned && i < left) to[i] = get<Bits>(pack, i);

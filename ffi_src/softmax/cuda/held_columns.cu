@@ -126,12 +126,9 @@ cudaError_t launch_op(cudaStream_t stream, const RowPlan& plan, const Problem& p
 cudaError_t launch_held_columns(cudaStream_t stream, const RowPlan& plan, const Problem& problem,
                                 const Buffers& buffers) {
   return with_float(problem.dtype, [&](auto element) {
-    using E = decltype(element);
-    switch (problem.op) {
-      case Op::kSoftmax: return launch_op<E, Op::kSoftmax>(stream, plan, problem, buffers);
-      case Op::kLogSoftmax: return launch_op<E, Op::kLogSoftmax>(stream, plan, problem, buffers);
-      default: return launch_op<E, Op::kLogSumExp>(stream, plan, problem, buffers);
-    }
+    return with_op(problem.op, [&](auto op) {
+      return launch_op<decltype(element), decltype(op)::value>(stream, plan, problem, buffers);
+    });
   });
 }
 

@@ -1,7 +1,7 @@
 // The gradient of logsumexp from x and one cotangent for each row: softmax, times that number. The kernels of the row
 // engine read x once and write the gradient once, so that the forward pass, if nothing else needs it, is not run.
 #include "row_engine/cuda/small.cuh"
-#include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/loose_rows.cuh"
 
 namespace jaxgpuops::softmax {
 namespace {
@@ -54,6 +54,11 @@ struct LogSumExpGradient : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row
   }
 };
 
+template <class P>
+struct GivenGradient : P::Args {
+  static constexpr bool kOutput = true, kKept = false;
+};
+
 }  // namespace
 }  // namespace jaxgpuops::softmax
 
@@ -75,6 +80,9 @@ cudaError_t launch_log_sum_exp_gradient(cudaStream_t stream, const RowPlan& plan
     using P = LogSumExpGradient<decltype(element)>;
     auto p = parameters_of<P>(problem, buffers);
     p.args = {static_cast<const typename P::Bits*>(buffers.cotangent), problem.cotangent};
+    if constexpr (sizeof(typename P::Bits) <= 4)
+      if (plan.single && plan.spread)
+        return launch_loose_rows<P>(stream, plan, problem, buffers, GivenGradient<P>{p.args});
     if (plan.algorithm == RowAlgorithm::kSmall)
       return row_engine::run_small<P>(stream, plan, problem.rows, p.operands[0], p.out, p.args);
     return row_engine::run<P>(stream, plan, problem.rows, p, workspace);

@@ -246,6 +246,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
   __device__ static Acc factor_of_kept(const Final& final, Acc peak) {
     return rounded_product(Base::weight(peak, final.shift), final.sum);
   }
+  __device__ static Acc output_of_kept(const Final&, Acc factor, Acc kept) { return rounded_product(kept, factor); }
   __device__ static Acc masked_output(const Args& args) { return args.op == Op::kSoftmax ? Acc(0) : -infinity<Acc>(); }
 };
 
