@@ -37,6 +37,7 @@ SEGMENTS = {
     "very few scalars": (139, (), 78, False),
     "very few rows": (633, (7,), 100, False),
     "very few sorted scalars": (640, (), 800, True),
+    "some rows": (1400, (9,), 20, False),
     "few scalars": (3001, (), 40, False),
     "lanes of slices": (300_001, (), 500, False),
     "pairs": (300_001, (2,), 255, False),
@@ -77,6 +78,8 @@ SEGMENTS = {
     "a scatter of rows": (3001, (11,), 1500, False),
     "a scatter of long rows": (501, (130,), 101, False),
     "atomics of wide rows": (20_001, (33,), 3000, False),
+    "atomics of rows": (30_001, (12,), 5000, False),
+    "atomics of rows, a table a block": (200_001, (6,), 600, False),
     "buckets of rows": (600_001, (4,), 300_000, False),
     "buckets of scalars": (300_001, (), 200_000, False),
     "buckets of odd rows": (270_001, (3,), 200_000, False),
@@ -192,7 +195,7 @@ def test_data_that_features_share(length, features, segments, is_sorted):
 
 
 @pytest.mark.parametrize("size, columns, has_table", [(300_000, 1, 0), (300_000, 3, 0), (300_000, 8, 0)] + [
-    (1_500_000, 1, 1), (1_500_000, 3, 1),
+    (40_000, 12, 0), (1_500_000, 1, 1), (1_500_000, 3, 1),
 ])  # fmt: skip
 @pytest.mark.parametrize("hot", [0, 0.9])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -62,7 +62,8 @@ def test_plans_of_counts(capability):
     for outer, length, bins, atomics in [
         (1, 300_000, 100_000, True), (2, 500_000, 80_000, True), (1, 1 << 19, 1 << 16, True),
         (1, (1 << 19) + 1, 1 << 16, False), (1, 5 << 18, 200_000, True), (1, (5 << 18) + 1, 200_000, False),
-        (3, 300_000, 100_000, False),
+        (3, 300_000, 100_000, False), (5, 334_474, 57_130, True), (4, 400_000, 1 << 15, False), (4, 200_000, 1 << 15, True),
+        (5, 400_000, 57_130, False), (30, 50_000, 70_000, False), (4, 100_000, (1 << 15) - 1, False),
     ]:  # fmt: skip
         if 4 * bins <= 4 * SHARED_LIMIT[capability] << 10:
             assert plan(outer, length, 1, bins)["algorithm"] == ("global" if atomics else "tables")
@@ -327,16 +328,28 @@ def test_plans_of_segments(capability):
         one, many = (plan_softmax(outer, length, inner, 300, sorted=True) for outer in (1, 1000))
         assert one == many and one["algorithm"] == "sorted" and one["rows"] * one["tiles"] >= length
         assert one["workspace_bytes"] >= 16 * one["tiles"] * inner + 8 * 300 * inner
+    # Sums of floats are exact, but for those of float64 in few segments: there, folds of equal ids take less time.
     for inner, segments in [(1, 513), (1, 1536), (8, 600)]:
-        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "tables"
+        assert plan("segment_sum", 3, 10**6, inner, segments, "float32", False)["algorithm"] == "atomics"
+    assert plan("segment_sum", 3, 10**6, 3, 500, "float64", False)["algorithm"] == "tables"
+    for dtype, length, inner, segments in itertools.product(
+        ("float16", "float32"),
+        (2049, 9000, 16_385, 40_000, 65_537, 10**6),
+        range(1, 9),
+        (33, 100, 513, 700, 1100, 1536),
+    ):
+        assert plan("segment_sum", 1, length, inner, segments, dtype, False)["algorithm"] != "tables"
     # Sums of integers have one table a block, so there may be more segments.
     for dtype, segments, algorithm in [
-        ("int32", 3906, "tables"),
-        ("uint8", 3906, "tables"),
-        ("int32", 3907, "atomics"),
+        ("int32", 12_288, "tables"),
+        ("uint8", 12_288, "tables"),
+        ("int64", 6144, "tables"),
+        ("int32", 12_289, "atomics"),
     ]:
         assert plan("segment_sum", 3, 10**6, 1, segments, dtype, False)["algorithm"] == algorithm
     assert plan("segment_sum", 3, 10**7, 1, 12_289, "int32", False)["algorithm"] == "atomics"
+    assert plan("segment_sum", 1, 320_000, 1, 5000, "int32", False)["algorithm"] == "tables"
+    assert plan("segment_sum", 1, 319_999, 1, 5000, "int32", False)["algorithm"] == "scatter"
     # So do extremes, except of very many rows. A few rows are cut into more slices, of larger blocks.
     for length, dtype, segments, algorithm in [
         (10**6, "int16", 2277, "tables"), (10**6, "float32", 12_288, "tables"), (10**6, "float32", 12_289, "atomics"),
@@ -360,7 +373,8 @@ def test_plans_of_segments(capability):
         assert 0 <= one["workspace_bytes"] - 24 * words * segments <= (1024 if words else 0)
     for length, segments, dtype, words in [
         (1 << 24, 3000, "float32", 4), (1 << 22, 3000, "float16", 2), (1 << 23, 5000, "bfloat16", 4),
-        (1 << 22, 5000, "bfloat16", 2), (1 << 20, 3000, "float32", 0),
+        (1 << 22, 5000, "bfloat16", 4), (1 << 20, 3000, "float32", 4), (1 << 20, 10_000, "float32", 0),
+        (1 << 17, 1000, "float32", 2),
     ]:  # fmt: skip
         found = plan("segment_sum", 1, length, 1, segments, dtype, False)
         if SHARED_LIMIT[capability] == 227:

@@ -159,8 +159,13 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   const bool few = !dense && rows.elements() <= kFewIds &&
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
+  // Of some rows, too, whose slices would have few ids for each bin; clusters count three.
+  constexpr int64_t kLeastBins = 1 << 15, kMostOfRows = 7 << 18, kMostCounters = 1 << 21;
   const bool sparse =
-      problem.bins >= kManyBins && rows.outer <= 2 && rows.length <= 8 * problem.bins && rows.elements() <= kSparseIds;
+      rows.length <= 8 * problem.bins &&
+      (rows.outer <= 2 ? problem.bins >= kManyBins && rows.elements() <= kSparseIds
+                       : rows.outer > 3 && problem.bins >= kLeastBins && rows.elements() <= kMostOfRows &&
+                             rows.outer * problem.bins <= kMostCounters);
   if (!sparse && plan_clusters(problem, gpu, plan)) return plan;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few || sparse || rows.outer * ranges > kMostBlocks) {

@@ -1,7 +1,6 @@
 #include "segments/plan.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "common/rounding.h"
 
@@ -65,10 +64,9 @@ bool plan_lanes(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
 ExactShape exact_of(DType dtype, int64_t length) {
   ExactShape shape;
   const int mantissa = mantissa_bits(dtype), places = dtype == DType::kFloat16 ? 30 : 254;
-  shape.width = std::min(63 - mantissa - bits_for(length), 52 - mantissa);
+  shape.width = 63 - mantissa - bits_for(length);
   shape.bins = (places + shape.width - 1) / shape.width;
   shape.reciprocal = static_cast<uint32_t>((65536 + shape.width - 1) / shape.width);
-  shape.step = std::ldexp(1.0, shape.width);
   return shape;
 }
 
@@ -195,12 +193,13 @@ bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
 // Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
 // additions follows from this geometry.
 bool plan_match(const Segments& problem, SegmentsPlan& plan) {
-  constexpr int64_t kMostColumns = 16, kMostSteps = 1024, kStep = 32 * kMatchRows;  // `kStep`: rows that a warp takes
+  constexpr int64_t kMostColumns = 16, kManyColumns = 8, kFewMatchWarps = 10, kMostSteps = 1024,
+                    kStep = 32 * kMatchRows;  // `kStep`: rows that a warp takes
   const int64_t length = problem.rows.length, inner = problem.rows.inner;
   const int64_t ranges = ceil_div(problem.segments, int64_t{kMatchRange});
   const int64_t warps = std::max<int64_t>(1, ceil_div(length, kStep));
   // Where there are few blocks, folding the accumulators of many warps takes longer than small tables.
-  const int64_t most_warps = ranges * inner <= 4 ? 4 : kMostMatchWarps;
+  const int64_t most_warps = ranges * inner <= 4 ? 4 : inner < kManyColumns ? kFewMatchWarps : kMostMatchWarps;
   if (inner > kMostColumns || warps > most_warps || ranges * inner * warps > kMostSteps) return false;
   plan.algorithm = Segmenting::kMatch;
   plan.warps = static_cast<int>(warps);
@@ -267,12 +266,16 @@ bool takes_few(const Segments& problem, const SegmentsPlan& plan, bool several) 
 // sums of floats whose accumulators would take far more memory than the data.
 bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kMostWideSumColumns = 3;  // of float64; rows of more are read in order as fast
+  // The most columns of other floats, and numbers of rows of more than kMostTableColumns; rows of more are read in
+  // order as fast.
+  constexpr int64_t kMostExactColumns = 24, kMostExactNumbers = 3 << 19;
   const Rows& rows = problem.rows;
   const int64_t cells = problem.segments * rows.inner;
   if (rows.inner > kMostAtomicColumns) return false;
   if (problem.op == Op::kSum && is_float(problem.dtype)) {
     const bool wide = problem.dtype == DType::kFloat64;
-    if (rows.inner > (wide ? kMostWideSumColumns : kMostTableColumns)) return false;
+    const bool few_numbers = rows.inner <= kMostExactColumns && rows.length * rows.inner <= kMostExactNumbers;
+    if (rows.inner > (wide ? kMostWideSumColumns : kMostTableColumns) && (wide || !few_numbers)) return false;
     if (wide && rows.length > kMostWideSumRows) return false;
     plan.exact = wide ? wide_exact_of(rows.length) : exact_of(problem.dtype, rows.length);
     const int64_t words = wide ? wide_stride(plan.exact.bins) : plan.exact.bins + 1;
@@ -282,10 +285,16 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
       return false;
     plan.workspace_bytes = bytes;
     // A block keeps the accumulators that most numbers use in shared memory, if adding these to memory takes much less
-    // time than reading the numbers.
+    // time than reading the numbers. Where many rows have one segment, atomics in memory would wait for each other, and
+    // most so if there are few sums: then half a number for each accumulator of all blocks is enough.
+    constexpr int64_t kMany = 200, kSome = 100, kFewSums = 2048;  // rows of a segment, and sums
+    const int64_t halves = rows.length >= kSome * problem.segments && cells <= kFewSums ? 1
+                           : rows.length >= kMany * problem.segments                    ? 2
+                                                                                        : 8;
     plan.blocks = std::max<int64_t>(1, gpu.multiprocessors / rows.outer);
-    int64_t bins = wide ? 0 : std::min<int64_t>({2, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
-    while (bins > 0 && rows.length * rows.inner < 4 * plan.blocks * cells * bins) --bins;
+    int64_t bins =
+        wide ? 0 : std::min<int64_t>({kMostTableBins, plan.exact.bins, (gpu.shared_bytes - 1024) / (8 * cells)});
+    while (bins > 0 && 2 * rows.length * rows.inner < halves * plan.blocks * cells * bins) --bins;
     plan.table_bins = static_cast<int>(bins);
     plan.shared_bytes = 8 * cells * bins;
   } else if (bytes_of(problem.dtype) < 4) {
@@ -295,8 +304,10 @@ bool plan_atomics(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   while (plan.team_bits < 5 && rows.inner > 1 << plan.team_bits) ++plan.team_bits;
   plan.overlap = gpu.dependent_launch;
   // Looks at an accumulator before an atomic: if a segment has many rows, most numbers are not larger than those
-  // before. With eight columns, one atomic instruction serves all of them, so that looking pays later.
-  plan.looks = rows.length >= (rows.inner == 1 || rows.inner >= 8 ? 32 : 8) * problem.segments;
+  // before. With eight columns, one atomic instruction serves all of them, so that looking pays later, and so it does
+  // for one column of results that are accumulators.
+  const bool in_place = bytes_of(problem.dtype) >= 4;
+  plan.looks = rows.length >= ((rows.inner == 1 && in_place) || rows.inner >= 8 ? 32 : 8) * problem.segments;
   // A warp takes `step` rows at a time, and several steps. Sums: at least two steps, eight if that leaves enough warps,
   // or four of float64, whose steps are long.
   // Extremes: up to sixteen. The more rows a warp has, the more it folds in registers where one segment is frequent.
@@ -435,7 +446,8 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   // tiles are longer than kMostTile, tiles are made shorter, so that warps take a whole number of turns. Many short
   // tiles would leave much to join, so no tile has fewer than `least` rows.
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
-  const int64_t vector = width == 1 ? (bytes % 8 == 0 ? 8 : 1) : bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : width;
+  const int64_t most = width == 1 ? 8 : std::min<int64_t>(16, kMostVectorPart / part_bytes * width);
+  const int64_t vector = bytes % most == 0 ? most : width > 1 && bytes % 8 == 0 ? 8 : width;
   const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
   const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
   const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
@@ -554,16 +566,19 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   // If the table of a block is large, atomics are faster for fewer rows; for extremes, they are also faster for very
   // many rows.
   const bool one = extremes ? rows.length >= 64 * problem.segments && rows.length <= 4 << 20
-                            : !sums_floats && rows.length >= 256 * problem.segments;
+                            : !sums_floats && rows.length >= 64 * problem.segments;
   const int64_t shared =
       one ? std::max<int64_t>(4, partial_bytes(problem)) * problem.segments : table * kTableThreads / 32;
   const bool has_tables = !problem.sorted && rows.inner <= kMostTableColumns && shared <= 48 << 10;
+  const bool wide_floats = sums_floats && rows.inner > kMostTableColumns;  // which kPicks and kRanges take first
   if (!(has_tables && (dense || by_block)) && !problem.sorted &&
-      (plan_atomics(problem, gpu, plan) || plan_lanes(problem, gpu, plan))) {
+      ((!wide_floats && plan_atomics(problem, gpu, plan)) || plan_lanes(problem, gpu, plan))) {
     const bool atomics = plan.algorithm == Segmenting::kAtomics;
     if (atomics && may_scatter(problem) && prefers_scatter_to_atomics(problem)) plan_scatter(problem, gpu, plan);
     return plan;
   }
+  // Exact sums take less time than folds of equal ids; of float64, only if tables would be larger.
+  if (has_tables && sums_floats && bytes < 8 && plan_atomics(problem, gpu, plan)) return plan;
   if (has_tables) {
     plan.algorithm = Segmenting::kTables;
     plan.warps = kTableThreads / 32;
@@ -591,6 +606,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
   if (plan_picks(problem, plan) && (!has_ranges || picks_at_once())) return plan;
   if (has_ranges && plan_ranges(problem, plan)) return plan;
   if (plan_picks(problem, plan)) return plan;
+  plan = {};
+  if (wide_floats && !problem.sorted && plan_atomics(problem, gpu, plan)) return plan;
   plan = {};
   if (plan_buckets(problem, gpu, plan)) return plan;
   plan = {};

@@ -39,7 +39,6 @@ struct ExactShape {
 
   int width = 0, bins = 0;  // `bins` accumulators, and one more for infinities and NaN
   uint32_t reciprocal = 0;  // p / width is p * reciprocal >> 16
-  double step = 0;          // 2^width
 };
 
 // The same for float64: places of the numbers of a call say which accumulators there are, at most `bins` of each sum.
@@ -72,7 +71,7 @@ constexpr const char* kSegmentingNames[] = {"empty",   "lanes",   "match",  "few
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
 
 // For kMatch: the segments of a range, the rows that a lane loads at a time, and the most warps of a block.
-constexpr int kMatchRange = 8, kMatchRows = 2, kMostMatchWarps = 10;
+constexpr int kMatchRange = 8, kMatchRows = 2, kMostMatchWarps = 22;
 constexpr int64_t kFewRows = 2048;
 constexpr int kMostFewWarps = 16;                           // the most warps of a block of kFew
 constexpr int64_t kFewNumbers = 16 << 10;                   // the most that always take kScatter, if it has their fold
@@ -84,6 +83,7 @@ constexpr int kMostLaneWarps = 8;                           // the most warps of
 // For kScatter: rows of a thread, if it has several; threads of a block; the most lanes of a team.
 constexpr int kScatterRows = 4, kScatterThreads = 256, kMostScatterTeam = 16;
 constexpr int64_t kMostTableColumns = 8;
+constexpr int kMostTableBins = 2;           // accumulators of a sum in the table of a block
 constexpr int64_t kMostAtomicColumns = 64;  // the most columns for atomics where an accumulator is one integer
 constexpr int kMostCellThreads = 1024;      // the most threads of a block of kCells
 
@@ -104,6 +104,7 @@ constexpr int64_t range_result_bytes(int64_t range, int team_bits, int64_t cell_
 // For kSorted and kOrdered: the most threads of a block of segment_tiles_kernel, the most rows of its tile if rows have
 // few vectors, and the step of the rows of a share: threads load so many at a time, or a divisor of it.
 constexpr int64_t kTileThreads = 256, kMostTileRows = 2048, kTileStep = 8;
+constexpr int64_t kMostVectorPart = 32;  // bytes of the partial result of a thread's vector, at most
 
 // For kBuckets: the threads of a block, the ids of a lane in a tile that is moved, and the rows that a lane adds up at
 // a time.

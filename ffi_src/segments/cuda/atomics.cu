@@ -1,17 +1,13 @@
 // Many segments, whose rows have few columns and are in no order: there is an accumulator for each segment and column,
 // and atomics fold rows into it. They only add integers or take the larger of two, so the result does not depend on
-// their order.
+// their order. A warp keeps the fold of its hot segment (atomics_rows.cuh) in registers.
 //
 // Sums of floats are exact, and rounded once. A float is an integer times a power of two. A sum has several
 // accumulators of 64 bits, each for `width` neighbouring exponents: the number's exponent chooses one, to which the
 // integer is added, shifted by the exponent's distance from the accumulator's lowest. `width` is so small that no
-// accumulator overflows even if it gets all rows. Infinities and NaN set bits of one accumulator more. In the end each
-// accumulator carries into the next, and what is left of all of them is added up in float64.
-//
-// A warp keeps the sum of its hot segment (atomics_rows.cuh) in registers; where floats have one column, lane b keeps
-// accumulator b. Where they have more columns, the lanes' numbers are added up first, and then one atomic adds them.
-// Where there are many numbers and few sums, a block adds most of its numbers to a table in shared memory, and the
-// table to memory in the end.
+// accumulator overflows even if it gets all rows. Infinities and NaN set bits of one accumulator more. Where there are
+// many numbers and few sums, a block adds most of its numbers to a table in shared memory, and the table to memory in
+// the end.
 //
 // Moves each id and number once, and without a table one sector of 32 bytes for each row and column between L2 and its
 // atomic units; accumulators are cleared and read once.
@@ -56,7 +52,7 @@ struct Whole {
 
   __device__ static Word fold(Word x, Word y) { return kLargest ? (x > y ? x : y) : x + y; }
 
-  __device__ void begin() {}
+  __device__ void begin(Bits) {}
 
   // The accumulator as it is now: most numbers are not larger, and need no atomic. Called for several rows at a time,
   // so that the loads overlap.
@@ -69,8 +65,10 @@ struct Whole {
     Word* const to = words + id * a.inner;
     if constexpr (kLargest && kInPlace) {
       atomic_extreme(to, extreme_operand<Monoid>(word, a.keys), a.keys);
+    } else if constexpr (kLargest) {
+      atomicMax(to, word);
     } else {
-      atomic_fold<kLargest>(to, word);
+      atomic_fold<false>(to, word);
     }
   }
 
@@ -121,7 +119,7 @@ struct Exact {
   using Bits = typename Element::Bits;
   using Plain = Exact<Float, false>;
   static constexpr bool kFromEnds = false;
-  static constexpr int kBlocks = 4, kSteps = 8;
+  static constexpr int kBlocks = 4, kSteps = kTable ? 4 : 8;
   static constexpr bool kInPlace = false, kHasTable = kTable;
 
   const Args& a;
@@ -130,8 +128,8 @@ struct Exact {
   uint64_t* words;  // accumulators of the column
   BlockTable table = {};
   uint32_t hot = kNone;
-  int64_t sum = 0;       // with one column: the hot segment's sum in the accumulator that this lane keeps
-  uint32_t touched = 0;  // a bit for each accumulator that this lane has used
+  int64_t sums[kMostTableBins] = {};  // of the lane's rows in the hot segment, in accumulators from `table.first` on
+  uint32_t touched = 0;               // a bit for each accumulator that this lane has used
 
   __device__ static uint64_t* words_of(const Args& a, int64_t o) {
     return reinterpret_cast<uint64_t*>(a.workspace + o * a.workspace_bytes + ExactShape::kHeadBytes);
@@ -149,46 +147,44 @@ struct Exact {
     atomicAdd(word, static_cast<unsigned long long>(value));
   }
 
-  __device__ void begin() {}
+  __device__ uint32_t bin_of(const Parts<Element>& parts) const { return parts.place * a.exact.reciprocal >> 16; }
+
+  // Without a table, the first number of each lane says which accumulators hot sums are for: the largest and the next.
+  __device__ void begin(Bits bits) {
+    if (kTable || table.bins > 0) return;
+    const Parts<Element> parts(bits);
+    const uint32_t bin = parts.special ? 0 : bin_of(parts);
+    table.first = max(fold_lanes(bin, [](uint32_t x, uint32_t y) { return max(x, y); }), 1u) - 1;
+    table.bins = kMostTableBins;
+  }
   __device__ bool peek(uint32_t) const { return false; }
 
-  __device__ void add(uint32_t id, Bits bits, bool of_hot, bool) {
+  __device__ void add(uint32_t id, Bits bits, bool is_hot, bool) {
+    if (id == kNone) return;
     const Parts<Element> parts(bits);
-    const uint32_t bin = parts.place * a.exact.reciprocal >> 16;
-    int64_t shifted = static_cast<int64_t>(parts.integer) << (parts.place - bin * a.exact.width);
-    if (parts.negative) shifted = -shifted;
-    const bool is_hot = of_hot && !parts.special;
-    unsigned left = __ballot_sync(kEveryLane, is_hot);
-    while (left) {
-      const int leader = __ffs(left) - 1;
-      const uint32_t own = __shfl_sync(kEveryLane, bin, leader);
-      // The leader's column is computed from its lane: only some lanes come here, and a shuffle would need all.
-      const bool has = is_hot && bin == own && column == (leader & ((1 << a.team_bits) - 1));
-      left &= ~__ballot_sync(kEveryLane, has);
-      // |shifted| < 2^52, so that 32 low halves add up without overflow, and so do 32 high halves.
-      const int64_t value = has ? shifted : 0;
-      const uint32_t low = sum_of_warp(static_cast<uint32_t>(value) & 0x3ffffff);
-      const auto high = static_cast<int32_t>(sum_of_warp(static_cast<uint32_t>(value >> 26)));
-      const int64_t total = (static_cast<int64_t>(high) << 26) + low;
-      const int lane = threadIdx.x & 31;
-      if (a.team_bits == 0) {
-        if (lane == static_cast<int>(own)) sum += total;
-      } else if (lane == leader) {
-        add_to(id, own, total);
-      }
-    }
-    if (is_hot || id == kNone) return;
+    const uint32_t bin = bin_of(parts);
+    int64_t value = static_cast<int64_t>(parts.integer) << (parts.place - bin * a.exact.width);
+    if (parts.negative) value = -value;
     if (parts.special) {
       auto* const word = words + (a.exact.bins * a.segments + id) * a.inner;
       atomicOr(reinterpret_cast<unsigned long long*>(word), static_cast<unsigned long long>(parts.special));
       touched |= 1u << 31;
-    } else if (parts.integer) {
-      add_to(id, bin, shifted);
+    } else if (is_hot && bin - table.first < kMostTableBins) {
+#pragma unroll
+      for (uint32_t b = 0; b < kMostTableBins; ++b)
+        if (bin - table.first == b) sums[b] += value;
+    } else if (value) {
+      add_to(id, bin, value);
     }
   }
   __device__ void flush() {
-    if (sum) add_to(hot, threadIdx.x & 31, sum);
-    sum = 0;
+    if (hot == kNone) return;
+#pragma unroll
+    for (uint32_t b = 0; b < kMostTableBins; ++b) {
+      for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sums[b] += shuffle_xor(sums[b], lanes);
+      if ((threadIdx.x & 31) >> a.team_bits == 0 && sums[b]) add_to(hot, table.first + b, sums[b]);
+      sums[b] = 0;
+    }
   }
   __device__ void end() {
     const uint32_t all = fold_lanes(touched, [](uint32_t x, uint32_t y) { return x | y; });
@@ -197,35 +193,11 @@ struct Exact {
   }
 
   __device__ static void finish(const Args& a, int64_t o, int64_t cell) {
-    const uint64_t* const words = words_of(a, o) + cell;
+    uint64_t* const words = words_of(a, o) + cell;
     const uint32_t touched = *a.marks(o), finite = touched & ~(1u << 31);
-    const int low = finite ? __ffs(finite) - 1 : 0, high = 31 - __clz(finite | 1);
-    // Most often few accumulators are not zero: those from `low` to `high`. The first ones are loaded together.
-    constexpr int kFew = 4;
-    int64_t loaded[kFew];
-#pragma unroll
-    for (int k = 0; k < kFew; ++k) loaded[k] = low + k <= high ? static_cast<int64_t>(words[(low + k) * a.cells()]) : 0;
-    const auto word = [&](int b) {
-      int64_t own = loaded[0];
-#pragma unroll
-      for (int k = 1; k < kFew; ++k) own = b == low + k ? loaded[k] : own;
-      return b > high ? 0 : b < low + kFew ? own : static_cast<int64_t>(words[b * a.cells()]);
-    };
-    int64_t carry = 0;
-    for (int b = low; b <= high; ++b) carry = (word(b) + carry) >> a.exact.width;
-    const bool negative = carry < 0;
-    // Now no accumulator is negative, so nothing cancels: rounding changes only the last bits of the sum.
-    const auto exponent = static_cast<uint64_t>(1023 + least_exponent(Element::kDType) + low * a.exact.width);
-    double total = 0, unit = bits_as<double>(exponent << 52);
-    carry = 0;
-    for (int b = low; b < a.exact.bins && (b <= high || carry); ++b) {
-      const int64_t value = (negative ? -word(b) : word(b)) + carry;
-      carry = value >> a.exact.width;
-      total += unit * static_cast<double>(value - (carry << a.exact.width));
-      unit *= a.exact.step;
-    }
-    total += unit * static_cast<double>(carry);
-    auto result = static_cast<float>(negative ? -total : total);
+    // Most often few accumulators are not zero: those from `low` on.
+    const int low = finite ? __ffs(finite) - 1 : 0, bins = 32 - __clz(finite | 1) - low, width = a.exact.width;
+    auto result = rounded_to_float<Element>(words + low * a.cells(), a.cells(), bins, width, low * width);
     if (touched >> 31) {
       const uint64_t what = words[a.exact.bins * a.cells()];
       if (what) result = special_sum(static_cast<uint32_t>(what));

@@ -78,7 +78,7 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
       bits[i] = has ? data[at * a.inner] : Bits{0};
     }
     wait_for_predecessor();  // which sets the accumulators
-    policy.begin();
+    policy.begin(bits[0]);
 #pragma unroll
     for (uint32_t& own : id)
       if (own >= a.segments) own = kNone;

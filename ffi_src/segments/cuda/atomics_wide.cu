@@ -123,7 +123,7 @@ struct Wide {
 
   __device__ Wide(const Args& args, int64_t row, int own) : a(args), o(row), column(own) {}
 
-  __device__ void begin() { window = *window_of(a); }
+  __device__ void begin(Bits) { window = *window_of(a); }
   __device__ bool peek(uint32_t) const { return false; }
 
   // Where accumulator `bin` of the lane's column is.
@@ -208,55 +208,10 @@ struct Wide {
       uint64_t own[kUsualBins];
 #pragma unroll
       for (int b = 0; b < kUsualBins; ++b) own[b] = words[b];
-      result = rounded(own, kUsualBins, a.exact.width, window.low);
+      result = rounded_sum<Float64>(own, 1, kUsualBins, a.exact.width, window.low);
     } else {
-      result = rounded(words, static_cast<int>(window.bins), a.exact.width, window.low);
+      result = rounded_sum<Float64>(words, 1, static_cast<int>(window.bins), a.exact.width, window.low);
     }
-  }
-
-  // The sum of accumulators, rounded once. They are changed.
-  __device__ __forceinline__ static uint64_t rounded(uint64_t* words, int bins, int width, uint32_t least) {
-    constexpr int kMantissa = Parts<Float64>::kMantissa;
-    constexpr uint64_t kSign = uint64_t{1} << 63, kInfinite = uint64_t{Parts<Float64>::kMostExponent} << kMantissa;
-    // Each accumulator carries into the next. Then all have `width` bits of the sum without its sign.
-    int64_t carry = 0;
-    for (int b = 0; b < bins; ++b) carry = (static_cast<int64_t>(words[b]) + carry) >> width;
-    const bool negative = carry < 0;
-    carry = 0;
-    for (int b = 0; b < bins; ++b) {
-      const auto word = static_cast<int64_t>(words[b]);
-      const int64_t value = (negative ? -word : word) + carry;
-      carry = value >> width;
-      words[b] = value - (carry << width);
-    }
-    // The sum is `top` times 2^place, and more if `more`. `top` has all bits, or at least 65 of them.
-    auto top = static_cast<unsigned __int128>(carry);
-    bool more = false;
-    uint32_t place = least + bins * width;
-    for (int b = bins - 1; b >= 0; --b) {
-      if (top >> 64) {
-        more |= words[b] != 0;
-      } else {
-        top = top << width | words[b];
-        place -= width;
-      }
-    }
-    const auto high = static_cast<uint64_t>(top >> 64), low = static_cast<uint64_t>(top);
-    const int size = high ? 128 - __clzll(high) : 64 - __clzll(low), drop = size - (kMantissa + 1);
-    uint64_t mantissa;
-    if (drop > 0) {
-      const unsigned __int128 half = static_cast<unsigned __int128>(1) << (drop - 1);
-      const unsigned __int128 rest = top & (2 * half - 1);
-      mantissa = static_cast<uint64_t>(top >> drop);
-      if (rest > half || (rest == half && (more || mantissa & 1))) ++mantissa;
-      place += drop;
-    } else {  // exact; denormal numbers have place 0
-      const uint32_t up = min(place, static_cast<uint32_t>(-drop));
-      mantissa = low << up;
-      place -= up;
-    }
-    const uint64_t bits = min((uint64_t{place} << kMantissa) + mantissa, kInfinite);
-    return mantissa == 0 ? 0 : bits | (negative ? kSign : 0);
   }
 };
 

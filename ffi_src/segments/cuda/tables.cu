@@ -1,9 +1,9 @@
 // A moderate number of segments, whose rows have few columns. A block has one column and a slice of the ids, which its
-// warps share in neighbouring parts. For sums, each warp has a table of all segments in shared memory. Lanes of a warp
-// with equal ids find each other with match_any and fold their numbers in a tree, so that a table has one writer for a
-// segment at a time. The tables of a block are folded in the order of its warps, and a second kernel folds those of the
-// slices in their order. So the order of additions follows from the length and the ids. If one segment has most of the
-// ids, a fold of 32 of them takes five steps.
+// warps share in neighbouring parts. For sums of float64, each warp has a table of all segments in shared memory. Lanes
+// of a warp with equal ids find each other with match_any and fold their numbers in a tree, so that a table has one
+// writer for a segment at a time. The tables of a block are folded in the order of its warps, and a second kernel folds
+// those of the slices in their order. So the order of additions follows from the length and the ids. If one segment has
+// most of the ids, a fold of 32 of them takes five steps. Sums of other floats are exact (atomics.cu).
 //
 // The largest of numbers is the same in any order, and so is a sum of integers, so for them a block has one table. Most
 // numbers are not larger than what is there; the others take an atomic.
@@ -192,11 +192,15 @@ cudaError_t launch_segment_tables(cudaStream_t stream, const SegmentsPlan& plan,
   const Args a(plan, problem, buffers);
   return dispatch_monoid(problem, [&](auto monoid) {
     using Monoid = decltype(monoid);
-    Launch config;
-    config.block = dim3(32 * plan.warps);
-    config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
-    config.shared_bytes = kTables<Monoid> * a.segments * sizeof(Word<Monoid>);
-    return launch(stream, config, segment_tables_kernel<Monoid>, a);
+    if constexpr (is_exact<Monoid> && sizeof(typename Monoid::Bits) < 8) {
+      return cudaErrorInvalidValue;  // kAtomics has these sums
+    } else {
+      Launch config;
+      config.block = dim3(32 * plan.warps);
+      config.grid = dim3(static_cast<unsigned>(problem.rows.count() * a.slices));
+      config.shared_bytes = kTables<Monoid> * a.segments * sizeof(Word<Monoid>);
+      return launch(stream, config, segment_tables_kernel<Monoid>, a);
+    }
   });
 }
 

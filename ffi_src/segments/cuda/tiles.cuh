@@ -183,7 +183,8 @@ cudaError_t run_tiles(cudaStream_t stream, Args a) {
 // Launches the kernels for the widest vectors that rows are made of.
 template <class Monoid>
 cudaError_t run(cudaStream_t stream, const Args& a) {
-  constexpr int kBytes = sizeof(typename Monoid::Bits), kWide = kBytes == 1 ? 8 : 16 / kBytes;
+  constexpr int kBytes = sizeof(typename Monoid::Bits);
+  constexpr int kWide = std::min<int>(kBytes == 1 ? 8 : 16 / kBytes, kMostVectorPart / sizeof(typename Monoid::Acc));
   constexpr int kJoined = std::min<int>(8, 16 / sizeof(typename Monoid::Acc));
   const bool aligned = (reinterpret_cast<uintptr_t>(a.data) | reinterpret_cast<uintptr_t>(a.out)) % 16 == 0;
   const auto has = [&](int count) { return aligned && a.inner % count == 0; };
