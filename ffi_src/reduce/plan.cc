@@ -102,9 +102,15 @@ constexpr int64_t kWholeLine = 512, kStripBytes = 256, kLooseThreads = 256, kRec
 // parts that are made longer, so that a cluster has them; the most blocks per multiprocessor that are clusters.
 constexpr int64_t kMostLooseParts = 256, kLooseBlocks = 528, kFewLooseParts = 24, kLooseClusters = 4;
 
+// The most bytes of an outer index whose lines are odd. (Of longer ones flat_kernel reads a single one faster.)
+constexpr int64_t kLongestOdd = 2 << 20;
+
 bool is_loose_columns(const RowPlan& plan, const Problem& problem) {
-  return problem.op != Op::kDot && !problem.masked && is_float(problem.dtype) && plan.traits.item_bytes > 1 &&
-         plan.algorithm == RowAlgorithm::kColumnsFlat && (plan.blocks > 1 || plan.split || plan.slices > 1);
+  const Rows& rows = problem.rows;
+  const int64_t bytes = 2 * rows.length * rows.inner;
+  if (problem.op != Op::kSum || problem.masked || is_rare(problem.dtype) || plan.traits.item_bytes != 2) return false;
+  if (plan.algorithm != RowAlgorithm::kColumnsFlat || !(plan.blocks > 1 || plan.split)) return false;
+  return plan.slices > 1 || (rows.inner % 2 != 0 && bytes % 16 != 0 && bytes <= kLongestOdd);
 }
 
 RowPlan loose_columns(const RowPlan& flat, const Rows& rows, const Gpu& gpu) {

@@ -50,9 +50,10 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// Vectors that a lane loads at a time, and those of a block if blocks are many or hold their slices.
+// Vectors that a lane loads at a time, and those of a block if blocks hold their slices, or are many that have few
+// bytes each.
 constexpr uint32_t kFewLoads = 4, kManyLoads = 8;
-constexpr int64_t kManyBlocks = 528;
+constexpr int64_t kManyBlocks = 1320, kManyLoadsBytes = 96 << 10;
 
 // A team has a row or a slice of a row: a warp, or a block. kHeld: a batch is all that a lane has, so it looks the
 // element up in its registers.
@@ -170,7 +171,7 @@ cudaError_t launch_argmax_rows(cudaStream_t stream, const ArgmaxShape& shape, co
     auto kernel = argmax_rows<Key, false, kFewLoads, false>;
     if (held) kernel = argmax_rows<Key, false, kManyLoads, true>;
     if constexpr (sizeof(Key) == 2 || sizeof(Key) == 4)
-      if (units > kManyBlocks) kernel = argmax_rows<Key, false, kManyLoads, false>;
+      if (units > kManyBlocks && 16 * vectors <= kManyLoadsBytes) kernel = argmax_rows<Key, false, kManyLoads, false>;
     if (shape.lane_bits == 5) kernel = argmax_rows<Key, true, kFewLoads, false>;
     const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), blocks.cluster);
     if (status != cudaSuccess) return status;

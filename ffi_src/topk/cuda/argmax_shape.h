@@ -161,7 +161,8 @@ inline int argmax_cluster(Rows rows, int key_bytes) {
   }
   if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
   if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
-  const bool held = (key_bytes == 2 || key_bytes == 4) && bytes <= 512 << 10;  // in registers: see argmax_rows.cu
+  const bool held =
+      rows.outer <= 25 && (key_bytes == 2 || key_bytes == 4) && bytes <= 512 << 10;  // in registers: see argmax_rows.cu
   return held || (rows.outer <= 8 && bytes <= 768 << 10) ? kArgmaxMostCluster : 1;
 }
 
