@@ -1,7 +1,7 @@
 // Sums of long columns of 16-bit floats whose lines are not whole vectors (RowPlan::single of kColumnsFlat). Threads
 // read aligned windows of 16 bytes, wherever lines begin: a window holds the last columns of one line and the first of
 // the next, or ends beyond the columns of the block. (Where each thread put vectors of the same columns together out of
-// two windows, 2 x 119483 x 131 bfloat16 took 37 us.)
+// two windows, 40 x 3001 x 301 bfloat16 took 45 us; it takes 28.)
 //
 // A record is some lines of all columns, if lines are short, or a part of one line. A block takes `deep` records at a
 // time, at distances that are whole vectors, so a window of a thread always holds the same columns: a thread adds up
