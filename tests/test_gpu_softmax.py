@@ -71,6 +71,7 @@ REGIMES = {
     "columns, streamed gradients": ((4, 4000, 264), 1),
     "columns, streamed": ((3, 500, 6144), 1),
     "split flat columns": ((16, 8093, 130), 1),
+    "strips of loose columns": ((3, 2001, 301), 1),
     "slices of flat columns": ((3, 1101, 2051), 1),
     "flat columns of a cluster": ((5, 9001, 3), 1),
     "flat columns of many clusters": ((70, 9001, 6), 1),

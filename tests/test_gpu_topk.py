@@ -31,6 +31,8 @@ REGIMES = {
     "argmax, teams of two windows": ((3000, 130), 1, 1),
     "argmax, teams of four windows": ((2000, 477), 1, 1),
     "argmax, teams of whole rows": ((20_000, 64), 1, 1),
+    "argmax, two rows in a vector": ((30_001, 4), 1, 1),
+    "argmax, four rows in a vector": ((30_003, 2), 1, 1),
     "argmax, few elements of long rows": ((7, 3003), 1, 1),
     "argmax, slices of long rows": ((2, 100_003), 1, 1),
     "argmax, slices of one row": ((1, 1_000_003), 1, 1),

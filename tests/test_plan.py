@@ -133,8 +133,24 @@ def test_clusters_of_flat_columns():
         staged = [plans[outer, 90]["staged"] for outer in (1, 132)]
         assert staged == [op == "softmax", False] and not plans[1, 80]["staged"], (op, staged)
     # The least parts would be 13, which are too many for a cluster, and are made longer.
-    assert plan_reduce("sum", 1, 4096, 13, "float32", False, 90)["blocks"] == 8
-    assert plan_reduce("sum", 1, 6000, 13, "float32", False, 90)["blocks"] > 16
+    assert plan_reduce("sum", 1, 4096, 13, "int32", False, 90)["blocks"] == 8
+    assert plan_reduce("sum", 1, 6000, 13, "int32", False, 90)["blocks"] > 16
+
+
+def test_loose_columns():
+    """The parts of a long column, and the workspace, follow from the length and the number of columns, in any batch."""
+    for (length, inner), dtype, parts in (
+        ((3011, 123), "float16", 16),
+        ((5525, 521), "bfloat16", 44),
+        ((66_670, 3), "bfloat16", 8),
+        ((1500, 2100), "bfloat16", 8),
+    ):
+        for outer, capability in itertools.product((1, 40, 2000), (80, 90)):
+            plan = plan_reduce("sum", outer, length, inner, dtype, False, capability)
+            assert (plan["algorithm"], plan["blocks"]) == ("columns_flat", parts), (outer, length, inner, plan)
+            first = plan_reduce("sum", 1, length, inner, dtype, False, 90)
+            assert plan["workspace_bytes"] == first["workspace_bytes"] > 0
+            assert plan["threads"] <= 512
 
 
 def test_columns_of_integers():

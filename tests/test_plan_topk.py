@@ -197,6 +197,8 @@ def test_argmax_keeps_the_device_busy():
         (50, 65_536, 32, 4),
         (66, 65_536, 8, 2),
         (67, 65_536, 8, 1),
+        (25, 131_072, 32, 16),
+        (9, 262_144, 16, 16),
     ):
         plan = plan_argmax(outer, length, 1, bits, 90)
         assert (plan["slices"], plan["workspace_bytes"]) == (slices, 0), (outer, length, bits)

@@ -75,6 +75,9 @@ TOPK = [
     ((3, 9001, 5), 1, 300),  # where they are
     ((1, 70_001, 17), 1, 5000),
     ((396, 2049, 17), 1, 9),  # streamed columns
+    ((30_001, 4), 1, 1),  # several rows in a vector
+    ((30_003, 2), 1, 1),
+    ((21, 70_001), 1, 1),  # clusters that hold rows
     ((1, 20_001, 5), 1, 40),
 ]
 

@@ -1,6 +1,7 @@
 #include "reduce/plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/rounding.h"
 #include "row_engine/plan.h"
@@ -93,6 +94,64 @@ bool is_packed(const Problem& problem, int64_t item_bytes) {
          problem.rows.inner == 1 && problem.rows.outer > 0 && (problem.rows.length == 4 || problem.rows.length == 8);
 }
 
+// Long columns whose lines are not whole vectors (cuda/loose_columns.cu): the most bytes of a line whose columns a
+// block has; about the bytes of a strip of longer ones; about the threads of a block; the least windows of a record of
+// short lines; about the windows that a thread has, at least.
+constexpr int64_t kWholeLine = 512, kStripBytes = 256, kLooseThreads = 256, kRecordWindows = 24, kLooseWindows = 8;
+// The most blocks that share columns; about the most that share an outer index, unless each has a few windows; the most
+// parts that are made longer, so that a cluster has them; the most blocks per multiprocessor that are clusters.
+constexpr int64_t kMostLooseParts = 256, kLooseBlocks = 528, kFewLooseParts = 24, kLooseClusters = 4;
+
+// The most bytes of an outer index whose lines are odd. (Of longer ones flat_kernel reads a single one faster.)
+constexpr int64_t kLongestOdd = 2 << 20;
+
+bool is_loose_columns(const RowPlan& plan, const Problem& problem) {
+  const Rows& rows = problem.rows;
+  const int64_t bytes = 2 * rows.length * rows.inner;
+  if (problem.op != Op::kSum || problem.masked || is_rare(problem.dtype) || plan.traits.item_bytes != 2) return false;
+  if (plan.algorithm != RowAlgorithm::kColumnsFlat || !(plan.blocks > 1 || plan.split)) return false;
+  return plan.slices > 1 || (rows.inner % 2 != 0 && bytes % 16 != 0 && bytes <= kLongestOdd);
+}
+
+RowPlan loose_columns(const RowPlan& flat, const Rows& rows, const Gpu& gpu) {
+  RowPlan plan;
+  plan.traits = flat.traits;
+  plan.overlap = flat.overlap;
+  plan.algorithm = RowAlgorithm::kColumnsFlat;
+  plan.single = true;
+  const int64_t item = plan.traits.item_bytes, width = 16 / item, shared = std::gcd(rows.inner, width);
+  // After so many lines, whole vectors begin again at the same columns; they are so many vectors.
+  const int64_t turns = width / shared, period = rows.inner / shared;
+  if (rows.inner * item <= kWholeLine) {
+    const int64_t periods = ceil_div(kRecordWindows, period);
+    plan.turns = static_cast<int>(turns * periods);
+    plan.across = static_cast<int>(rows.inner);
+    plan.period = static_cast<int>(periods * period + 1);
+    plan.deep = static_cast<int>(std::max<int64_t>(1, kLooseThreads / plan.period));
+  } else {
+    plan.slices = static_cast<int>(ceil_div(rows.inner * item, kStripBytes));
+    plan.across = static_cast<int>(ceil_div(rows.inner, plan.slices));
+    plan.period = static_cast<int>(ceil_div(plan.across + width - 1, width));
+    plan.deep = static_cast<int>(std::max<int64_t>(1, kLooseThreads / (plan.period * turns)) * turns);
+  }
+  plan.block_warps = static_cast<int>(ceil_div(int64_t{plan.period} * plan.deep, 32));
+  const int64_t records = ceil_div(rows.length, plan.turns);
+  int64_t parts = ceil_div(records, plan.deep * kLooseWindows);
+  if (parts <= kFewLooseParts) parts = int64_t{1} << std::min(4, bits_for(parts + 1) - 1);
+  parts = std::min(parts, std::clamp<int64_t>(kLooseBlocks / plan.slices, 8, kMostLooseParts));
+  const int64_t part = ceil_div(records, parts);
+  plan.part_length = part * plan.turns;
+  plan.blocks = plan.units = ceil_div(records, part);
+  const bool cluster = (plan.blocks & (plan.blocks - 1)) == 0 &&
+                       plan.blocks <= std::min<int64_t>(16, gpu.max_cluster) &&
+                       rows.outer * plan.slices * plan.blocks <= kLooseClusters * gpu.multiprocessors;
+  plan.split = plan.blocks > 1 && !cluster;
+  // For clusters, too, since a batch of another size may need the workspace.
+  if (plan.blocks > 1)
+    plan.workspace_bytes = ceil_div(int64_t{plan.slices} * plan.across * plan.blocks * plan.traits.stat_bytes, 16) * 16;
+  return plan;
+}
+
 }  // namespace
 
 bool is_rare(DType dtype) { return dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat32; }
@@ -137,6 +196,7 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
     plan.block_warps = static_cast<int>(plan.spans);
     return plan;
   }
+  if (!tuned && is_loose_columns(plan, problem)) return loose_columns(plan, problem.rows, gpu);
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.masked) return plan;
   if (plan.algorithm == RowAlgorithm::kColumnsFlat) {
     if (is_chained(plan, problem.rows)) {

@@ -12,6 +12,8 @@ cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Proble
   if (plan.algorithm == RowAlgorithm::kRows && plan.single)
     return problem.rows.length > 8 ? launch_loose(stream, plan, problem, buffers)
                                    : launch_packed(stream, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.single)
+    return launch_loose_columns(stream, plan, problem, buffers, workspace);
   if (plan.wide) return launch_short(stream, plan, problem, buffers);
   return launch_rows(stream, plan, problem, buffers, workspace);
 }

@@ -5,6 +5,7 @@
 //
 //   teams    inner is 1, and rows are short: lanes of a warp share a row, and hold it in registers. They compare all of
 //            it, then look for the best element's first place.
+//   packed   inner is 1, and a vector of 16 bytes holds several rows, all of which one thread has.
 //   tiles    A block copies whole outer indices to shared memory, by aligned vectors wherever they begin, and 1 to 32
 //            lanes share each column (each row, if inner is 1). For short rows, and small planes of columns.
 //   rows     inner is 1: a warp, a block, or several blocks, read a row. A lane finds the largest key of its vectors,
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_con
 cudaError_t launch_form(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem, const Argmax& a) {
   switch (shape.form) {
     case ArgmaxForm::kTeams: return launch_argmax_teams(stream, shape, problem, a);
+    case ArgmaxForm::kPacked: return launch_argmax_packed(stream, problem, a);
     case ArgmaxForm::kTiles: return launch_argmax_tiles(stream, shape, problem, a);
     case ArgmaxForm::kRows: return launch_argmax_rows(stream, shape, problem, a);
     case ArgmaxForm::kColumns: return launch_argmax_columns(stream, shape, problem, a);
@@ -68,6 +70,8 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
   a.outer = rows.outer;
   const bool aligned = reinterpret_cast<uintptr_t>(buffers.x) % 16 == 0;
   ArgmaxShape shape = argmax_shape(rows, problem.key_bits / 8, aligned);
+  if (shape.form == ArgmaxForm::kPacked && reinterpret_cast<uintptr_t>(buffers.indices) % 16 != 0)
+    shape = argmax_shape(rows, problem.key_bits / 8, false);  // it would store vectors of indices
   if (plan.slices % shape.period != 0) shape = argmax_strided_shape(rows, problem.key_bits / 8, aligned);
   // As many slices as needed, so that none is empty.
   const Rows turns = {rows.outer, (rows.length + shape.period - 1) / shape.period, rows.inner};

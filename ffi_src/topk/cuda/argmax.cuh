@@ -252,6 +252,7 @@ __device__ __forceinline__ void merge_rows(Candidate<Key>* all, uint32_t width, 
 
 // Each launches one form; `a` says how many blocks share a row.
 cudaError_t launch_argmax_teams(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
+cudaError_t launch_argmax_packed(cudaStream_t, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_tiles(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_rows(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_columns(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);

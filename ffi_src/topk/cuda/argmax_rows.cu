@@ -50,11 +50,17 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// A team has a row or a slice of a row: a warp, or a block.
-template <class Key, bool kWarps>
+// Vectors that a lane loads at a time, and those of a block if blocks hold their slices, or are many that have few
+// bytes each.
+constexpr uint32_t kFewLoads = 4, kManyLoads = 8;
+constexpr int64_t kManyBlocks = 1320, kManyLoadsBytes = 96 << 10;
+
+// A team has a row or a slice of a row: a warp, or a block. kHeld: a batch is all that a lane has, so it looks the
+// element up in its registers.
+template <class Key, bool kWarps, uint32_t kBatch, bool kHeld>
 __global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostThreads, kWarps ? 8 : 2)
     argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units) {
-  constexpr uint32_t kVector = 16 / sizeof(Key), kBatch = 4;
+  constexpr uint32_t kVector = 16 / sizeof(Key);
   const uint32_t team = kWarps ? 32 : blockDim.x, lane = kWarps ? threadIdx.x % 32 : threadIdx.x;
   const uint32_t own = kWarps ? blockIdx.x * (kArgmaxRowThreads / 32) + threadIdx.x / 32 : blockIdx.x;
   const uint32_t unit = smaller(own, units - 1);  // a team without a row reads the last one
@@ -81,20 +87,24 @@ __global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostThread
   Key best = 0;
   uint32_t batch = lane, v = lane;
   const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * team, vectors - 1); };
+  uint4 loaded[kBatch];
   const auto look = [&](auto whole) {
-    uint4 loaded[kBatch];
 #pragma unroll
     for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * team : place(v, u)));
     const Key most = largest_key<Key>(loaded, order);
     if (most > best) best = most, batch = v;
     v += kBatch * team;
   };
-  if constexpr (!kWarps) {
+  if constexpr (kHeld) {
+    if (vectors > 0) look(std::false_type());
+  } else {
+    if constexpr (!kWarps) {
 #pragma unroll 1
-    while (v + (kBatch - 1) * team < vectors) look(std::true_type());
+      while (v + (kBatch - 1) * team < vectors) look(std::true_type());
+    }
+#pragma unroll 1
+    while (v < vectors) look(std::false_type());
   }
-#pragma unroll 1
-  while (v < vectors) look(std::false_type());
 
   // The largest key of the team first: then only lanes that have it look the element up.
   Word<Key> most = largest_of_warp(larger<Word<Key>>(c.key, best));
@@ -115,10 +125,10 @@ __global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostThread
     const Key from = static_cast<Key>(nan ? order.nan_above + 1 : found & ~drop);
     const Key span = static_cast<Key>(nan ? ~sign - from : 0);
     uint32_t first = 0;
-#pragma unroll(kWarps ? 1 : kBatch)
+#pragma unroll(kWarps && !kHeld ? 1 : kBatch)
     for (int u = kBatch - 1; u >= 0; --u) {
       Key elements[kVector];
-      *reinterpret_cast<uint4*>(elements) = __ldg(body + place(batch, u));
+      *reinterpret_cast<uint4*>(elements) = kHeld ? loaded[u] : __ldg(body + place(batch, u));
 #pragma unroll
       for (int e = kVector - 1; e >= 0; --e)
         if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
@@ -156,7 +166,13 @@ cudaError_t launch_argmax_rows(cudaStream_t stream, const ArgmaxShape& shape, co
   if (a.cluster) blocks.cluster = static_cast<int>(a.slices);
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    const auto kernel = shape.lane_bits == 5 ? argmax_rows<Key, true> : argmax_rows<Key, false>;
+    const int64_t vectors = (a.slice * int64_t{sizeof(Key)} + 15) / 16;
+    const bool held = a.cluster && vectors > kFewLoads * threads && vectors <= kManyLoads * threads;
+    auto kernel = argmax_rows<Key, false, kFewLoads, false>;
+    if (held) kernel = argmax_rows<Key, false, kManyLoads, true>;
+    if constexpr (sizeof(Key) == 2 || sizeof(Key) == 4)
+      if (units > kManyBlocks && 16 * vectors <= kManyLoadsBytes) kernel = argmax_rows<Key, false, kManyLoads, false>;
+    if (shape.lane_bits == 5) kernel = argmax_rows<Key, true, kFewLoads, false>;
     const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), blocks.cluster);
     if (status != cudaSuccess) return status;
     return launch(stream, blocks, kernel, a, problem.order, static_cast<uint32_t>(units));

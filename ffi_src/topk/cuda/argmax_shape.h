@@ -34,7 +34,7 @@ constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a w
 constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
 constexpr int kArgmaxMostCluster = 16;        // kRows: the most blocks of a cluster that shares a row
 
-enum class ArgmaxForm { kTeams, kSmall, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
+enum class ArgmaxForm { kTeams, kPacked, kSmall, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
@@ -82,6 +82,12 @@ constexpr int64_t kArgmaxTeamWindows = 128, kArgmaxSingleWarps = 8 * 132, kArgma
 inline int64_t argmax_windows(Rows rows, int key_bytes) {
   const int64_t bytes = rows.length * key_bytes;
   return bytes % 16 == 0 ? bytes / 16 : (bytes + 2 * 15) / 16;
+}
+
+// Whether a vector of 16 bytes holds several whole rows. (Bytes in pairs or eights are as fast in XLA.)
+inline bool argmax_is_packed(Rows rows, int key_bytes) {
+  if (rows.inner != 1 || rows.outer > INT32_MAX) return false;
+  return key_bytes == 2 ? rows.length == 2 || rows.length == 4 : key_bytes == 1 && rows.length == 4;
 }
 
 inline ArgmaxShape argmax_teams_shape(Rows rows, int key_bytes, bool aligned) {
@@ -155,7 +161,9 @@ inline int argmax_cluster(Rows rows, int key_bytes) {
   }
   if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
   if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
-  return rows.outer <= 8 && bytes <= 768 << 10 ? kArgmaxMostCluster : 1;
+  const bool held =
+      rows.outer <= 25 && (key_bytes == 2 || key_bytes == 4) && bytes <= 512 << 10;  // in registers: see argmax_rows.cu
+  return held || (rows.outer <= 8 && bytes <= 768 << 10) ? kArgmaxMostCluster : 1;
 }
 
 // Whether few rows are so long that large blocks share them.
@@ -180,8 +188,8 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   } else {
     const int cluster = argmax_cluster(rows, key_bytes);
     const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && cluster == 1;
-    const bool large =
-        argmax_has_long_rows(rows, key_bytes) || cluster == kArgmaxMostCluster || (cluster == 2 && bytes > 192 << 10);
+    const bool large = argmax_has_long_rows(rows, key_bytes) || (cluster == kArgmaxMostCluster && rows.outer <= 8) ||
+                       (cluster == 2 && bytes > 192 << 10);
     shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
@@ -244,6 +252,10 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     shape.tiles = (units + threads - 1) / threads;
     shape.beside = static_cast<int>((units + shape.tiles - 1) / shape.tiles);
   };
+  if (aligned && argmax_is_packed(rows, key_bytes)) {
+    shape.form = ArgmaxForm::kPacked;
+    return shape;
+  }
   if (rows.inner == 1 && argmax_windows(rows, key_bytes) < kArgmaxTeamWindows) {
     // Large arrays are faster from shared memory, and arrays of some MiB if many lanes have fewer windows than others.
     const ArgmaxShape teams = argmax_teams_shape(rows, key_bytes, aligned);
