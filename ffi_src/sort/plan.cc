@@ -1,8 +1,10 @@
 #include "sort/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "common/rounding.h"
+#include "sort/cuda/network_segments.h"
 #include "sort/cuda/shape.h"
 
 namespace jaxgpuops::sort {
@@ -16,12 +18,6 @@ constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
 constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
-
-// Whether all rows have the same offsets.
-bool has_shared_offsets(const Problem& problem) {
-  const IndexMap& at = problem.offsets_at.outer;
-  return std::all_of(at.stride, at.stride + at.groups, [](int64_t stride) { return stride == 0; });
-}
 
 // Plans a block for each row; returns false if none holds it.
 bool plan_block(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
@@ -117,7 +113,27 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
   return true;
 }
 
+// Whether a network sorts the segments of rows, or of tiles.
+bool networks_segments(const Problem& problem) {
+  return problem.rows.inner == 1 && problem.key_bits <= 32 && !problem.indices && !getenv("SORT_OLD");
+}
+
+// Plans a block for each row, or for several short ones.
+bool plan_network_segments(const Problem& problem, Plan& plan) {
+  const Rows& rows = problem.rows;
+  if (!networks_segments(problem) || rows.length < kLeastNetworked || rows.length > kMostNetworked) return false;
+  plan.algorithm = Algorithm::kNetwork;
+  plan.together = std::max<int64_t>(1, kMostWarpLength / rows.length);
+  plan.threads = static_cast<int>(32 * ceil_div(rows.length, kMostWarpLength));
+  plan.blocks = ceil_div(rows.count(), plan.together);
+  plan.shared_bytes = int64_t{plan.threads} * (kNetworkEach + 1) * 4;
+  return true;
+}
+
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
+  const char* const text = getenv("SORT_LEAST");
+  const int64_t least = text ? atoll(text) : 0;
+  if (problem.rows.elements() >= least && plan_network_segments(problem, plan)) return;
   if (plan_compare(problem, shared_limit, plan) || plan_compare_shared(problem, gpu, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -276,6 +292,10 @@ bool merges_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
   const int64_t elements = rows.elements();
   int64_t longest = 0;  // of the mean segment
+  if (networks_segments(problem)) {
+    const char* const text = getenv("SORT_MEAN");
+    return rows.length > kMostUnordered && rows.length <= (text ? atoll(text) : 1536) * problem.offsets;
+  }
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
     case 32: longest = elements <= 1 << 18 ? 1536 : elements <= 1 << 21 ? 1280 : 640; break;
@@ -317,8 +337,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
     constexpr int64_t kMostSpread = 1 << 19;
-    const bool spreads =
-        plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered && rows.elements() <= kMostSpread;
+    const bool spreads = plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered &&
+                         (rows.elements() <= kMostSpread || (networks_segments(problem) && merges_segments(problem)));
     if (plan.algorithm != Algorithm::kNone && !spreads) return plan;
     // A part of a batch that has another plan has less.
     const auto has_workspace = [&](const Plan& of) {

@@ -3,9 +3,11 @@
 
 #include "select/cuda/launch.h"
 #include "sort/cuda/kernels.h"
+#include "sort/cuda/network_segments.h"
 #include "topk/cuda/sort_rows.h"
 
 namespace jaxgpuops::sort {
+cudaError_t launch_network_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 namespace {
 
 // Sorts with top-k's kernel, where k is the length of the row. That kernel puts larger keys first, so the order is
@@ -51,6 +53,8 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   const Buffers buffers{x, values, indices, workspace, offsets, carried, needed};
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == Algorithm::kShort) return launch_short(stream, problem, buffers);
+  if (plan.algorithm == Algorithm::kNetwork && problem.offsets > 0)
+    return launch_network_segments(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kNetwork && !plan.turns) return launch_network(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kSegments) return launch_segments(stream, plan, problem, buffers);
