@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "common/rounding.h"
-#include "sort/cuda/network_segments.h"
 #include "sort/cuda/shape.h"
 
 namespace jaxgpuops::sort {
@@ -100,7 +99,7 @@ bool plan_compare_rows(const Problem& problem, int64_t shared_limit, Plan& plan)
 bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
   constexpr int64_t kFew = 1 << 18, kBlocks = 8;  // elements in all, which other calls wait for; blocks at a time
   const Rows& rows = problem.rows;
-  if (rows.inner > 1 || rows.length > kMostShared || !has_shared_offsets(problem)) return false;
+  if (rows.inner > 1 || rows.length > kMostShared || !problem.shares_offsets()) return false;
   const bool narrow = problem.key_bits <= 16 && rows.elements() > kFew;
   const int64_t any = narrow ? 0 : 64;  // the longest rows that may be one segment
   const int64_t mean = narrow ? 8 : problem.key_bits == 64 ? 16 : 32;
@@ -115,25 +114,30 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
 
 // Whether a network sorts the segments of rows, or of tiles.
 bool networks_segments(const Problem& problem) {
-  return problem.rows.inner == 1 && problem.key_bits <= 32 && !problem.indices && !getenv("SORT_OLD");
+  return !problem.indices && !getenv("SORT_OLD");
 }
+
+// The same for tiles that are merged then, if their segments are long.
+bool networks_tiles(const Problem& problem) { return networks_segments(problem) && problem.key_bits <= 32; }
 
 // Plans a block for each row, or for several short ones.
 bool plan_network_segments(const Problem& problem, Plan& plan) {
   const Rows& rows = problem.rows;
-  if (!networks_segments(problem) || rows.length < kLeastNetworked || rows.length > kMostNetworked) return false;
+  const int64_t of_warp = segment_warp_places(problem.key_bits / 8);
+  if (!networks_segments(problem) || rows.length < kLeastNetworked || rows.length > kMostSegmentWarps * of_warp)
+    return false;
   plan.algorithm = Algorithm::kNetwork;
-  plan.together = std::max<int64_t>(1, kMostWarpLength / rows.length);
-  plan.threads = static_cast<int>(32 * ceil_div(rows.length, kMostWarpLength));
+  plan.together = std::max<int64_t>(1, of_warp / rows.length);
+  plan.threads = static_cast<int>(32 * ceil_div(rows.length, of_warp));
   plan.blocks = ceil_div(rows.count(), plan.together);
-  plan.shared_bytes = int64_t{plan.threads} * (kNetworkEach + 1) * 4;
+  plan.shared_bytes = segment_network_bytes(problem.key_bits / 8, plan.threads);
   return true;
 }
 
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
   const char* const text = getenv("SORT_LEAST");
   const int64_t least = text ? atoll(text) : 0;
-  if (problem.rows.elements() >= least && plan_network_segments(problem, plan)) return;
+  if (problem.rows.inner == 1 && problem.rows.elements() >= least && plan_network_segments(problem, plan)) return;
   if (plan_compare(problem, shared_limit, plan) || plan_compare_shared(problem, gpu, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -292,15 +296,12 @@ bool merges_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
   const int64_t elements = rows.elements();
   int64_t longest = 0;  // of the mean segment
-  if (networks_segments(problem)) {
-    const char* const text = getenv("SORT_MEAN");
-    return rows.length > kMostUnordered && rows.length <= (text ? atoll(text) : 1536) * problem.offsets;
-  }
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
     case 32: longest = elements <= 1 << 18 ? 1536 : elements <= 1 << 21 ? 1280 : 640; break;
     default: longest = elements <= 1 << 16 ? 1024 : 256;
   }
+  if (const char* const text = getenv("SORT_MEAN"); text && networks_tiles(problem)) longest = atoll(text);
   return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
 }
 
@@ -338,7 +339,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     // Several blocks share a long row, if there are few.
     constexpr int64_t kMostSpread = 1 << 19;
     const bool spreads = plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered &&
-                         (rows.elements() <= kMostSpread || (networks_segments(problem) && merges_segments(problem)));
+                         (rows.elements() <= kMostSpread || (networks_tiles(problem) && merges_segments(problem)));
     if (plan.algorithm != Algorithm::kNone && !spreads) return plan;
     // A part of a batch that has another plan has less.
     const auto has_workspace = [&](const Plan& of) {
@@ -347,6 +348,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     if (merges_segments(problem)) {
       Plan merge;
       plan_merge(problem, gpu, kMergeTileBits, merge);
+      if (networks_tiles(problem) && rows.length <= 224 * problem.offsets) merge.tile_bits = 13;
       if (has_workspace(merge)) return merge;
     }
     if (sweeps_segments(problem)) {
@@ -429,6 +431,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan_network({rows.outer * rows.inner, rows.length, 1}, false, sorts_pairs(problem), plan);
     return plan;
   }
+  // Merges of few elements use more multiprocessors.
+  if (problem.key_bits == 64 && problem.k == rows.length && rows.count() >= gpu.multiprocessors &&
+      plan_network_segments(problem, plan))
+    return plan;
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, gpu, block);
   plan_sweep(problem, shared_limit, gpu, sweep);

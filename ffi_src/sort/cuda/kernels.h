@@ -32,6 +32,8 @@ cudaError_t launch_network(cudaStream_t, const Plan&, const Problem&, const Buff
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts the segments of contiguous rows.
 cudaError_t launch_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+// The same for rows that a few warps hold, if only values are wanted.
+cudaError_t launch_network_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_compare(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts rows along any axis, or the segments of contiguous rows if there are any. Their offsets must ascend.
 cudaError_t launch_merge(cudaStream_t, const Plan&, const Problem&, const Buffers&);

@@ -154,10 +154,11 @@ __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks
 
 // The same for segments of elements of up to 32 bits of which only values are wanted. Runs have these in place of their
 // indices.
+constexpr int kNetworkTile = 5 << 10;
 template <int kPlaces>
-__global__ void __launch_bounds__(kPlaces / kSegmentEach, 768 * kSegmentEach / kPlaces)
+__global__ void __launch_bounds__(kPlaces / kNetworkEach, 768 * kNetworkEach / kPlaces)
     network_tiles_kernel(const __grid_constant__ MergeArgs a) {
-  constexpr uint32_t kThreads = kPlaces / kSegmentEach;
+  constexpr uint32_t kThreads = kPlaces / kNetworkEach;
   __shared__ TileShared<uint32_t, kPlaces, TileBy::kNetwork> shared;
   let_dependents_start();
   const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks;
@@ -171,13 +172,13 @@ __global__ void __launch_bounds__(kPlaces / kSegmentEach, 768 * kSegmentEach / k
     const Bits* const from = static_cast<const Bits*>(a.x) + base;
 #pragma unroll 8
     for (uint32_t slot = threadIdx.x; slot < there; slot += kThreads)
-      shared.buffer[tile_slot(slot)] = uint32_t{from[slot]} << 8 * (4 - sizeof(Bits));
+      shared.buffer[tile_slot<uint32_t>(slot)] = uint32_t{from[slot]} << 8 * (4 - sizeof(Bits));
   });
   mark_segments<kThreads>(a, offsets, begin, begin + there, shared);
   __syncthreads();
   const Range finished = finished_slots(shared, there);
   const uint32_t begins =
-      shared.begins[threadIdx.x] | place_bits(threadIdx.x * kSegmentEach, there, ~0u) | (threadIdx.x == 0);
+      shared.begins[threadIdx.x] | place_bits(threadIdx.x * kNetworkEach, there, ~0u) | (threadIdx.x == 0);
   __syncthreads();
   const auto read = [&](uint32_t slot) {
     uint32_t element = 0;
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(kPlaces / kSegmentEach, 768 * kSegmentEach / k
     Bits* const to = static_cast<Bits*>(a.values) + base;
 #pragma unroll 4
     for (uint32_t slot = threadIdx.x; slot < there; slot += kThreads) {
-      const uint32_t element = shared.buffer[tile_slot(slot)];
+      const uint32_t element = shared.buffer[tile_slot<uint32_t>(slot)];
       if (slot >= finished.begin && slot < finished.end) {
         to[slot] = static_cast<Bits>(element >> 8 * (4 - sizeof(Bits)));
       } else {
@@ -279,7 +280,8 @@ template <class Key>
 auto tiles_kernel(int places, int bytes, TileBy by) {
   const bool is_short = places == kShortMergeTile;
   constexpr int kTile = 1 << kMergeTileBits;
-  if (by == TileBy::kNetwork) return is_short ? network_tiles_kernel<kShortMergeTile> : network_tiles_kernel<kTile>;
+  if (by == TileBy::kNetwork)
+    return places == kNetworkTile ? network_tiles_kernel<kNetworkTile> : network_tiles_kernel<kTile>;
   if constexpr (sizeof(Key) == 8) {
     if (places == 1 << kSmallMergeTileBits) return merge_tiles_kernel<Key, 1 << kSmallMergeTileBits, TileBy::kMerges>;
   } else if (bytes < 4) {
@@ -316,10 +318,11 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   a.blocks = static_cast<uint32_t>(shape.tiles);
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
-  const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits);
   const bool network = problem.offsets > 0 && problem.key_bits <= 32 && !problem.indices && !getenv("SORT_OLD");
   a.carries_bits = network;
-  config.block = dim3(network ? places / kSegmentEach : merge_tile_threads(places));
+  const int places = network ? (plan.tile_bits > kMergeTileBits ? kNetworkTile : 1 << kMergeTileBits)
+                             : merge_tile(problem.rows, problem.offsets, plan.tile_bits);
+  config.block = dim3(network ? places / kNetworkEach : merge_tile_threads(places));
   writes_to(0);
   cudaError_t error = launch(stream, config, tiles_kernel<Key>(places, a.bytes, network ? TileBy::kNetwork : TileBy::kMerges), a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));

@@ -17,19 +17,25 @@
 namespace jaxgpuops::sort {
 namespace {
 
-constexpr int kSegmentEach = kNetworkEach;
-static_assert(kSegmentEach == 32);  // a word has a bit for each place of a thread
+// Neighbouring places of a thread, each of which has a bit of a word.
+template <class Key>
+constexpr int kSegmentEach = kNetworkEach * 4 / sizeof(Key);
+static_assert(kSegmentEach<uint32_t> == 32);
 
-// What a tile of up to kThreads threads has in shared memory, besides a buffer of 33 words for 32 places.
+// What a tile of up to kThreads threads has in shared memory, besides a buffer of its elements, in which a thread has
+// one key more than places.
 template <int kThreads>
 struct SegmentBits {
-  uint32_t begins[kThreads];            // a bit for each place where a segment begins
+  uint32_t begins[kThreads];            // of each thread, a bit for each place where a segment begins
   uint32_t with_begins[kThreads / 32];  // a bit for each thread that has such a place
   uint32_t sums[kThreads / 32];         // of warps
 };
 
 // Where a place of a tile is in the buffer: neither neighbouring threads nor neighbouring places meet in a bank.
-__device__ __forceinline__ uint32_t tile_slot(uint32_t place) { return place + place / kSegmentEach; }
+template <class Key>
+__device__ __forceinline__ uint32_t tile_slot(uint32_t place) {
+  return place + place / kSegmentEach<Key>;
+}
 
 // The bits of the places from `begin` up to `end` of 32 places, of which `first` is the first.
 __device__ __forceinline__ uint32_t place_bits(uint32_t first, uint32_t begin, uint32_t end) {
@@ -39,10 +45,15 @@ __device__ __forceinline__ uint32_t place_bits(uint32_t first, uint32_t begin, u
 }
 
 // A thread of a tile. All threads of the block call its functions together. `Bits` has the members of SegmentBits.
-template <class Bits>
+template <class Key, class Bits>
 struct SegmentNetwork {
+  static constexpr int kEach = kSegmentEach<Key>, kEachBits = kEach == 32 ? 5 : 4, kTogether = 16 / sizeof(Key);
+  struct alignas(16) Vector {
+    Key key[kTogether];
+  };
+
   Bits& bits;
-  uint4* buffer;
+  Vector* buffer;
   uint32_t threads, t;      // of the block; this thread
   uint32_t begins;          // the places where a segment begins
   uint32_t head, tail;      // the places before all these, and from the last of these on
@@ -54,9 +65,9 @@ struct SegmentNetwork {
   }
 
   // `begins` has bits for all places outside segments, and behind the tile. The first place of the tile has one.
-  __device__ __forceinline__ SegmentNetwork(Bits& bits, uint32_t* buffer, uint32_t threads, uint32_t begins)
+  __device__ __forceinline__ SegmentNetwork(Bits& bits, Key* buffer, uint32_t threads, uint32_t begins)
       : bits(bits),
-        buffer(reinterpret_cast<uint4*>(buffer)),
+        buffer(reinterpret_cast<Vector*>(buffer)),
         threads(threads),
         t(threadIdx.x),
         begins(begins),
@@ -79,27 +90,33 @@ struct SegmentNetwork {
     if (other == t) return 0;
     return other > t ? (next >= other ? tail & theirs : 0) : (previous <= other ? head & theirs : 0);
   }
+  __device__ static __forceinline__ uint32_t reversed(uint32_t mask) { return __brev(mask) >> (32 - kEach); }
   // Keeps the larger or the smaller keys of the places of a mask.
-  __device__ static __forceinline__ void choose(uint32_t& own, uint32_t other, bool larger, uint32_t mask, int place) {
-    if (mask >> place & 1) own = larger ? max(own, other) : min(own, other);
+  __device__ static __forceinline__ void choose(Key& own, Key other, bool larger, uint32_t mask, int place) {
+    if constexpr (sizeof(Key) == 8) {  // two comparisons would take more instructions
+      own = (mask >> place & 1) != 0 && (other > own) == larger ? other : own;
+    } else if (mask >> place & 1) {
+      own = larger ? max(own, other) : min(own, other);
+    }
   }
 
-  // Compares places with those of another lane, one by one; if kBackwards, with these in reverse order. Returns whether
+  // Compares places with those of another thread of the warp, one by one; if kBackwards, with these in reverse order. Returns whether
   // there was any to compare in the warp.
   template <bool kBackwards>
-  __device__ __forceinline__ bool exchange(uint32_t (&v)[kSegmentEach], uint32_t lane) const {
-    const uint32_t other = (t & ~31u) + lane;
+  __device__ __forceinline__ bool exchange(Key (&v)[kEach], uint32_t other) const {
+    if ((other ^ t) >= 32) other = t;  // there is none
+    const int lane = static_cast<int>(other % 32);
     // The other lane wants to know the head of this one if that comes later.
-    uint32_t theirs = __shfl_sync(kEveryLane, other < t ? head : tail, static_cast<int>(lane));
-    if (kBackwards) theirs = __brev(theirs);
+    uint32_t theirs = __shfl_sync(kEveryLane, other < t ? head : tail, lane);
+    if (kBackwards) theirs = reversed(theirs);
     const uint32_t mask = shared_with(other, theirs);
     if (!__any_sync(kEveryLane, mask != 0)) return false;
     const bool larger = other < t;
 #pragma unroll
-    for (int i = 0; i < kSegmentEach / 2; ++i) {
-      const int j = kSegmentEach - 1 - i;
-      const uint32_t a = __shfl_sync(kEveryLane, v[kBackwards ? j : i], static_cast<int>(lane));
-      const uint32_t b = __shfl_sync(kEveryLane, v[kBackwards ? i : j], static_cast<int>(lane));
+    for (int i = 0; i < kEach / 2; ++i) {
+      const int j = kEach - 1 - i;
+      const Key a = __shfl_sync(kEveryLane, v[kBackwards ? j : i], lane);
+      const Key b = __shfl_sync(kEveryLane, v[kBackwards ? i : j], lane);
       choose(v[i], a, larger, mask, i);
       choose(v[j], b, larger, mask, j);
     }
@@ -107,125 +124,124 @@ struct SegmentNetwork {
   }
 
   // Shows all threads of the block the keys.
-  __device__ __forceinline__ void publish(const uint32_t (&v)[kSegmentEach]) const {
+  __device__ __forceinline__ void publish(const Key (&v)[kEach]) const {
     __syncthreads();
 #pragma unroll
-    for (int q = 0; q < kSegmentEach / 4; ++q)
-      buffer[q * threads + t] = make_uint4(v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]);
+    for (int q = 0; q < kEach / kTogether; ++q) {
+      Vector together;
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) together.key[i] = v[kTogether * q + i];
+      buffer[q * threads + t] = together;
+    }
     __syncthreads();
   }
   // As exchange(), with any thread of the block that has shown its keys, or with none.
   template <bool kBackwards>
-  __device__ __forceinline__ void exchange_published(uint32_t (&v)[kSegmentEach], uint32_t other) const {
+  __device__ __forceinline__ void exchange_published(Key (&v)[kEach], uint32_t other) const {
     if (other >= threads) return;
     uint32_t theirs = other > t ? head_of(bits.begins[other]) : tail_of(bits.begins[other]);
-    if (kBackwards) theirs = __brev(theirs);
+    if (kBackwards) theirs = reversed(theirs);
     const uint32_t mask = shared_with(other, theirs);
     if (mask == 0) return;
     const bool larger = other < t;
 #pragma unroll
-    for (int q = 0; q < kSegmentEach / 4; ++q) {
-      const uint4 four = buffer[q * threads + other];
-      const int i = kBackwards ? kSegmentEach - 1 - 4 * q : 4 * q, step = kBackwards ? -1 : 1;
-      choose(v[i], four.x, larger, mask, i);
-      choose(v[i + step], four.y, larger, mask, i + step);
-      choose(v[i + 2 * step], four.z, larger, mask, i + 2 * step);
-      choose(v[i + 3 * step], four.w, larger, mask, i + 3 * step);
+    for (int q = 0; q < kEach / kTogether; ++q) {
+      const Vector together = buffer[q * threads + other];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int place = kBackwards ? kEach - 1 - kTogether * q - i : kTogether * q + i;
+        choose(v[place], together.key[i], larger, mask, place);
+      }
     }
   }
 
-  template <int kFirst, int kSecond>
-  __device__ __forceinline__ void order(uint32_t (&v)[kSegmentEach]) const {
-    constexpr uint32_t kBetween = ((2u << kSecond) - 1) & ~((2u << kFirst) - 1);
-    // Four instructions. The compiler would keep the tests of all pairs, as bits, for the next time.
-    asm volatile(
-        "{\n.reg .pred p;\n.reg .u32 t;\nand.b32 t, %2, %3;\nsetp.eq.u32 p, t, 0;\n"
-        "setp.gt.and.u32 p, %0, %1, p;\nselp.u32 t, %1, %0, p;\nselp.u32 %1, %0, %1, p;\nmov.u32 %0, t;\n}"
-        : "+r"(v[kFirst]), "+r"(v[kSecond])
-        : "r"(begins), "n"(kBetween));
-  }
-  template <class Network, size_t... kI>
-  __device__ __forceinline__ void run(uint32_t (&v)[kSegmentEach], std::index_sequence<kI...>) const {
-    (order<Network::kAll.first[kI], Network::kAll.second[kI]>(v), ...);
+  template <class Network, size_t kI>
+  __device__ __forceinline__ void run(Key (&v)[kEach], uint32_t begins) const {
+    if constexpr (kI < Network::kAll.size) {
+      // Tests of pairs that come again would be kept until then, for which there are too few registers.
+      if constexpr (kI % 16 == 0) begins = const_cast<const volatile uint32_t&>(bits.begins[t]);
+      constexpr int kFirst = Network::kAll.first[kI], kSecond = Network::kAll.second[kI];
+      constexpr uint32_t kBetween = ((2u << kSecond) - 1) & ~((2u << kFirst) - 1);
+      const Key first = v[kFirst], second = v[kSecond];
+      const bool swap = (begins & kBetween) == 0 && first > second;
+      v[kFirst] = swap ? second : first;
+      v[kSecond] = swap ? first : second;
+      run<Network, kI + 1>(v, begins);
+    }
   }
   template <class Network>
-  __device__ __forceinline__ void run(uint32_t (&v)[kSegmentEach]) const {
-    run<Network>(v, std::make_index_sequence<Network::kAll.size>());
-  }
-
-  // Finishes the merge of parts of 2 * `lanes` lanes, whose halves have exchanged their keys.
-  __device__ __forceinline__ void merge(uint32_t (&v)[kSegmentEach], uint32_t lanes) const {
-#pragma unroll 1
-    for (; lanes; lanes /= 2) exchange<false>(v, (t % 32) ^ lanes);
-    run<topk::MergingNetwork<kSegmentEach>>(v);
+  __device__ __forceinline__ void run(Key (&v)[kEach]) const {
+    run<Network, 0>(v, 0);
   }
 
   // The logarithm of a length that no segment, as far as it is in the warp, exceeds.
   __device__ __forceinline__ int longest_bits() const {
     const uint32_t lane = t % 32;
-    uint32_t inside = ~begins;  // places such that no segment begins at any of the last 1 << k
+    uint32_t inside = ~begins << (32 - kEach);  // places such that no segment begins at any of the last 1 << k
     int k = 0;
 #pragma unroll 1
-    for (; k < 10 && __any_sync(kEveryLane, inside != 0); ++k) {
-      const uint32_t lanes = k < 5 ? 1 : 1u << (k - 5);
+    for (; k < 5 + kEachBits && __any_sync(kEveryLane, inside != 0); ++k) {
+      const uint32_t lanes = k < kEachBits ? 1 : 1u << (k - kEachBits);
       uint32_t before = __shfl_up_sync(kEveryLane, inside, lanes);
       if (lane < lanes) before = 0;
-      inside &= k < 5 ? __funnelshift_l(before, inside, 1u << k) : before;
+      inside &= k < kEachBits ? inside << (1 << k) | before >> (kEach - (1 << k)) : before;
     }
     return k;
   }
 
-  __device__ __forceinline__ void sort(uint32_t (&v)[kSegmentEach]) const {
-    const uint32_t lane = t % 32;
-    run<topk::SortingNetwork<kSegmentEach>>(v);
-    const uint32_t part = 1u << max(longest_bits() - 5, 0);  // lanes
-#pragma unroll 1
-    for (uint32_t merged = 2; merged <= part; merged *= 2)
-      if (exchange<true>(v, lane ^ (merged - 1))) merge(v, merged / 4);
-    if (part < 32) {
-      // Of each part, the segment that begins before it and the one that ends behind it.
-      const uint32_t across = ((lane + part) ^ (2 * part - 1)) - part;
-      const bool even = exchange<true>(v, lane ^ (2 * part - 1)), odd = exchange<true>(v, across < 32 ? across : lane);
-      if (even || odd) merge(v, part / 2);
+  // Whether any segment has places in two warps (1), or in three (2).
+  __device__ __forceinline__ int warps_of_segments() const {
+    int most = 0;
+    for (uint32_t warp = 1; warp < threads / 32; ++warp) {
+      if (bits.with_begins[warp] == 0) return 2;
+      if (!(bits.begins[warp * 32] & 1)) most = 1;
     }
-    if (threads > 32) sort_across(v);
+    return most;
   }
 
-  // Merges what warps have sorted.
-  __device__ __forceinline__ void sort_across(uint32_t (&v)[kSegmentEach]) const {
-    const uint32_t warps = threads / 32, lane = t % 32, warp = t / 32;
-    // Whether any segment has places in two warps, or in three.
-    bool two = false, three = false;
-    for (uint32_t w = 1; w < warps; ++w) {
-      two |= !(bits.begins[w * 32] & 1);
-      three |= bits.with_begins[w] == 0;
-    }
-    if (!two) return;
-    if (!three) {
-      publish(v);
-      const uint32_t left = warp * 64 - 1 - t, right = left + 64;  // opposite a border; there is none before the tile
-      exchange_published<true>(v, left);
-      exchange_published<true>(v, right);
-      merge(v, 16);
-      return;
-    }
+  __device__ __forceinline__ void sort(Key (&v)[kEach]) const {
+    run<topk::SortingNetwork<kEach>>(v);
+    // Sorts parts that are as long as the longest segment, in twos, fours and so on. A longer segment than a half of
+    // such a part may go on in the next one, but not in two: then all borders between parts are merged at once.
+    const uint32_t part = 1u << max(longest_bits() - kEachBits, 0);
+    const int across = warps_of_segments();
+    bool borders = false;
 #pragma unroll 1
-    for (uint32_t merged = 64; merged < 2 * threads; merged *= 2) {
-      publish(v);
-      exchange_published<true>(v, t ^ (merged - 1));
+    for (uint32_t merged = 2;; merged *= 2) {
+      const bool in_warp = merged <= 32;
+      if (!in_warp && (borders || across == 0 || merged >= 2 * threads)) break;
+      borders = merged > (in_warp ? part : across == 1 ? 32 : threads);
+      if (!in_warp) publish(v);
+      bool any = !in_warp;
 #pragma unroll 1
-      for (uint32_t lanes = merged / 4; lanes >= 32; lanes /= 2) {
+      for (int odd = 0; odd <= borders; ++odd) {
+        const uint32_t shift = odd ? merged / 2 : 0, other = ((t + shift) ^ (merged - 1)) - shift;
+        if (in_warp) {
+          any |= exchange<true>(v, other);
+        } else {
+          exchange_published<true>(v, other);
+        }
+      }
+      uint32_t lanes = merged / 4;
+#pragma unroll 1
+      for (; lanes >= 32; lanes /= 2) {
+        if (borders) continue;
         publish(v);
         exchange_published<false>(v, t ^ lanes);
       }
-      merge(v, 16);
+      if (any) {
+#pragma unroll 1
+        for (; lanes; lanes /= 2) exchange<false>(v, t ^ lanes);
+        run<topk::MergingNetwork<kEach>>(v);
+      }
+      if (in_warp && (borders || merged == 32)) borders = false, merged = 32;
     }
   }
 
   // The sum of the numbers of the threads before this one.
   __device__ __forceinline__ uint32_t sum_before(uint32_t number) const {
     uint32_t sum = number;
-#pragma unroll
+#pragma unroll 1
     for (uint32_t lanes = 1; lanes < 32; lanes *= 2) {
       const uint32_t up = __shfl_up_sync(kEveryLane, sum, lanes);
       if (t % 32 >= lanes) sum += up;
@@ -242,48 +258,51 @@ struct SegmentNetwork {
 // had the elements, as the upper parts of words, in order. Zeros of either sign are equal, and so are NaNs. If a tile
 // has such elements, the q-th of them in the tile becomes the q-th of them in the sorted tile: each segment has as many
 // of them before as after. They are read once more then, by read(place).
-template <class Bits, class Read>
-__device__ __forceinline__ void sort_segments(Bits& bits, uint32_t* buffer, uint32_t threads, uint32_t begins,
+template <class Key, class Bits, class Read>
+__device__ __forceinline__ void sort_segments(Bits& bits, Key* buffer, uint32_t threads, uint32_t begins,
                                               uint32_t there, const SortOrder& order, Read read) {
-  const SegmentNetwork<Bits> network(bits, buffer, threads, begins);
-  const uint32_t first = threadIdx.x * kSegmentEach;
-  uint32_t* const own = buffer + tile_slot(first);
-  uint32_t v[kSegmentEach], differ = 0;  // whether elements have other bits than their keys give back
+  constexpr int kEach = kSegmentEach<Key>;
+  const SegmentNetwork<Key, Bits> network(bits, buffer, threads, begins);
+  const uint32_t first = threadIdx.x * kEach;
+  Key* const own = buffer + tile_slot<Key>(first);
+  Key v[kEach], differ = 0;  // whether elements have other bits than their keys give back
 #pragma unroll
-  for (int j = 0; j < kSegmentEach; ++j) {
-    const uint32_t element = first + j < there ? own[j] : 0;
+  for (int j = 0; j < kEach; ++j) {
+    const Key element = first + j < there ? own[j] : 0;
     v[j] = raised_key(element, order);
-    differ |= v[j] ^ encode(element, order.ascending.order) ^ static_cast<uint32_t>(order.invert);
+    differ |= v[j] ^ encode(element, order.ascending.order) ^ static_cast<Key>(order.invert);
   }
+  const bool has_equals = __syncthreads_or(differ != 0);
   network.sort(v);
   uint32_t done = 0;  // which of them are elements, and not keys
-  if (__syncthreads_or(differ != 0)) {
+  if (has_equals) {
+    const uint32_t are_there = place_bits(first, 0, there);  // the places of the thread that the tile has
+    __syncthreads();
 #pragma unroll 1
     for (int nans = 0; nans < 2; ++nans) {
-      const uint32_t key =
-          raised_key(nans ? static_cast<uint32_t>(order.ascending.nan_above) + 1 : 0, order);
+      const Key key = raised_key(nans ? static_cast<Key>(order.ascending.nan_above + 1) : Key{0}, order);
       uint32_t are = 0, come = 0;  // which elements have the key before the sort, and after it
 #pragma unroll 4
-      for (int j = 0; j < kSegmentEach; ++j)
-        if (first + j < there) are |= static_cast<uint32_t>(raised_key(read(first + j), order) == key) << j;
+      for (int j = 0; j < kEach; ++j)
+        if (are_there >> j & 1) are |= static_cast<uint32_t>(raised_key(read(first + j), order) == key) << j;
       uint32_t rank = network.sum_before(__popc(are));
 #pragma unroll 1
       for (; are; are &= are - 1) buffer[rank++] = read(first + __ffs(static_cast<int>(are)) - 1);
 #pragma unroll
-      for (int j = 0; j < kSegmentEach; ++j)
-        if (first + j < there) come |= static_cast<uint32_t>(v[j] == key) << j;
-      come &= ~done;
+      for (int j = 0; j < kEach; ++j)
+        come |= static_cast<uint32_t>(v[j] == key) << j;
+      come &= are_there & ~done;
       rank = network.sum_before(__popc(come));
 #pragma unroll
-      for (int j = 0; j < kSegmentEach; ++j)
+      for (int j = 0; j < kEach; ++j)
         if (come >> j & 1) v[j] = buffer[rank++];
       done |= come;
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < kSegmentEach; ++j)
-    own[j] = done >> j & 1 ? v[j] : decode(v[j] ^ static_cast<uint32_t>(order.invert), order.ascending.order);
+  for (int j = 0; j < kEach; ++j)
+    own[j] = done >> j & 1 ? v[j] : decode(v[j] ^ static_cast<Key>(order.invert), order.ascending.order);
   __syncthreads();
 }
 

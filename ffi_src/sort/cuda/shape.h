@@ -55,6 +55,17 @@ struct NetworkShape {
   int64_t shared_bytes, blocks;
 };
 
+// Of rows whose segments a network sorts, a warp holds one or several, and a block at most so many times as much as a
+// warp. Threads have as many places as there is room for in the registers of kNetworkEach words.
+constexpr int kMostSegmentWarps = 8;
+constexpr int64_t kLeastNetworked = 33;  // elements of a row
+constexpr int64_t kMostTogether = kMostWarpLength / kLeastNetworked;
+constexpr int64_t segment_warp_places(int key_bytes) { return key_bytes == 8 ? kMostWarpLength / 2 : kMostWarpLength; }
+// A thread has one key more than places.
+constexpr int64_t segment_network_bytes(int key_bytes, int64_t threads) {
+  return threads * (key_bytes == 8 ? 8 * (kNetworkEach / 2 + 1) : 4 * (kNetworkEach + 1));
+}
+
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
 
 // Elements of a thread: fewer in short rows, so that most warps of the smallest block have some, and in few rows, whose
