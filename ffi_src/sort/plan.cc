@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "common/rounding.h"
 #include "sort/cuda/shape.h"
@@ -169,7 +170,10 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
 }
 
 // Segments of fewer elements in the mean take longer to sweep than with other calls.
-constexpr int64_t least_swept(int key_bits) { return key_bits == 64 ? 8192 : 1536; }
+int64_t least_swept(int key_bits) {
+  if (const char* const text = getenv("SORT_SWEPT")) return atoll(text);
+  return key_bits == 64 ? 8192 : 1536;
+}
 
 // Whether segments are so short that large tiles would be empty for the most part.
 bool sweeps_short(const Problem& problem) {
@@ -348,12 +352,21 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     if (merges_segments(problem)) {
       Plan merge;
       plan_merge(problem, gpu, kMergeTileBits, merge);
-      if (networks_tiles(problem) && rows.length <= 224 * problem.offsets) merge.tile_bits = 13;
+      if (networks_tiles(problem) && rows.length <= 224 * problem.offsets) merge.tile_bits = kNetworkTileBits;
       if (has_workspace(merge)) return merge;
     }
     if (sweeps_segments(problem)) {
       Plan sweep;
       plan_sweep(problem, shared_limit, gpu, sweep);
+      const char* const text = getenv("SORT_BLOCKS");
+      if (problem.offsets > 1 && rows.length <= (text ? atoll(text) : 4096) * problem.offsets) {
+        // Threads and elements of a thread as in block.cu.
+        const auto [threads, items] = key_bytes == 8 ? std::pair(512, 8) : std::pair(256, 16);
+        const auto fits = [&](int times) {
+          return block_shared_bytes(std::max(key_bytes, 2), times * threads, items) <= shared_limit;
+        };
+        sweep.in_blocks = fits(2) ? 2 * kBlockSegments : fits(1) ? kBlockSegments : 0;
+      }
       if (!spreads || has_workspace(sweep)) return sweep;
     }
     return plan;

@@ -43,6 +43,7 @@ struct Plan {
   bool small = false;         // for kSweep: tiles are small
   bool tickets = false;       // for kSweep: blocks take tickets, as they may be more than run at the same time
   bool exchanges = false;     // for kSweep: tiles are so few that each may wait for the counts of all of its row
+  int64_t in_blocks = 0;      // for kSweep of segments: up to so many elements, a block sorts each
   bool overlap = false;       // for kSweep: whether a pass may start before the one before it ends
   select::SelectPlan select;  // for kPart
   int64_t together = 0;  // for kCompare and kNetwork of segments: how many rows a block has at a time, if it has many

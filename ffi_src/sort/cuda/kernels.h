@@ -40,6 +40,8 @@ cudaError_t launch_merge(cudaStream_t, const Plan&, const Problem&, const Buffer
 cudaError_t launch_sweep(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts rows along any axis, of 32 or 64 bits.
 cudaError_t launch_splitters(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+// Sorts those segments of contiguous rows that have up to plan.in_blocks elements. Their offsets must ascend.
+cudaError_t launch_block_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts the segments of contiguous rows. Their offsets must ascend.
 cudaError_t launch_sweep_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 

@@ -154,7 +154,6 @@ __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks
 
 // The same for segments of elements of up to 32 bits of which only values are wanted. Runs have these in place of their
 // indices.
-constexpr int kNetworkTile = 5 << 10;
 template <int kPlaces>
 __global__ void __launch_bounds__(kPlaces / kNetworkEach, 768 * kNetworkEach / kPlaces)
     network_tiles_kernel(const __grid_constant__ MergeArgs a) {
@@ -320,8 +319,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
   const bool network = problem.offsets > 0 && problem.key_bits <= 32 && !problem.indices && !getenv("SORT_OLD");
   a.carries_bits = network;
-  const int places = network ? (plan.tile_bits > kMergeTileBits ? kNetworkTile : 1 << kMergeTileBits)
-                             : merge_tile(problem.rows, problem.offsets, plan.tile_bits);
+  const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits, network);
   config.block = dim3(network ? places / kNetworkEach : merge_tile_threads(places));
   writes_to(0);
   cudaError_t error = launch(stream, config, tiles_kernel<Key>(places, a.bytes, network ? TileBy::kNetwork : TileBy::kMerges), a);
