@@ -119,14 +119,19 @@ bool networks_segments(const Problem& problem) {
 }
 
 // The same for tiles that are merged then, if their segments are long.
-bool networks_tiles(const Problem& problem) { return networks_segments(problem) && problem.key_bits <= 32; }
+bool networks_tiles(const Problem& problem) {
+  return networks_segments(problem) && problem.key_bits <= 32 && problem.rows.length <= 224 * problem.offsets;
+}
 
-// Plans a block for each row, or for several short ones.
-bool plan_network_segments(const Problem& problem, Plan& plan) {
+// Plans a block for each row, or for several short ones. If elements are few, most of a multiprocessor's warps would have
+// none, so other kernels take less time.
+bool plan_network_segments(const Problem& problem, Plan& plan, bool few = false) {
   const Rows& rows = problem.rows;
   const int64_t of_warp = segment_warp_places(problem.key_bits / 8);
-  if (!networks_segments(problem) || rows.length < kLeastNetworked || rows.length > kMostSegmentWarps * of_warp)
-    return false;
+  constexpr int64_t kFew = 3 << 17;
+  const int64_t most = problem.key_bits <= 16 ? 3 * of_warp : kMostSegmentWarps * of_warp;
+  if (!networks_segments(problem) || rows.length < kLeastNetworked || rows.length > most) return false;
+  if (rows.elements() < kFew && !few) return false;
   plan.algorithm = Algorithm::kNetwork;
   plan.together = std::max<int64_t>(1, of_warp / rows.length);
   plan.threads = static_cast<int>(32 * ceil_div(rows.length, of_warp));
@@ -136,9 +141,7 @@ bool plan_network_segments(const Problem& problem, Plan& plan) {
 }
 
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
-  const char* const text = getenv("SORT_LEAST");
-  const int64_t least = text ? atoll(text) : 0;
-  if (problem.rows.inner == 1 && problem.rows.elements() >= least && plan_network_segments(problem, plan)) return;
+  if (problem.rows.inner == 1 && plan_network_segments(problem, plan)) return;
   if (plan_compare(problem, shared_limit, plan) || plan_compare_shared(problem, gpu, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -299,13 +302,13 @@ int merge_tile_bits(const Rows& rows, int key_bytes) {
 bool merges_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
   const int64_t elements = rows.elements();
+  if (getenv("SORT_SWEPT") && rows.length >= least_swept(problem.key_bits) * problem.offsets) return false;
   int64_t longest = 0;  // of the mean segment
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
     case 32: longest = elements <= 1 << 18 ? 1536 : elements <= 1 << 21 ? 1280 : 640; break;
     default: longest = elements <= 1 << 16 ? 1024 : 256;
   }
-  if (const char* const text = getenv("SORT_MEAN"); text && networks_tiles(problem)) longest = atoll(text);
   return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
 }
 
@@ -338,7 +341,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan_segments(problem, shared_limit, gpu, plan);
     // Rows have offsets of their own in a program for several devices, since XLA splits these with the rows. Calls were
     // chosen for those of all rows.
-    if (plan.algorithm == Algorithm::kNone && workspace_bytes >= 0 && rows.inner == 1 && rows.length <= kMostShared)
+    if (plan.algorithm == Algorithm::kNone && workspace_bytes >= 0 && rows.inner == 1 &&
+        !plan_network_segments(problem, plan, true) && rows.length <= kMostShared)
       plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
     constexpr int64_t kMostSpread = 1 << 19;
@@ -352,14 +356,14 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     if (merges_segments(problem)) {
       Plan merge;
       plan_merge(problem, gpu, kMergeTileBits, merge);
-      if (networks_tiles(problem) && rows.length <= 224 * problem.offsets) merge.tile_bits = kNetworkTileBits;
+      if (networks_tiles(problem)) merge.tile_bits = kNetworkTileBits;
       if (has_workspace(merge)) return merge;
     }
     if (sweeps_segments(problem)) {
       Plan sweep;
       plan_sweep(problem, shared_limit, gpu, sweep);
       const char* const text = getenv("SORT_BLOCKS");
-      if (problem.offsets > 1 && rows.length <= (text ? atoll(text) : 4096) * problem.offsets) {
+      if (!getenv("SORT_OLD") && problem.offsets > 1 && rows.length <= (text ? atoll(text) : 4096) * problem.offsets) {
         // Threads and elements of a thread as in block.cu.
         const auto [threads, items] = key_bytes == 8 ? std::pair(512, 8) : std::pair(256, 16);
         const auto fits = [&](int times) {

@@ -12,8 +12,6 @@
 // Bytes moved: the keys are read once; each kernel writes a key and an index for each element, but for segments that
 // are finished, and merges read them; every result is written once, and its element read once more. Searches read keys
 // from the caches.
-#include <cstdlib>
-
 #include "sort/cuda/kernels.h"
 #include "sort/cuda/merge_tiles.cuh"
 #include "sort/cuda/raised.cuh"
@@ -279,8 +277,7 @@ template <class Key>
 auto tiles_kernel(int places, int bytes, TileBy by) {
   const bool is_short = places == kShortMergeTile;
   constexpr int kTile = 1 << kMergeTileBits;
-  if (by == TileBy::kNetwork)
-    return places == kNetworkTile ? network_tiles_kernel<kNetworkTile> : network_tiles_kernel<kTile>;
+  if (by == TileBy::kNetwork) return network_tiles_kernel<kNetworkTile>;
   if constexpr (sizeof(Key) == 8) {
     if (places == 1 << kSmallMergeTileBits) return merge_tiles_kernel<Key, 1 << kSmallMergeTileBits, TileBy::kMerges>;
   } else if (bytes < 4) {
@@ -317,7 +314,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   a.blocks = static_cast<uint32_t>(shape.tiles);
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
-  const bool network = problem.offsets > 0 && problem.key_bits <= 32 && !problem.indices && !getenv("SORT_OLD");
+  const bool network = plan.tile_bits == kNetworkTileBits;
   a.carries_bits = network;
   const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits, network);
   config.block = dim3(network ? places / kNetworkEach : merge_tile_threads(places));

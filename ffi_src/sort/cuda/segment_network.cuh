@@ -200,7 +200,7 @@ struct SegmentNetwork {
   }
 
   __device__ __forceinline__ void sort(Key (&v)[kEach]) const {
-    run<topk::SortingNetwork<kEach>>(v);
+    if (__any_sync(kEveryLane, begins != ~0u >> (32 - kEach))) run<topk::SortingNetwork<kEach>>(v);
     // Sorts parts that are as long as the longest segment, in twos, fours and so on. A longer segment than a half of
     // such a part may go on in the next one, but not in two: then all borders between parts are merged at once.
     const uint32_t part = 1u << max(longest_bits() - kEachBits, 0);
@@ -210,7 +210,7 @@ struct SegmentNetwork {
     for (uint32_t merged = 2;; merged *= 2) {
       const bool in_warp = merged <= 32;
       if (!in_warp && (borders || across == 0 || merged >= 2 * threads)) break;
-      borders = merged > (in_warp ? part : across == 1 ? 32 : threads);
+      borders = in_warp ? merged > part : across == 1;
       if (!in_warp) publish(v);
       bool any = !in_warp;
 #pragma unroll 1
