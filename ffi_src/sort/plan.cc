@@ -1,7 +1,6 @@
 #include "sort/plan.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "common/rounding.h"
@@ -14,6 +13,7 @@ constexpr int64_t kMaxTeamLength = 1024;
 constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only values are wanted
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
+constexpr int64_t kMostInBlocks = 4096;  // elements of the mean segment of which blocks sort the short ones
 constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
 constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
@@ -113,24 +113,20 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
   return true;
 }
 
-// Whether a network sorts the segments of rows, or of tiles.
-bool networks_segments(const Problem& problem) {
-  return !problem.indices && !getenv("SORT_OLD");
-}
-
-// The same for tiles that are merged then, if their segments are long.
+// Whether a network sorts the segments of tiles, which are merged then if they are long.
 bool networks_tiles(const Problem& problem) {
-  return networks_segments(problem) && problem.key_bits <= 32 && problem.rows.length <= 224 * problem.offsets;
+  return !problem.indices && problem.key_bits <= 32 && problem.rows.elements() >= 1 << 20 &&
+         problem.rows.length <= 160 * problem.offsets;
 }
 
-// Plans a block for each row, or for several short ones. If elements are few, most of a multiprocessor's warps would have
-// none, so other kernels take less time.
+// Plans a block for each row, or for several short ones. If elements are few, most of a multiprocessor's warps would
+// have none, so other kernels take less time.
 bool plan_network_segments(const Problem& problem, Plan& plan, bool few = false) {
   const Rows& rows = problem.rows;
   const int64_t of_warp = segment_warp_places(problem.key_bits / 8);
   constexpr int64_t kFew = 3 << 17;
   const int64_t most = problem.key_bits <= 16 ? 3 * of_warp : kMostSegmentWarps * of_warp;
-  if (!networks_segments(problem) || rows.length < kLeastNetworked || rows.length > most) return false;
+  if (problem.indices || rows.length < kLeastNetworked || rows.length > most) return false;
   if (rows.elements() < kFew && !few) return false;
   plan.algorithm = Algorithm::kNetwork;
   plan.together = std::max<int64_t>(1, of_warp / rows.length);
@@ -173,9 +169,8 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
 }
 
 // Segments of fewer elements in the mean take longer to sweep than with other calls.
-int64_t least_swept(int key_bits) {
-  if (const char* const text = getenv("SORT_SWEPT")) return atoll(text);
-  return key_bits == 64 ? 8192 : 1536;
+constexpr int64_t least_swept(int key_bits) {
+  return key_bits == 64 ? 8192 : key_bits == 32 ? 1536 : key_bits == 16 ? 896 : 640;
 }
 
 // Whether segments are so short that large tiles would be empty for the most part.
@@ -302,7 +297,6 @@ int merge_tile_bits(const Rows& rows, int key_bytes) {
 bool merges_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
   const int64_t elements = rows.elements();
-  if (getenv("SORT_SWEPT") && rows.length >= least_swept(problem.key_bits) * problem.offsets) return false;
   int64_t longest = 0;  // of the mean segment
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
@@ -362,8 +356,9 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     if (sweeps_segments(problem)) {
       Plan sweep;
       plan_sweep(problem, shared_limit, gpu, sweep);
-      const char* const text = getenv("SORT_BLOCKS");
-      if (!getenv("SORT_OLD") && problem.offsets > 1 && rows.length <= (text ? atoll(text) : 4096) * problem.offsets) {
+      // Few elements are swept in less time than blocks take, unless segments are very short.
+      const bool many = rows.elements() >= 1 << 20 || rows.length < 1536 * problem.offsets;
+      if (many && problem.offsets > 1 && rows.length <= kMostInBlocks * problem.offsets) {
         // Threads and elements of a thread as in block.cu.
         const auto [threads, items] = key_bytes == 8 ? std::pair(512, 8) : std::pair(256, 16);
         const auto fits = [&](int times) {

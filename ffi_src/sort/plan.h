@@ -14,8 +14,8 @@ namespace jaxgpuops::sort {
 enum class Algorithm {
   kEmpty,  // there is nothing to write
   kShort,  // rows of a few elements, each in the registers of a thread
-  // Longer rows of 16 or 32 bits, or segments of rows of any: a network sorts each in the registers of some lanes, or of
-  // a block.
+  // Longer rows of 16 or 32 bits, or segments of rows of any: a network sorts each in the registers of some lanes, or
+  // of a block.
   kNetwork,
   kTeam,  // other rows of up to 1024 elements: top-k's kernel, in the registers of some lanes or of a block
   // Longer rows where only one element must be in its place: select finds it, and the rest goes before or after it.

@@ -1,5 +1,6 @@
-// Radix sort of rows that fit into the registers of a block, or of segments of longer rows. All passes, each by a digit of eight bits from the lowest
-// up, run in shared memory. A pass in which all elements of the row have the same digit is skipped.
+// Radix sort of rows that fit into the registers of a block, or of segments of longer rows. All passes, each by a digit
+// of eight bits from the lowest up, run in shared memory. A pass in which all elements of the row have the same digit
+// is skipped.
 //
 // Bytes moved: every element is read once, and every result is written once.
 #include "sort/cuda/digits.cuh"
@@ -149,8 +150,14 @@ __global__ void __launch_bounds__(kThreads, block_count(sizeof(Key), kThreads, k
 
 BlockArgs args_of(const Problem& problem, const Buffers& buffers) {
   const bool bytes = problem.key_bits == 8;
-  return {buffers.x, buffers.values, buffers.indices, buffers.carried, static_cast<uint32_t>(problem.rows.length),
-          static_cast<uint32_t>(problem.k), bytes ? raised(problem.order, 8) : problem.order, bytes};
+  return {buffers.x,
+          buffers.values,
+          buffers.indices,
+          buffers.carried,
+          static_cast<uint32_t>(problem.rows.length),
+          static_cast<uint32_t>(problem.k),
+          bytes ? raised(problem.order, 8) : problem.order,
+          bytes};
 }
 
 template <class Key, int kThreads, int kItems>

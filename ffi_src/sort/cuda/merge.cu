@@ -319,7 +319,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits, network);
   config.block = dim3(network ? places / kNetworkEach : merge_tile_threads(places));
   writes_to(0);
-  cudaError_t error = launch(stream, config, tiles_kernel<Key>(places, a.bytes, network ? TileBy::kNetwork : TileBy::kMerges), a);
+  cudaError_t error =
+      launch(stream, config, tiles_kernel<Key>(places, a.bytes, network ? TileBy::kNetwork : TileBy::kMerges), a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
   a.parts = static_cast<uint32_t>(merge_parts(problem.rows, problem.offsets > 0));
   a.blocks = static_cast<uint32_t>(ceil_div(length, a.each * a.parts));

@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
     for (uint32_t row = first / a.length; row < rows && row * a.length < first + kEach; ++row) {
       const uint32_t begin = row * a.length;
       const Range range = ranges[row];
-      begins |= place_bits(first, begin, begin + a.length) &
-                ~place_bits(first, begin + range.begin, begin + range.end);
+      begins |= place_bits(first, begin, begin + a.length) & ~place_bits(first, begin + range.begin, begin + range.end);
       begins |= place_bits(first, begin, begin + 1);
     }
   }

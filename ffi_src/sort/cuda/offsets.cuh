@@ -21,8 +21,8 @@ __device__ __forceinline__ uint32_t last_bit(uint32_t number, uint32_t word) {
 }
 
 // Calls mark(place) for every offset, and returns the places between which all segments are. Offsets need not ascend:
-// one that is less than any before it counts as the largest of those. All threads of the block, kThreads or any number if
-// that is 0, call it. `largest` is shared memory for a number of each warp.
+// one that is less than any before it counts as the largest of those. All threads of the block, kThreads or any number
+// if that is 0, call it. `largest` is shared memory for a number of each warp.
 template <int kThreads, class Mark>
 __device__ __forceinline__ Range mark_offsets(const int32_t* offsets, int64_t count, uint32_t length, uint32_t* largest,
                                               Mark mark) {

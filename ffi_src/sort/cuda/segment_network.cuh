@@ -100,8 +100,8 @@ struct SegmentNetwork {
     }
   }
 
-  // Compares places with those of another thread of the warp, one by one; if kBackwards, with these in reverse order. Returns whether
-  // there was any to compare in the warp.
+  // Compares places with those of another thread of the warp, one by one; if kBackwards, with these in reverse order.
+  // Returns whether there was any to compare in the warp.
   template <bool kBackwards>
   __device__ __forceinline__ bool exchange(Key (&v)[kEach], uint32_t other) const {
     if ((other ^ t) >= 32) other = t;  // there is none
@@ -289,8 +289,7 @@ __device__ __forceinline__ void sort_segments(Bits& bits, Key* buffer, uint32_t 
 #pragma unroll 1
       for (; are; are &= are - 1) buffer[rank++] = read(first + __ffs(static_cast<int>(are)) - 1);
 #pragma unroll
-      for (int j = 0; j < kEach; ++j)
-        come |= static_cast<uint32_t>(v[j] == key) << j;
+      for (int j = 0; j < kEach; ++j) come |= static_cast<uint32_t>(v[j] == key) << j;
       come &= are_there & ~done;
       rank = network.sum_before(__popc(come));
 #pragma unroll

@@ -16,7 +16,7 @@ struct FindArgs {
   int64_t count;   // of offsets
   int64_t pieces;  // of a row
   int64_t rows, length;
-  uint32_t tile;      // elements
+  uint32_t tile;       // elements
   uint32_t in_blocks;  // longer segments are swept; blocks have sorted the others
   int passes;
   Piece* to;
@@ -82,10 +82,10 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(ceil_div(rows * shape.tiles, kFindThreads / 32)));
   config.block = dim3(kFindThreads);
-  error = launch(
-      stream, config, find_kernel,
-      FindArgs{buffers.offsets, problem.offsets_at.outer, problem.offsets, shape.tiles, rows, length,
-               static_cast<uint32_t>(tile), static_cast<uint32_t>(plan.in_blocks), shape.passes, const_cast<Piece*>(a.pieces), a.heads, a.counts, a.status});
+  error = launch(stream, config, find_kernel,
+                 FindArgs{buffers.offsets, problem.offsets_at.outer, problem.offsets, shape.tiles, rows, length,
+                          static_cast<uint32_t>(tile), static_cast<uint32_t>(plan.in_blocks), shape.passes,
+                          const_cast<Piece*>(a.pieces), a.heads, a.counts, a.status});
   if (error != cudaSuccess) return error;
   config.overlap = plan.overlap;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
