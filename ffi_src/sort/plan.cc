@@ -353,7 +353,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       if (networks_tiles(problem)) merge.tile_bits = kNetworkTileBits;
       if (has_workspace(merge)) return merge;
     }
-    if (sweeps_segments(problem)) {
+    if (sweeps_segments(problem) && (!spreads || rows.length >= 1536 * problem.offsets)) {
       Plan sweep;
       plan_sweep(problem, shared_limit, gpu, sweep);
       // Few elements are swept in less time than blocks take, unless segments are very short.
