@@ -268,7 +268,7 @@ def test_plans_of_sorts_of_segments(capability):
         assert plan(outer, length, inner, 7, bits)["algorithm"] == "none"
     for outer, length, count, bits, algorithm in [
         (1000, 70_000, 45, 32, "sweep"), (1000, 70_000, 46, 32, "none"), (3, 70_000, 45, 32, "sweep"),
-        (3, 70_000, 46, 32, "merge"), (3, 70_000, 45, 16, "sweep"), (9, 70_000, 46, 8, "sweep"), (9, 70_000, 79, 16, "none"),
+        (3, 70_000, 46, 32, "merge"), (3, 70_000, 45, 16, "sweep"), (9, 70_000, 46, 8, "none"),
         (7, 70_000, 2, 64, "merge"), (8, 70_000, 8, 64, "sweep"),
         (8, 70_000, 9, 64, "none"),
     ]:  # fmt: skip
@@ -310,6 +310,8 @@ def test_plans_of_values_of_segments(capability):
         assert found["algorithm"] == "merge"
         part = plan(1, length, 1, count, bits, workspace_bytes=found["workspace_bytes"])
         assert part["algorithm"] == "merge" and part["workspace_bytes"] == found["workspace_bytes"]
+    for count, bits, algorithm in [(109, 8, "sweep"), (110, 8, "none"), (78, 16, "sweep"), (79, 16, "none")]:
+        assert plan(9, 70_000, 1, count, bits)["algorithm"] == algorithm
     sort = lambda *args: cpu.plan_sort(*args, 64, True, False, capability)
     assert sort(600, 2048, 1)["algorithm"] == sort(200, 4096, 2)["algorithm"] == "network"
     assert sort(140, 2048, 1)["algorithm"] != "network"

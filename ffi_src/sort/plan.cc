@@ -169,8 +169,10 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
 }
 
 // Segments of fewer elements in the mean take longer to sweep than with other calls.
-constexpr int64_t least_swept(int key_bits) {
-  return key_bits == 64 ? 8192 : key_bits == 32 ? 1536 : key_bits == 16 ? 896 : 640;
+int64_t least_swept(const Problem& problem) {
+  if (problem.key_bits == 64) return 8192;
+  if (problem.key_bits == 32 || problem.indices) return 1536;
+  return problem.key_bits == 16 ? 896 : 640;
 }
 
 // Whether segments are so short that large tiles would be empty for the most part.
@@ -182,8 +184,7 @@ bool sweeps_short(const Problem& problem) {
 // Whether each segment is swept by itself, in one or two tiles more than a row of its length.
 bool sweeps_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
-  return rows.inner == 1 && rows.length > kMostUnordered &&
-         rows.length >= least_swept(problem.key_bits) * problem.offsets;
+  return rows.inner == 1 && rows.length > kMostUnordered && rows.length >= least_swept(problem) * problem.offsets;
 }
 
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
@@ -358,7 +359,7 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
       plan_sweep(problem, shared_limit, gpu, sweep);
       // Few elements are swept in less time than blocks take, unless segments are very short.
       const bool many = rows.elements() >= 1 << 20 || rows.length < 1536 * problem.offsets;
-      if (many && problem.offsets > 1 && rows.length <= kMostInBlocks * problem.offsets) {
+      if (many && !problem.indices && problem.offsets > 1 && rows.length <= kMostInBlocks * problem.offsets) {
         // Threads and elements of a thread as in block.cu.
         const auto [threads, items] = key_bytes == 8 ? std::pair(512, 8) : std::pair(256, 16);
         const auto fits = [&](int times) {

@@ -4,11 +4,12 @@
 //
 // A first kernel sorts tiles of a row in shared memory: those of elements of 8 and 16 bits by digits
 // (segment_digits.cuh), others by merges. Networks sort those of many short segments of which only values are wanted
-// (segment_network.cuh); then runs have the elements themselves in place of indices. Then each kernel merges groups of neighbouring sorted runs: a thread has an
-// element, and binary searches in the other runs of the group tell its place. Of equal elements, those of earlier runs
-// come first. An element is written to the results as soon as its row, or its segment, lies in the group: keys are no
-// elements, so these are read from the row by their indices. Tiles of segments begin where segments begin, so only
-// segments of more than half a tile (or a third) are cut. The others are finished with their tile.
+// (segment_network.cuh); then runs have the elements themselves in place of indices. Then each kernel merges groups of
+// neighbouring sorted runs: a thread has an element, and binary searches in the other runs of the group tell its place.
+// Of equal elements, those of earlier runs come first. An element is written to the results as soon as its row, or its
+// segment, lies in the group: keys are no elements, so these are read from the row by their indices. Tiles of segments
+// begin where segments begin, so only segments of more than half a tile (or a third) are cut. The others are finished
+// with their tile.
 //
 // Bytes moved: the keys are read once; each kernel writes a key and an index for each element, but for segments that
 // are finished, and merges read them; every result is written once, and its element read once more. Searches read keys
