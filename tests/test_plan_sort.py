@@ -281,6 +281,42 @@ def test_plans_of_sorts_of_segments(capability):
             assert found["blocks"] >= outer * (count + length // 9000)
 
 
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_plans_of_values_of_segments(capability):
+    """If only values are wanted, networks sort the segments of many rows that a few warps hold, and of short ones of
+    longer rows."""
+    cpu = jaxgpuops._native.modules["cpu"]
+    plan = lambda *args, **given: cpu.plan_sort_segments(*args, capability, True, False, **given)
+    for outer, length, bits, threads, blocks in [
+        (12_000, 33, 32, 32, 388), (6215, 1024, 32, 32, 6215), (4000, 512, 8, 32, 2000), (4000, 1025, 16, 64, 4000),
+        (130, 3072, 16, 96, 130), (384, 1024, 8, 32, 384), (536, 7109, 32, 224, 536), (48, 8192, 32, 256, 48),
+        (2000, 256, 64, 32, 1000), (2000, 513, 64, 64, 2000), (96, 4096, 64, 256, 96),
+    ]:  # fmt: skip
+        for count, shared in itertools.product((1, 2, 99), (True, False)):
+            found = plan(outer, length, 1, count, bits, shared=shared)
+            assert (found["algorithm"], found["threads"], found["blocks"]) == ("network", threads, blocks)
+            assert found["workspace_bytes"] == 0 and found["shared_bytes"] <= 36 << 10
+        # Parts of the batch have a kernel, too, whatever they know of offsets.
+        for part, shared in itertools.product((outer // 2, outer // 3, 270, 3), (True, False)):
+            found = plan(part, length, 1, 3, bits, shared=shared, workspace_bytes=0)
+            fits = found["algorithm"] in ("network", "compare", "segments")
+            assert fits and found["workspace_bytes"] == 0
+    for outer, length, bits in [
+        (383, 1024, 32), (20_000, 32, 32), (200, 3073, 16), (48, 8193, 32), (200, 4097, 64),
+    ]:  # fmt: skip
+        assert plan(outer, length, 1, 9, bits)["algorithm"] != "network"
+    for outer, length, count, bits in [(3, 100_000, 500, 32), (300, 70_000, 400, 16), (2, 70_000, 400, 64)]:
+        found = plan(outer, length, 1, count, bits)
+        assert found["algorithm"] == "merge"
+        part = plan(1, length, 1, count, bits, workspace_bytes=found["workspace_bytes"])
+        assert part["algorithm"] == "merge" and part["workspace_bytes"] == found["workspace_bytes"]
+    for count, bits, algorithm in [(109, 8, "sweep"), (110, 8, "none"), (78, 16, "sweep"), (79, 16, "none")]:
+        assert plan(9, 70_000, 1, count, bits)["algorithm"] == algorithm
+    sort = lambda *args: cpu.plan_sort(*args, 64, True, False, capability)
+    assert sort(600, 2048, 1)["algorithm"] == sort(200, 4096, 2)["algorithm"] == "network"
+    assert sort(140, 2048, 1)["algorithm"] != "network"
+
+
 def test_plans_of_long_rows_of_segments():
     plan = lambda *args, **given: jaxgpuops._native.modules["cpu"].plan_sort_segments(*args, 90, **given)
     for outer, length, count, bits, algorithm in [

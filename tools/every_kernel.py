@@ -171,6 +171,8 @@ def run_sorts(rng):
             for begin, end in itertools.pairwise(offsets):
                 wanted[:, begin:end].sort(1)
             np.testing.assert_array_equal(np.asarray(sort(x), np.int64), wanted)
+            order = jaxgpuops.argsort(x, offsets=offsets)  # by other kernels
+            np.testing.assert_array_equal(np.take_along_axis(np.asarray(x, np.int64), order, 1), wanted)
     return kernels
 
 

@@ -1,6 +1,7 @@
 #include "sort/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/rounding.h"
 #include "sort/cuda/shape.h"
@@ -12,16 +13,11 @@ constexpr int64_t kMaxTeamLength = 1024;
 constexpr int64_t kMostPairsLength = 2048;  // of many rows of 16 bits, if only values are wanted
 // Offsets of longer rows must ascend if they are merged. jaxgpuops/lax/_sort.py has this number, too.
 constexpr int64_t kMostUnordered = 8192;
+constexpr int64_t kMostInBlocks = 4096;  // elements of the mean segment of which blocks sort the short ones
 constexpr int64_t kMostExchanging = 32;  // tiles of a row of 8 or 64 bits
 constexpr int64_t kMostTiny = 64;        // tiny tiles of a row
 constexpr int64_t kMostColumns = 16;     // side by side, which are read and written in parts of sectors
 constexpr int64_t kReserved = 1 << 10;   // shared memory for the system and for the static variables of kernels
-
-// Whether all rows have the same offsets.
-bool has_shared_offsets(const Problem& problem) {
-  const IndexMap& at = problem.offsets_at.outer;
-  return std::all_of(at.stride, at.stride + at.groups, [](int64_t stride) { return stride == 0; });
-}
 
 // Plans a block for each row; returns false if none holds it.
 bool plan_block(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
@@ -104,7 +100,7 @@ bool plan_compare_rows(const Problem& problem, int64_t shared_limit, Plan& plan)
 bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
   constexpr int64_t kFew = 1 << 18, kBlocks = 8;  // elements in all, which other calls wait for; blocks at a time
   const Rows& rows = problem.rows;
-  if (rows.inner > 1 || rows.length > kMostShared || !has_shared_offsets(problem)) return false;
+  if (rows.inner > 1 || rows.length > kMostShared || !problem.shares_offsets()) return false;
   const bool narrow = problem.key_bits <= 16 && rows.elements() > kFew;
   const int64_t any = narrow ? 0 : 64;  // the longest rows that may be one segment
   const int64_t mean = narrow ? 8 : problem.key_bits == 64 ? 16 : 32;
@@ -117,7 +113,31 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
   return true;
 }
 
+// Whether a network sorts the segments of tiles, which are merged then if they are long.
+bool networks_tiles(const Problem& problem) {
+  return !problem.indices && problem.key_bits <= 32 && problem.rows.elements() >= 1 << 20 &&
+         problem.rows.length <= 160 * problem.offsets;
+}
+
+// Plans a block for each row, or for several short ones. If elements are few, most of a multiprocessor's warps would
+// have none, so other kernels take less time.
+bool plan_network_segments(const Problem& problem, Plan& plan, bool few = false) {
+  const Rows& rows = problem.rows;
+  const int64_t of_warp = segment_warp_places(problem.key_bits / 8);
+  constexpr int64_t kFew = 3 << 17;
+  const int64_t most = problem.key_bits <= 16 ? 3 * of_warp : kMostSegmentWarps * of_warp;
+  if (problem.indices || rows.length < kLeastNetworked || rows.length > most) return false;
+  if (rows.elements() < kFew && !few) return false;
+  plan.algorithm = Algorithm::kNetwork;
+  plan.together = std::max<int64_t>(1, of_warp / rows.length);
+  plan.threads = static_cast<int>(32 * ceil_div(rows.length, of_warp));
+  plan.blocks = ceil_div(rows.count(), plan.together);
+  plan.shared_bytes = segment_network_bytes(problem.key_bits / 8, plan.threads);
+  return true;
+}
+
 void plan_segments(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
+  if (problem.rows.inner == 1 && plan_network_segments(problem, plan)) return;
   if (plan_compare(problem, shared_limit, plan) || plan_compare_shared(problem, gpu, plan)) return;
   const int key_bytes = problem.key_bits / 8;
   const Rows& rows = problem.rows;
@@ -149,7 +169,11 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
 }
 
 // Segments of fewer elements in the mean take longer to sweep than with other calls.
-constexpr int64_t least_swept(int key_bits) { return key_bits == 64 ? 8192 : 1536; }
+int64_t least_swept(const Problem& problem) {
+  if (problem.key_bits == 64) return 8192;
+  if (problem.key_bits == 32 || problem.indices) return 1536;
+  return problem.key_bits == 16 ? 896 : 640;
+}
 
 // Whether segments are so short that large tiles would be empty for the most part.
 bool sweeps_short(const Problem& problem) {
@@ -160,8 +184,7 @@ bool sweeps_short(const Problem& problem) {
 // Whether each segment is swept by itself, in one or two tiles more than a row of its length.
 bool sweeps_segments(const Problem& problem) {
   const Rows& rows = problem.rows;
-  return rows.inner == 1 && rows.length > kMostUnordered &&
-         rows.length >= least_swept(problem.key_bits) * problem.offsets;
+  return rows.inner == 1 && rows.length > kMostUnordered && rows.length >= least_swept(problem) * problem.offsets;
 }
 
 void plan_sweep(const Problem& problem, int64_t shared_limit, const Gpu& gpu, Plan& plan) {
@@ -313,12 +336,13 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan_segments(problem, shared_limit, gpu, plan);
     // Rows have offsets of their own in a program for several devices, since XLA splits these with the rows. Calls were
     // chosen for those of all rows.
-    if (plan.algorithm == Algorithm::kNone && workspace_bytes >= 0 && rows.inner == 1 && rows.length <= kMostShared)
+    if (plan.algorithm == Algorithm::kNone && workspace_bytes >= 0 && rows.inner == 1 &&
+        !plan_network_segments(problem, plan, true) && rows.length <= kMostShared)
       plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
     constexpr int64_t kMostSpread = 1 << 19;
-    const bool spreads =
-        plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered && rows.elements() <= kMostSpread;
+    const bool spreads = plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered &&
+                         (rows.elements() <= kMostSpread || (networks_tiles(problem) && merges_segments(problem)));
     if (plan.algorithm != Algorithm::kNone && !spreads) return plan;
     // A part of a batch that has another plan has less.
     const auto has_workspace = [&](const Plan& of) {
@@ -327,11 +351,22 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     if (merges_segments(problem)) {
       Plan merge;
       plan_merge(problem, gpu, kMergeTileBits, merge);
+      if (networks_tiles(problem)) merge.tile_bits = kNetworkTileBits;
       if (has_workspace(merge)) return merge;
     }
-    if (sweeps_segments(problem)) {
+    if (sweeps_segments(problem) && (!spreads || rows.length >= 1536 * problem.offsets)) {
       Plan sweep;
       plan_sweep(problem, shared_limit, gpu, sweep);
+      // Few elements are swept in less time than blocks take, unless segments are very short.
+      const bool many = rows.elements() >= 1 << 20 || rows.length < 1536 * problem.offsets;
+      if (many && !problem.indices && problem.offsets > 1 && rows.length <= kMostInBlocks * problem.offsets) {
+        // Threads and elements of a thread as in block.cu.
+        const auto [threads, items] = key_bytes == 8 ? std::pair(512, 8) : std::pair(256, 16);
+        const auto fits = [&](int times) {
+          return block_shared_bytes(std::max(key_bytes, 2), times * threads, items) <= shared_limit;
+        };
+        sweep.in_blocks = fits(2) ? 2 * kBlockSegments : fits(1) ? kBlockSegments : 0;
+      }
       if (!spreads || has_workspace(sweep)) return sweep;
     }
     return plan;
@@ -409,6 +444,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
     plan_network({rows.outer * rows.inner, rows.length, 1}, false, sorts_pairs(problem), plan);
     return plan;
   }
+  // Merges of few elements use more multiprocessors.
+  if (problem.key_bits == 64 && problem.k == rows.length && rows.count() >= gpu.multiprocessors &&
+      plan_network_segments(problem, plan))
+    return plan;
   Plan block = plan, sweep = plan;
   const bool fits_block = plan_block(problem, shared_limit, gpu, block);
   plan_sweep(problem, shared_limit, gpu, sweep);

@@ -14,7 +14,8 @@ namespace jaxgpuops::sort {
 enum class Algorithm {
   kEmpty,  // there is nothing to write
   kShort,  // rows of a few elements, each in the registers of a thread
-  // Longer rows of 16 or 32 bits: a network sorts each in the registers of some lanes, or of a block.
+  // Longer rows of 16 or 32 bits, or segments of rows of any: a network sorts each in the registers of some lanes, or
+  // of a block.
   kNetwork,
   kTeam,  // other rows of up to 1024 elements: top-k's kernel, in the registers of some lanes or of a block
   // Longer rows where only one element must be in its place: select finds it, and the rest goes before or after it.
@@ -42,9 +43,10 @@ struct Plan {
   bool small = false;         // for kSweep: tiles are small
   bool tickets = false;       // for kSweep: blocks take tickets, as they may be more than run at the same time
   bool exchanges = false;     // for kSweep: tiles are so few that each may wait for the counts of all of its row
+  int64_t in_blocks = 0;      // for kSweep of segments: up to so many elements, a block sorts each
   bool overlap = false;       // for kSweep: whether a pass may start before the one before it ends
   select::SelectPlan select;  // for kPart
-  int64_t together = 0;  // for kCompare: how many rows with the same segments a block has at a time, if it has many
+  int64_t together = 0;  // for kCompare and kNetwork of segments: how many rows a block has at a time, if it has many
   int tile_bits = 0;     // for kMerge: the logarithm of the longest tile
   topk::SortShape team;  // the plan of top-k's kernel, for kTeam
 };

@@ -2,6 +2,7 @@
 // sorted elements, the permutation that sorts them, or both.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/broadcast.h"
@@ -27,6 +28,11 @@ struct Problem {
   // and from the last one on stay where they are.
   int64_t offsets = 0;
   Broadcast offsets_at;
+
+  bool shares_offsets() const {  // whether all rows have the same
+    const IndexMap& at = offsets_at.outer;
+    return std::all_of(at.stride, at.stride + at.groups, [](int64_t stride) { return stride == 0; });
+  }
 };
 
 }  // namespace jaxgpuops::sort

@@ -32,12 +32,16 @@ cudaError_t launch_network(cudaStream_t, const Plan&, const Problem&, const Buff
 cudaError_t launch_block(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts the segments of contiguous rows.
 cudaError_t launch_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+// The same for rows that a few warps hold, if only values are wanted.
+cudaError_t launch_network_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_compare(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts rows along any axis, or the segments of contiguous rows if there are any. Their offsets must ascend.
 cudaError_t launch_merge(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 cudaError_t launch_sweep(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts rows along any axis, of 32 or 64 bits.
 cudaError_t launch_splitters(cudaStream_t, const Plan&, const Problem&, const Buffers&);
+// Sorts those segments of contiguous rows that have up to plan.in_blocks elements. Their offsets must ascend.
+cudaError_t launch_block_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 // Sorts the segments of contiguous rows. Their offsets must ascend.
 cudaError_t launch_sweep_segments(cudaStream_t, const Plan&, const Problem&, const Buffers&);
 

@@ -26,6 +26,11 @@ cudaError_t launch_team(cudaStream_t stream, const Plan& plan, const Problem& pr
   return topk::launch_sort(stream, team, all, order, {buffers.x, buffers.values, buffers.indices, nullptr});
 }
 
+cudaError_t launch_networks(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  const bool segments = problem.offsets > 0 || problem.key_bits == 64;
+  return (segments ? launch_network_segments : launch_network)(stream, plan, problem, buffers);
+}
+
 cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kPart) {
     select::Select select;
@@ -37,7 +42,7 @@ cudaError_t launch_rows(cudaStream_t stream, const Plan& plan, const Problem& pr
     return select::launch_select(stream, plan.select, select, buffers.x, nullptr, {buffers.values, buffers.indices},
                                  buffers.workspace);
   }
-  if (plan.algorithm == Algorithm::kNetwork) return launch_network(stream, plan, problem, buffers);
+  if (plan.algorithm == Algorithm::kNetwork) return launch_networks(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kBlock) return launch_block(stream, plan, problem, buffers);
   if (plan.items > 0) return launch_splitters(stream, plan, problem, buffers);
   return launch_sweep(stream, plan, problem, buffers);
@@ -51,7 +56,7 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   const Buffers buffers{x, values, indices, workspace, offsets, carried, needed};
   if (plan.algorithm == Algorithm::kEmpty) return cudaSuccess;
   if (plan.algorithm == Algorithm::kShort) return launch_short(stream, problem, buffers);
-  if (plan.algorithm == Algorithm::kNetwork && !plan.turns) return launch_network(stream, plan, problem, buffers);
+  if (plan.algorithm == Algorithm::kNetwork && !plan.turns) return launch_networks(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kTeam) return launch_team(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kSegments) return launch_segments(stream, plan, problem, buffers);
   if (plan.algorithm == Algorithm::kCompare) return launch_compare(stream, plan, problem, buffers);

@@ -3,11 +3,13 @@
 // more instructions.
 //
 // A first kernel sorts tiles of a row in shared memory: those of elements of 8 and 16 bits by digits
-// (segment_digits.cuh), others by merges. Then each kernel merges groups of neighbouring sorted runs: a thread has an
-// element, and binary searches in the other runs of the group tell its place. Of equal elements, those of earlier runs
-// come first. An element is written to the results as soon as its row, or its segment, lies in the group: keys are no
-// elements, so these are read from the row by their indices. Tiles of segments begin where segments begin, so only
-// segments of more than half a tile (or a third) are cut. The others are finished with their tile.
+// (segment_digits.cuh), others by merges. Networks sort those of many short segments of which only values are wanted
+// (segment_network.cuh); then runs have the elements themselves in place of indices. Then each kernel merges groups of
+// neighbouring sorted runs: a thread has an element, and binary searches in the other runs of the group tell its place.
+// Of equal elements, those of earlier runs come first. An element is written to the results as soon as its row, or its
+// segment, lies in the group: keys are no elements, so these are read from the row by their indices. Tiles of segments
+// begin where segments begin, so only segments of more than half a tile (or a third) are cut. The others are finished
+// with their tile.
 //
 // Bytes moved: the keys are read once; each kernel writes a key and an index for each element, but for segments that
 // are finished, and merges read them; every result is written once, and its element read once more. Searches read keys
@@ -15,6 +17,7 @@
 #include "sort/cuda/kernels.h"
 #include "sort/cuda/merge_tiles.cuh"
 #include "sort/cuda/raised.cuh"
+#include "sort/cuda/segment_network.cuh"
 
 namespace jaxgpuops::sort {
 namespace {
@@ -77,35 +80,27 @@ __device__ __forceinline__ void finish(const MergeArgs& a, uint32_t row, uint32_
   const int64_t from = (int64_t{outer} * a.length + min(index, a.length - 1)) * a.inner + column;
   dispatch_bytes<Key>(a.bytes, [&](auto type) {
     using Bits = decltype(type);
-    static_cast<Bits*>(a.values)[to] = static_cast<const Bits*>(a.x)[from];
+    static_cast<Bits*>(a.values)[to] = a.carries_bits ? static_cast<Bits>(index) : static_cast<const Bits*>(a.x)[from];
   });
 }
 
 // ---- Tiles ----------------------------------------------------------------------------------------------------------
 
-template <class Key, int kPlaces, bool kByDigits>
+template <class Key, int kPlaces, TileBy kBy>
 __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks(kPlaces))
     merge_tiles_kernel(const __grid_constant__ MergeArgs a) {
   constexpr int kItems = merge_tile_items(kPlaces);
   constexpr uint32_t kTile = kPlaces, kThreads = merge_tile_threads(kPlaces);
-  using Shared = TileShared<Key, kPlaces, kByDigits>;
+  constexpr bool kByDigits = kBy == TileBy::kDigits;
+  using Shared = TileShared<Key, kPlaces, kBy>;
   __shared__ Shared shared;
   let_dependents_start();
   const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks;
   const uint32_t outer = a.inner == 1 ? row : row / a.inner, column = row - outer * a.inner;
   const int32_t* const offsets = a.offsets ? a.offsets + a.offsets_at(outer) : nullptr;
-  uint32_t begin = tile * kTile, there = min(kTile, a.length - begin);
-  if (offsets && a.blocks > 1) {
-    if (const uint32_t end = threadIdx.x / 32; end < 2) {
-      const Border border = border_of(a, offsets, tile + end, kTile - (1u << a.step_bits));
-      shared.borders[end] = border;
-      if (end == 1 && threadIdx.x % 32 == 0) a.across[int64_t{row} * a.blocks + tile] = border.across;
-    }
-    __syncthreads();
-    begin = shared.borders[0].place;
-    there = shared.borders[1].place - begin;
-    if (there == 0) return;
-  }
+  const Range places = tile_of<kPlaces>(a, offsets, row, tile, shared);
+  const uint32_t begin = places.begin, there = places.end - begin;
+  if (there == 0) return;
   const auto at = [](uint32_t slot) { return kByDigits ? slot : padded<kItems>(slot); };
   Key any = 0, all = static_cast<Key>(~Key{0});
   if constexpr (kByDigits)
@@ -135,11 +130,8 @@ __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks
   }
 
   // Elements of segments that lie in the tile are in their places.
-  uint32_t finished = a.blocks == 1 ? 0 : kTile, unfinished = kTile;  // the first of them, and the one after the last
-  if (a.offsets) {
-    finished = shared.begins[0] & 1 ? 0 : shared.segment_of(0).end;
-    if (!(shared.begins[there / 32] >> there % 32 & 1)) unfinished = shared.segment_of(there - 1).begin;
-  }
+  Range finished = {a.blocks == 1 ? 0 : kTile, kTile};
+  if (a.offsets) finished = finished_slots(shared, there);
   auto* const to_keys = static_cast<Key*>(a.to_keys) + int64_t{row} * a.length + begin;
   int32_t* const to_indices = a.to_indices + int64_t{row} * a.length + begin;
 #pragma unroll
@@ -147,7 +139,7 @@ __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks
     const uint32_t slot = threadIdx.x + i * kThreads;
     if (slot >= there) break;
     const uint32_t from = begin + (sorted ? uint32_t{shared.indices[at(slot)]} : slot);
-    if (slot >= finished && slot < unfinished) {
+    if (slot >= finished.begin && slot < finished.end) {
       finish<Key>(a, row, begin + slot, from);
     } else {
       // Where digits have been sorted, there are numbers of segments in shared memory.
@@ -158,6 +150,58 @@ __global__ void __launch_bounds__(merge_tile_threads(kPlaces), merge_tile_blocks
       to_indices[slot] = static_cast<int32_t>(from);
     }
   }
+}
+
+// The same for segments of elements of up to 32 bits of which only values are wanted. Runs have these in place of their
+// indices.
+template <int kPlaces>
+__global__ void __launch_bounds__(kPlaces / kNetworkEach, 768 * kNetworkEach / kPlaces)
+    network_tiles_kernel(const __grid_constant__ MergeArgs a) {
+  constexpr uint32_t kThreads = kPlaces / kNetworkEach;
+  __shared__ TileShared<uint32_t, kPlaces, TileBy::kNetwork> shared;
+  let_dependents_start();
+  const uint32_t row = blockIdx.x / a.blocks, tile = blockIdx.x - row * a.blocks;
+  const int32_t* const offsets = a.offsets + a.offsets_at(row);
+  const Range places = tile_of<kPlaces>(a, offsets, row, tile, shared);
+  const uint32_t begin = places.begin, there = places.end - begin;
+  if (there == 0) return;
+  const int64_t base = int64_t{row} * a.length + begin;
+  dispatch_bytes<uint32_t>(a.bytes, [&](auto type) {
+    using Bits = decltype(type);
+    const Bits* const from = static_cast<const Bits*>(a.x) + base;
+#pragma unroll 8
+    for (uint32_t slot = threadIdx.x; slot < there; slot += kThreads)
+      shared.buffer[tile_slot<uint32_t>(slot)] = uint32_t{from[slot]} << 8 * (4 - sizeof(Bits));
+  });
+  mark_segments<kThreads>(a, offsets, begin, begin + there, shared);
+  __syncthreads();
+  const Range finished = finished_slots(shared, there);
+  const uint32_t begins =
+      shared.begins[threadIdx.x] | place_bits(threadIdx.x * kNetworkEach, there, ~0u) | (threadIdx.x == 0);
+  __syncthreads();
+  const auto read = [&](uint32_t slot) {
+    uint32_t element = 0;
+    dispatch_bytes<uint32_t>(a.bytes, [&](auto type) {
+      using Bits = decltype(type);
+      element = uint32_t{(static_cast<const Bits*>(a.x) + base)[slot]} << 8 * (4 - sizeof(Bits));
+    });
+    return element;
+  };
+  sort_segments(shared, shared.buffer, kThreads, begins, there, a.order, read);
+  dispatch_bytes<uint32_t>(a.bytes, [&](auto type) {
+    using Bits = decltype(type);
+    Bits* const to = static_cast<Bits*>(a.values) + base;
+#pragma unroll 4
+    for (uint32_t slot = threadIdx.x; slot < there; slot += kThreads) {
+      const uint32_t element = shared.buffer[tile_slot<uint32_t>(slot)];
+      if (slot >= finished.begin && slot < finished.end) {
+        to[slot] = static_cast<Bits>(element >> 8 * (4 - sizeof(Bits)));
+      } else {
+        (static_cast<uint32_t*>(a.to_keys) + base)[slot] = raised_key(element, a.order);
+        (a.to_indices + base)[slot] = static_cast<int32_t>(element >> 8 * (4 - sizeof(Bits)));
+      }
+    }
+  });
 }
 
 // ---- Merges ---------------------------------------------------------------------------------------------------------
@@ -232,15 +276,18 @@ __global__ void __launch_bounds__(kMergeThreads) merge_runs_kernel(const __grid_
 // Small tiles are for a few rows of 64-bit keys only. Elements of 8 and 16 bits have so few digits that passes take
 // less time than merges.
 template <class Key>
-auto tiles_kernel(int places, int bytes) {
+auto tiles_kernel(int places, int bytes, TileBy by) {
   const bool is_short = places == kShortMergeTile;
   constexpr int kTile = 1 << kMergeTileBits;
+  if (by == TileBy::kNetwork) return network_tiles_kernel<kNetworkTile>;
   if constexpr (sizeof(Key) == 8) {
-    if (places == 1 << kSmallMergeTileBits) return merge_tiles_kernel<Key, 1 << kSmallMergeTileBits, false>;
+    if (places == 1 << kSmallMergeTileBits) return merge_tiles_kernel<Key, 1 << kSmallMergeTileBits, TileBy::kMerges>;
   } else if (bytes < 4) {
-    return is_short ? merge_tiles_kernel<Key, kShortMergeTile, true> : merge_tiles_kernel<Key, kTile, true>;
+    return is_short ? merge_tiles_kernel<Key, kShortMergeTile, TileBy::kDigits>
+                    : merge_tiles_kernel<Key, kTile, TileBy::kDigits>;
   }
-  return is_short ? merge_tiles_kernel<Key, kShortMergeTile, false> : merge_tiles_kernel<Key, kTile, false>;
+  return is_short ? merge_tiles_kernel<Key, kShortMergeTile, TileBy::kMerges>
+                  : merge_tiles_kernel<Key, kTile, TileBy::kMerges>;
 }
 
 template <class Key>
@@ -269,10 +316,13 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   a.blocks = static_cast<uint32_t>(shape.tiles);
   config.grid = dim3(static_cast<unsigned>(rows * a.blocks));
-  const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits);
-  config.block = dim3(merge_tile_threads(places));
+  const bool network = plan.tile_bits == kNetworkTileBits;
+  a.carries_bits = network;
+  const int places = merge_tile(problem.rows, problem.offsets, plan.tile_bits, network);
+  config.block = dim3(network ? places / kNetworkEach : merge_tile_threads(places));
   writes_to(0);
-  cudaError_t error = launch(stream, config, tiles_kernel<Key>(places, a.bytes), a);
+  cudaError_t error =
+      launch(stream, config, tiles_kernel<Key>(places, a.bytes, network ? TileBy::kNetwork : TileBy::kMerges), a);
   a.each = static_cast<uint32_t>(merge_each(problem.rows, problem.offsets > 0));
   a.parts = static_cast<uint32_t>(merge_parts(problem.rows, problem.offsets > 0));
   a.blocks = static_cast<uint32_t>(ceil_div(length, a.each * a.parts));

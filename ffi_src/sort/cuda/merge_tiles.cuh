@@ -37,6 +37,7 @@ struct MergeArgs {
   // if it lies in a tile.
   Range* across;
   int step_bits;         // logarithm of the distance of tiles, which is that of the first runs
+  bool carries_bits;     // `indices` are the elements' own bits
   uint32_t each, parts;  // places of a part of merge_runs_kernel's work, and parts of a block
 };
 
@@ -46,21 +47,28 @@ __device__ __forceinline__ uint32_t padded(uint32_t slot) {
   return slot + slot / kItems;
 }
 
-// Keys and indices of a tile, which is sorted by digits or by merges.
-template <class Key, int kPlaces, bool kByDigits>
+enum class TileBy { kMerges, kDigits, kNetwork };  // what sorts a tile
+
+// Keys and indices of a tile, or keys alone for a network.
+template <class Key, int kPlaces, TileBy kBy>
 struct TileSort {
   static constexpr uint32_t kSlots = kPlaces + kPlaces / merge_tile_items(kPlaces) + 1;
   Key keys[kSlots];
   uint16_t indices[kSlots];
 };
 template <int kPlaces>
-struct TileSort<uint32_t, kPlaces, true>
+struct TileSort<uint32_t, kPlaces, TileBy::kDigits>
     : DigitsShared<uint32_t, merge_tile_threads(kPlaces), merge_tile_items(kPlaces)> {
   uint32_t before[kPlaces / 32];  // for each word of `begins`, how many bits those before it have
 };
+template <int kPlaces>
+struct TileSort<uint32_t, kPlaces, TileBy::kNetwork> {  // with `begins` below, what segment_network.cuh needs
+  alignas(16) uint32_t buffer[kPlaces / kNetworkEach * (kNetworkEach + 1)];
+  uint32_t with_begins[kPlaces / kMostWarpLength], sums[kPlaces / kMostWarpLength];
+};
 
-template <class Key, int kPlaces, bool kByDigits>
-struct TileShared : TileSort<Key, kPlaces, kByDigits> {
+template <class Key, int kPlaces, TileBy kBy>
+struct TileShared : TileSort<Key, kPlaces, kBy> {
   static constexpr uint32_t kTile = kPlaces, kWords = kTile / 32;
   uint32_t begins[kWords + 1];   // a bit for each place of the tile where a segment begins, and for the place after
   uint32_t filled[kWords / 32];  // a bit for each of these words, but for the last, that has bits
@@ -105,6 +113,20 @@ __device__ __forceinline__ Border border_of(const MergeArgs& a, const int32_t* o
   return {cut ? place : begin, after - 1, cut, parted ? Range{begin, end} : Range{0, 0}};
 }
 
+// Finds the places of a tile. All threads of the block call it; the first two warps search.
+template <int kPlaces, class Shared>
+__device__ __forceinline__ Range tile_of(const MergeArgs& a, const int32_t* offsets, uint32_t row, uint32_t tile,
+                                         Shared& shared) {
+  if (!offsets || a.blocks == 1) return {tile * kPlaces, min((tile + 1) * kPlaces, a.length)};
+  if (const uint32_t end = threadIdx.x / 32; end < 2) {
+    const Border border = border_of(a, offsets, tile + end, kPlaces - (1u << a.step_bits));
+    shared.borders[end] = border;
+    if (end == 1 && threadIdx.x % 32 == 0) a.across[int64_t{row} * a.blocks + tile] = border.across;
+  }
+  __syncthreads();
+  return {shared.borders[0].place, shared.borders[1].place};
+}
+
 // Calls mark(place) where segments begin in a tile, and returns the places between which all segments are. Offsets must
 // ascend.
 template <int kThreads, class Shared, class Mark>
@@ -141,10 +163,19 @@ __device__ __forceinline__ void mark_segments(const MergeArgs& a, const int32_t*
   }
 }
 
+// Returns the slots of a tile whose elements are in their places when it is sorted: those of segments that lie in it.
+template <class Shared>
+__device__ __forceinline__ Range finished_slots(const Shared& shared, uint32_t there) {
+  Range slots = {0, Shared::kTile};
+  if (!(shared.begins[0] & 1)) slots.begin = shared.segment_of(0).end;
+  if (!(shared.begins[there / 32] >> there % 32 & 1)) slots.end = shared.segment_of(there - 1).begin;
+  return slots;
+}
+
 // A thread sorts a few neighbouring elements in registers. Then runs are merged two by two: a thread finds where its
 // part of the result begins in both by a binary search, and goes on from there element by element.
 template <class Key, int kPlaces>
-__device__ __forceinline__ void merge_in_tile(const MergeArgs& a, TileShared<Key, kPlaces, false>& shared,
+__device__ __forceinline__ void merge_in_tile(const MergeArgs& a, TileShared<Key, kPlaces, TileBy::kMerges>& shared,
                                               uint32_t there) {
   constexpr int kItems = merge_tile_items(kPlaces);
   constexpr uint32_t kTile = kPlaces;

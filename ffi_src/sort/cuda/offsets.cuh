@@ -21,26 +21,26 @@ __device__ __forceinline__ uint32_t last_bit(uint32_t number, uint32_t word) {
 }
 
 // Calls mark(place) for every offset, and returns the places between which all segments are. Offsets need not ascend:
-// one that is less than any before it counts as the largest of those. All threads of the block call it. `largest` is
-// shared memory for a number of each warp.
+// one that is less than any before it counts as the largest of those. All threads of the block, kThreads or any number
+// if that is 0, call it. `largest` is shared memory for a number of each warp.
 template <int kThreads, class Mark>
 __device__ __forceinline__ Range mark_offsets(const int32_t* offsets, int64_t count, uint32_t length, uint32_t* largest,
                                               Mark mark) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, threads = kThreads ? kThreads : blockDim.x;
   const auto offset_at = [&](int64_t i) {
     return static_cast<uint32_t>(min(max(offsets[i], 0), static_cast<int32_t>(length)));
   };
   bool descends = false;  // mostly they do ascend
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i + 1 < count; i += kThreads) descends |= offset_at(i + 1) < offset_at(i);
+  for (int64_t i = threadIdx.x; i + 1 < count; i += threads) descends |= offset_at(i + 1) < offset_at(i);
   if (!__syncthreads_or(descends)) {
 #pragma unroll 4
-    for (int64_t i = threadIdx.x; i < count; i += kThreads) mark(offset_at(i));
+    for (int64_t i = threadIdx.x; i < count; i += threads) mark(offset_at(i));
     return {offset_at(0), offset_at(count - 1)};
   }
   uint32_t most = 0;  // the largest offset so far
 #pragma unroll 1
-  for (int64_t start = 0; start < count; start += kThreads) {
+  for (int64_t start = 0; start < count; start += threads) {
     const int64_t i = start + threadIdx.x;
     uint32_t offset = i < count ? offset_at(i) : 0;
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ __forceinline__ Range mark_offsets(const int32_t* offsets, int64_t co
     __syncthreads();
     offset = max(offset, most);
 #pragma unroll 1
-    for (uint32_t w = 0; w < kThreads / 32; ++w) {
+    for (uint32_t w = 0; w < threads / 32; ++w) {
       const uint32_t other = largest[w];
       if (w < warp) offset = max(offset, other);
       most = max(most, other);

@@ -55,6 +55,17 @@ struct NetworkShape {
   int64_t shared_bytes, blocks;
 };
 
+// Of rows whose segments a network sorts, a warp holds one or several, and a block at most so many times as much as a
+// warp. Threads have as many places as there is room for in the registers of kNetworkEach words.
+constexpr int kMostSegmentWarps = 8;
+constexpr int64_t kLeastNetworked = 33;  // elements of a row
+constexpr int64_t kMostTogether = kMostWarpLength / kLeastNetworked;
+constexpr int64_t segment_warp_places(int key_bytes) { return key_bytes == 8 ? kMostWarpLength / 2 : kMostWarpLength; }
+// A thread has one key more than places.
+constexpr int64_t segment_network_bytes(int key_bytes, int64_t threads) {
+  return threads * (key_bytes == 8 ? 8 * (kNetworkEach / 2 + 1) : 4 * (kNetworkEach + 1));
+}
+
 // ---- Rows that a block holds ----------------------------------------------------------------------------------------
 
 // Elements of a thread: fewer in short rows, so that most warps of the smallest block have some, and in few rows, whose
@@ -68,6 +79,9 @@ constexpr int block_items(int key_bytes, int64_t length, bool few) {
 constexpr int64_t block_shared_bytes(int key_bytes, int threads, int items) {
   return threads / 32 * 1024 + threads * items * (std::max(key_bytes, 4) + 2) + 64;
 }
+
+// Segments of longer rows: a block holds one of up to so many elements, or of twice as many.
+constexpr int64_t kBlockSegments = 4096;
 
 // ---- Segments of rows that a block holds ----------------------------------------------------------------------------
 
@@ -243,6 +257,8 @@ constexpr int kSmallMergeTileBits = 10, kMergeTileBits = 12;  // logarithms of t
 constexpr int kMergeFanBits = 2;                              // logarithm of the runs that are merged at once
 constexpr int kMergeThreads = 256;                            // of a block that merges runs
 constexpr int kShortMergeTile = 3 << 10;                      // the length of the longest tile if segments are short
+// The same if a network sorts it, and the logarithm of twice the distance of such tiles.
+constexpr int kNetworkTile = 5 << 10, kNetworkTileBits = 13;
 constexpr int merge_tile_items(int tile) { return tile == 1 << kSmallMergeTileBits ? 4 : 8; }  // of a thread
 constexpr int merge_tile_threads(int tile) { return tile / merge_tile_items(tile); }
 constexpr int merge_tile_blocks(int tile) {  // of a multiprocessor, at least
@@ -250,7 +266,8 @@ constexpr int merge_tile_blocks(int tile) {  // of a multiprocessor, at least
 }
 // The length of the longest tile. Tiles of segments begin two to the step_bits places apart; half of such a tile of
 // 4096 places would mostly be empty if segments are short.
-constexpr int merge_tile(const Rows& rows, int64_t offsets, int tile_bits) {
+constexpr int merge_tile(const Rows& rows, int64_t offsets, int tile_bits, bool network) {
+  if (network) return tile_bits == kNetworkTileBits ? kNetworkTile : 1 << tile_bits;
   return offsets > 0 && rows.length <= 224 * offsets ? kShortMergeTile : 1 << tile_bits;
 }
 

@@ -1,6 +1,7 @@
 // Radix sort of the segments of long rows, in passes over memory: sweep.cuh says how. A segment is sorted as a row
 // would be. Its tiles are pieces: they end at the multiples of the length of a tile, and where the segment ends. So the
-// number of pieces, and of blocks, depends on shapes only. A first kernel finds them; a few are empty.
+// number of pieces, and of blocks, depends on shapes only. A first kernel finds them; a few are empty. If most segments
+// are short enough for a block, block.cu sorts these first, and their pieces are empty.
 #include "sort/cuda/offsets.cuh"
 #include "sort/cuda/sweep.cuh"
 
@@ -15,7 +16,8 @@ struct FindArgs {
   int64_t count;   // of offsets
   int64_t pieces;  // of a row
   int64_t rows, length;
-  uint32_t tile;  // elements
+  uint32_t tile;       // elements
+  uint32_t in_blocks;  // longer segments are swept; blocks have sorted the others
   int passes;
   Piece* to;
   RowHead* heads;
@@ -53,6 +55,7 @@ __global__ void __launch_bounds__(kFindThreads) find_kernel(const __grid_constan
   }
   piece.first = after > 0 ? offset_at(after - 1) : 0;
   piece.last = after > 0 && after < a.count ? offset_at(after) : 0;
+  if (piece.last > 0 && piece.last - piece.first <= a.in_blocks) piece.end = piece.begin;
   const int64_t to = row * a.pieces + place;
   if (lane == 0) a.to[to] = piece;
   if (lane < sizeof(RowHead) / 4) reinterpret_cast<uint32_t*>(a.heads + to)[lane] = 0;
@@ -74,13 +77,15 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   const SweepShape shape(rows, length, length, sizeof(Key), buffers.values != nullptr, kIndices, size, problem.offsets);
   PassArgs a = pass_args(shape, plan, problem, buffers);
   const int64_t tile = sweep_tile(sizeof(Key), size, kIndices);
+  cudaError_t error = plan.in_blocks > 0 ? launch_block_segments(stream, plan, problem, buffers) : cudaSuccess;
+  if (error != cudaSuccess) return error;
   Launch config;
   config.grid = dim3(static_cast<unsigned>(ceil_div(rows * shape.tiles, kFindThreads / 32)));
   config.block = dim3(kFindThreads);
-  cudaError_t error = launch(
-      stream, config, find_kernel,
-      FindArgs{buffers.offsets, problem.offsets_at.outer, problem.offsets, shape.tiles, rows, length,
-               static_cast<uint32_t>(tile), shape.passes, const_cast<Piece*>(a.pieces), a.heads, a.counts, a.status});
+  error = launch(stream, config, find_kernel,
+                 FindArgs{buffers.offsets, problem.offsets_at.outer, problem.offsets, shape.tiles, rows, length,
+                          static_cast<uint32_t>(tile), static_cast<uint32_t>(plan.in_blocks), shape.passes,
+                          const_cast<Piece*>(a.pieces), a.heads, a.counts, a.status});
   if (error != cudaSuccess) return error;
   config.overlap = plan.overlap;
   config.grid = dim3(static_cast<unsigned>(rows * shape.tiles));
