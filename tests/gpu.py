@@ -96,7 +96,9 @@ def noise(shape):
 def expected_topk(x, k, axis, largest, sorted):
     """The expected top-k, by JAX's stable sort of integer keys on the GPU."""
     bits = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
-    keys = jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)  # ascending as signed integers
+    keys = x
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        keys = jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)  # ascending as signed integers
     iota = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
     indices = jax.lax.sort((~keys if largest else keys, iota), dimension=axis, is_stable=True, num_keys=1)[1]
     indices = jax.lax.slice_in_dim(indices, 0, k, axis=axis)

@@ -171,11 +171,11 @@ KERNELS = {
     },
     "sort": {
         "short": "short_(tiles|columns)_kernel",
-        "network": "(network|pairs)_kernel",
+        "network": "(network|network_segments|pairs)_kernel",
         "team": "sort_kernel",
         "part": "select_(cluster_|registers_|teams_|long_|partition_)?kernel",
         "block": "block_kernel",
-        "merge": "merge_(tiles|runs)_kernel",
+        "merge": "(merge_(tiles|runs)|network_tiles)_kernel",
         "sweep": "(pass|fill|splitters)_kernel",
         "segments": "segments_kernel",
         "compare": "compare_kernel",
@@ -196,8 +196,8 @@ KERNELS = {
     | {"columns": "scan_columns", "spans": "scan_columns"}
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
-        "small": "(small_(flat_)?|shared_flat_|chain_sums_)kernel",
-        "rows": "((lean_|loose_|team_)?rows|spread|wide|sweep|gradient|(short|loose|packed)_sums)_kernel",
+        "small": "(small_(flat_)?|shared_flat_|chain_sums_|lane_columns_)kernel",
+        "rows": "((lean_|loose_|team_)?rows|spread|wide|sweep|(loose_)?gradient|(short|loose|packed)_sums)_kernel",
         "rows_tiles": "((part_)?tile|column_tiles)_kernel",
     }
     | {"rows_stream": "stream_kernel", "rows_together": "rows_together_kernel"}
@@ -207,7 +207,10 @@ KERNELS = {
         "columns_stream": "columns_stream_kernel",
         "columns_split": "merge_",
     }
-    | {"columns_flat": "flat_(sums_)?kernel", "columns_walk": "((held_)?walk|walk_once|held_packs|strip)_kernel"},
+    | {
+        "columns_flat": "(flat_(sums_)?|loose_columns_)kernel",
+        "columns_walk": "((held_)?walk|walk_once|held_packs|strip|shared_columns_gradient)_kernel",
+    },
     "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
     | {"parts": "bincount_parts_kernel", "warps": "bincount_warps_kernel"}
     | {"rows": "bincount_rows_kernel", "lanes": "segment_lanes_kernel", "few": "segment_few_kernel"}
@@ -245,6 +248,7 @@ CALLS = [
         [(30, 1), (1000, 1), (50_000, 1), (200_000, 1)],
     ),
     ("topk", lambda x: jaxgpuops.lax.argmax(x, 1, jnp.int32), [(30, 40), (3, 5000)]),
+    ("topk", lambda x: jaxgpuops.lax.argmax(x.astype(jnp.bfloat16), 1, jnp.int32), [(1 << 18, 4)]),
     ("topk", lambda x: jaxgpuops.topk(x, 8), [(4096, 256), (70, 20), (64, 128_256), (1, 1 << 22)]),
     ("topk", lambda x: jaxgpuops.topk(x, 1000), [(16, 1 << 18), (64, 4096), (200, 2500)]),
     ("topk", lambda x: jaxgpuops.topk(x, 5000), [(3, 1 << 16)]),
@@ -255,7 +259,8 @@ CALLS = [
     ("sort", lambda x: jaxgpuops.sort(x, axis=0), [(3000, 70)]),
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
     ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096), (3, 70_001), (1, 1_000_001)]),
-    ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.array([0, 9, 70])), [(64, 4096)]),
+    ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.array([0, 9, 70])), [(64, 4096), (4096, 300)]),
+    ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.arange(0, 1 << 21, 30)), [(2, 1 << 21)]),
     (
         "count",
         lambda x: jaxgpuops.kth_value(x, 7),
@@ -277,6 +282,9 @@ CALLS = [
     ("row_engine", lambda x: jaxgpuops.sum(x, axis=0), [(100_000, 64), (4, 100_000), (40, 100)]),
     ("row_engine", lambda x: jaxgpuops.max(x, axis=1), [(300, 7)]),
     ("row_engine", lambda x: jaxgpuops.sum(x, axis=1), [(20, 1201)]),
+    ("row_engine", lambda x: jaxgpuops.sum(x.astype(jnp.bfloat16), axis=1), [(1, 2000, 521)]),
+    ("row_engine", jax.grad(lambda x: jaxgpuops.softmax(x)[:, 0].sum()), [(3000, 771)]),
+    ("row_engine", jax.grad(lambda x: jaxgpuops.softmax(x, axis=1)[:, 0].sum()), [(5, 128, 1779)]),
     ("row_engine", masked(jaxgpuops.sum), [(512, 8192)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 300), [(3, 100_001), (5000, 70)]),
     ("count", lambda x: jaxgpuops.bincount(x.astype(jnp.int32), 1_000_000), [(2, 100_001), (8, 300_001)]),

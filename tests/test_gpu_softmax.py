@@ -295,10 +295,12 @@ def test_statistics_and_gradients_of_rows_that_are_not_whole_vectors(dtype):
         return lambda x, t: jax.vjp(fn, x)[1](t)[0]
 
     def entropy(x, labels):
-        loss = functools.partial(jaxgpuops.softmax_cross_entropy, label_smoothing=0.1, z_loss=0.01)
+        loss = functools.partial(jaxgpuops.softmax_cross_entropy, labels=labels, reduction=None)
         plain = jax.grad(lambda x: jaxgpuops.softmax_cross_entropy(x, labels, reduction="sum"))(x)
-        return jaxgpuops.softmax_cross_entropy(x, labels), plain, jax.grad(lambda x: loss(x, labels).sum())(x)
+        smoothed = jax.grad(lambda x: loss(x, label_smoothing=0.1, z_loss=0.01).sum())(x)
+        return loss(x), plain, smoothed
 
+    sums = [functools.partial(fn, axis=-1) for fn in (jaxgpuops.logsumexp, jax.nn.logsumexp)]
     item = jnp.dtype(dtype).itemsize
     tolerance = 4 * float(jnp.finfo(dtype).eps)
     for size in (516, 1030, 2050, 3076, 8210, 16_398):
@@ -309,16 +311,18 @@ def test_statistics_and_gradients_of_rows_that_are_not_whole_vectors(dtype):
         x = x.at[1].set(-jnp.inf).at[1, labels[1]].set(2).at[2, 0].set(jnp.inf).at[3, 5].set(jnp.nan)
         t = jax.random.normal(jax.random.key(1), x.shape, dtype)
         calls = {
-            "logsumexp": (jaxgpuops.logsumexp, jax.nn.logsumexp, (x,)),
+            "logsumexp": (*sums, (x,)),
             "softmax": (derivative(jaxgpuops.softmax), derivative(jax.nn.softmax), (x, t)),
             "log_softmax": (derivative(jaxgpuops.log_softmax), derivative(jax.nn.log_softmax), (x, t)),
-            "of logsumexp": (derivative(jaxgpuops.logsumexp), derivative(jax.nn.logsumexp), (x, t[:, 0])),
+            "of logsumexp": (*map(derivative, sums), (x, t[:, 0])),
         }
         for name, (fn, plain, operands) in calls.items():
             whole = jax.jit(fn)(*operands)
             with jax.enable_x64(True):
                 exact = plain(*(v.astype(jnp.float64) for v in operands))
-                near = jnp.allclose(whole[4:].astype(jnp.float64), exact[4:], rtol=tolerance, atol=10 * tolerance)
+                # A sum of random cotangents, times probabilities, grows with the root of the length.
+                limits = {"rtol": tolerance, "atol": tolerance * length**0.5}
+                near = jnp.allclose(whole[4:].astype(jnp.float64), exact[4:], **limits)
             assert near, (length, name)
             for begin, rows in ((0, 1), (1, 1), (5, 40), (1, 300)):
                 part = [v[begin : begin + rows] for v in operands]

@@ -77,13 +77,8 @@ __device__ __forceinline__ V kth_of_group(const V (&v)[kCount], uint32_t k, uint
     const V top = max(a, c), second = max(min(a, c), max(b, d)), bound = kCount > 4 || k <= kLanes ? top : second;
     low = p ? min(low, bound) : bound, high = max(high, top);
   }
-  if constexpr (kLanes == 32) {
-    low = static_cast<V>(~largest_of_warp(static_cast<V>(~low)));
-    high = largest_of_warp(high);
-  } else {
-    low = fold_lanes<kLanes>(low, [](V x, V y) { return min(x, y); });
-    high = largest_of_lanes<kLanes>(high);
-  }
+  low = fold_lanes<kLanes>(low, [](V x, V y) { return min(x, y); });
+  high = largest_of_lanes<kLanes>(high);
   const uint32_t slack = k + k / 16 + 3;  // a few more candidates take less time than another step
   for (int step = 0; step < 12; ++step) {
     const V middle = high - (high - low) / 2;

@@ -321,8 +321,8 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     bool ties = false;
     if (any_again) {
       Refined refined;
-      if (T::kRefinesVectors && gridDim.x > kFewBlocks) {
-        if constexpr (T::kRefinesVectors) refined = refine_vectors<T>(a, board, row, team.t, live, again, floor);
+      if constexpr (T::kRefinesVectors) {
+        refined = refine_vectors<T>(a, board, row, team.t, live, again, floor);
       } else {
         refined = refine_by_loop<T>(a, board, row, team.t, live, floor);
       }

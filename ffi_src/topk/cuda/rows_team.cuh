@@ -157,24 +157,15 @@ struct Team {
     }
   }
 
-  // Elements are compared in at least so many sequences that do not wait for each other.
-  template <int kCount>
-  static constexpr int kChains = kCount < 4 ? 4 : kCount;
-
   // The largest elements of kCount parts of what the thread holds: as floats, NaN for a part of these; or their keys,
   // where that is 0.
   template <int kCount>
   __device__ __forceinline__ void delegates(float (&most)[kCount]) const {
-    float chains[kChains<kCount>];
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
       const float number = __uint_as_float(words[j]);
-      float& chain = chains[j % kChains<kCount>];
-      chain = j < kChains<kCount> ? number : fmaxf(chain, number);
+      most[j % kCount] = j < kCount ? number : fmaxf(most[j % kCount], number);
     }
-#pragma unroll
-    for (int c = 0; c < kChains<kCount>; ++c)
-      most[c % kCount] = c < kCount ? chains[c] : fmaxf(most[c % kCount], chains[c]);
   }
   template <int kCount>
   __device__ __forceinline__ void delegates(Word (&best)[kCount]) const {
@@ -191,17 +182,14 @@ struct Team {
       for (int p = 0; p < kCount; ++p) best[p] = most[p] == most[p] ? encode(__float_as_uint(most[p]), a.order) : 0;
     } else {
       const Lanes<Key> lanes(a.order);
-      const auto most = [&](uint32_t p, uint32_t q) { return kVectors ? lanes.max(p, q) : max(p, q); };
-      uint32_t chains[kChains<kCount>] = {};
+      uint32_t packed[kCount] = {};
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        uint32_t& chain = chains[w % kChains<kCount>];
-        chain = most(chain, kVectors ? lanes.encode(words[w]) : encode(static_cast<Key>(words[w]), a.order));
+        const uint32_t keys = kVectors ? lanes.encode(words[w]) : encode(static_cast<Key>(words[w]), a.order);
+        packed[w % kCount] = kVectors ? lanes.max(packed[w % kCount], keys) : max(packed[w % kCount], keys);
       }
 #pragma unroll
-      for (int c = kCount; c < kChains<kCount>; ++c) chains[c % kCount] = most(chains[c % kCount], chains[c]);
-#pragma unroll
-      for (int p = 0; p < kCount; ++p) best[p] = kVectors ? lanes.largest(chains[p]) : chains[p];
+      for (int p = 0; p < kCount; ++p) best[p] = kVectors ? lanes.largest(packed[p]) : packed[p];
     }
   }
 
@@ -388,27 +376,21 @@ struct Team {
     return ties;
   }
 
-  // So few lanes of a block's warp reserve places for their hits each by itself.
-  static constexpr int kAlone = 8;
-
   // Puts the indices of the hits on the board. Returns their number; to a block, in board.count.
   __device__ __forceinline__ uint32_t append(uint32_t (&hits)[kMasks]) const {
     uint32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
-    uint32_t at = 0, total = mine;
-    if (kBlock && __popc(__ballot_sync(kEveryLane, mine)) <= kAlone) {
-      if (mine) at = atomicAdd(&board.count, mine);
-    } else {
-      const uint32_t lane = threadIdx.x & 31, inclusive = sum_up_to_lane<kLanes>(mine);
-      total = __shfl_sync(kEveryLane, inclusive, lane | (kLanes - 1));
+    const uint32_t lane = threadIdx.x & 31, inclusive = sum_up_to_lane<kLanes>(mine);
+    const uint32_t total = __shfl_sync(kEveryLane, inclusive, lane | (kLanes - 1));
+    uint32_t at = inclusive - mine;
+    if constexpr (kBlock) {
       uint32_t base = 0;
-      if (kBlock && total && lane == 0) base = atomicAdd(&board.count, total);
-      if (kBlock) base = __shfl_sync(kEveryLane, base, 0);
-      at = base + inclusive - mine;
-      if (base + total > SharedBoard::kCapacity) return total;  // the threshold is raised first, with all threads
+      if (total && lane == 0) base = atomicAdd(&board.count, total);
+      at += __shfl_sync(kEveryLane, base, 0);
     }
-    if (at + mine > SharedBoard::kCapacity) return total;
+    // If there are too many hits, the threshold is raised first, with all threads.
+    if (at - (inclusive - mine) + total > SharedBoard::kCapacity) return total;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
       while (hits[i]) {

@@ -65,30 +65,37 @@ __device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
   if (threadIdx.x % kEach == 0) sorted[above] = mine;
 }
 
-// Maps a survivor to a bin. At first all bins have equal width. Composites lose the bits between a key and its index
-// before that, and the last bits of keys if these are 0, so that indices divide keys of few values. If a bin is
-// crowded, splitters (a sorted sample of the survivors) divide the range, and the bins between two splitters have equal
-// width.
+// Maps a survivor to a bin. At first all bins have equal width. If keys take few values, composites lose the bits
+// between a key and its index before that, and the last bits of keys if these are 0, so that indices divide equal keys.
+// If a bin is crowded, splitters (a sorted sample of the survivors) divide the range, and the bins between two
+// splitters have equal width.
 struct Division {
   C high;
   int shift;
   const C* splitters;
+  bool squeezes;                  // whether keys take few values
   int key_at, zeros, index_bits;  // where keys begin in composites; their last bits that are 0; the bits of an index
 
   __device__ __forceinline__ C squeezed(C c) const {
     return c >> (key_at + zeros) << index_bits | (c & ((C{1} << index_bits) - 1));
   }
-  // Whether keys have bits that squeezed() loses.
-  __device__ __forceinline__ bool loses(C c) const { return c >> key_at & ((C{1} << zeros) - 1); }
+  // Whether squeezed() loses bits of the key.
+  __device__ __forceinline__ bool loses(C c) const { return squeezes && (c >> key_at & ((C{1} << zeros) - 1)) != 0; }
+
+  __device__ __forceinline__ uint32_t of_equal_width(C c) const {
+    return c >= high ? 0 : static_cast<uint32_t>((high - c) >> shift);
+  }
 
   template <int kCount>
   __device__ __forceinline__ void bins(const C (&c)[kCount], uint32_t (&bin)[kCount]) const {
+    if (!splitters && squeezes) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) bin[j] = of_equal_width(squeezed(c[j]));
+      return;
+    }
     if (!splitters) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        const C own = squeezed(c[j]);
-        bin[j] = own >= high ? 0 : static_cast<uint32_t>((high - own) >> shift);
-      }
+      for (int j = 0; j < kCount; ++j) bin[j] = of_equal_width(c[j]);
       return;
     }
     constexpr uint32_t kEach = kSieveBins / kSieveSample;
@@ -443,13 +450,19 @@ struct Block {
       bits = bits_of_warp(bits);
       crowd = raised > 0;
     }
-    // Narrow keys have their indices beside them, and where all keys are equal, indices alone divide them.
-    const bool plain = sizeof(Key) < 4 || packing.key(high) == packing.key(threshold);
-    const int zeros = plain ? 0 : max(__ffs(static_cast<int>(bits)) - 1, 0);
-    division = {high, 0, nullptr, packing.shift(), zeros, plain ? packing.shift() : packing.index_bits};
-    if (!plain) division.high = division.squeezed(high) | ((C{1} << packing.index_bits) - 1);
+    // Indices need not divide keys that take as many values as there are bins, and already do where all keys are equal
+    // and where keys are narrow, as no bits lie between these and their indices.
+    const Key range = packing.key(high) - packing.key(threshold);
+    const int zeros = max(__ffs(static_cast<int>(bits)) - 1, 0);
+    const bool squeezes = sizeof(Key) == 4 && range > 0 && range >> zeros < kSieveBins;
+    division = {high, 0, nullptr, squeezes, packing.shift(), zeros, packing.index_bits};
+    C low = threshold;
+    if (squeezes) {
+      division.high = division.squeezed(high) | ((C{1} << packing.index_bits) - 1);
+      low = division.squeezed(threshold);
+    }
     static_assert(kSieveBins == 1 << 12);
-    division.shift = max(0, bit_length(division.high - division.squeezed(threshold)) - 12);
+    division.shift = max(0, bit_length(division.high - low) - 12);
     // If many survivors that are some way apart in the lists share a bin, bins will be crowded. Counting would show
     // that only later. (Close neighbours do so in each row that is in order.)
     const C some[1] = {held_at(tid)};
