@@ -197,7 +197,7 @@ KERNELS = {
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
         "small": "(small_(flat_)?|shared_flat_|chain_sums_|lane_columns_)kernel",
-        "rows": "((lean_|loose_|team_)?rows|spread|wide|sweep|(loose_)?gradient|(short|loose|packed)_sums)_kernel",
+        "rows": "((lean_|loose_|team_)?rows|spread|wide|sweep|((loose|rows|spread|wide)_)?gradient|(short|loose|packed)_sums)_kernel",
         "rows_tiles": "((part_)?tile|column_tiles)_kernel",
     }
     | {"rows_stream": "stream_kernel", "rows_together": "rows_together_kernel"}
@@ -209,7 +209,7 @@ KERNELS = {
     }
     | {
         "columns_flat": "(flat_(sums_)?|loose_columns_)kernel",
-        "columns_walk": "((held_)?walk|walk_once|held_packs|strip|shared_columns_gradient)_kernel",
+        "columns_walk": "((held_)?walk|walk_once|held_packs|strip|(shared_|small_)?columns_gradient)_kernel",
     },
     "count": {"tables": "(bincount|segment|segment_wide)_tables_kernel", "global": "bincount_global_kernel"}
     | {"parts": "bincount_parts_kernel", "warps": "bincount_warps_kernel"}
@@ -260,7 +260,6 @@ CALLS = [
     ("sort", lambda x: jaxgpuops.sort(x, axis=1), [(300, 6, 5)]),
     ("sort", lambda x: jaxgpuops.partition(x, 70), [(64, 4096), (3, 70_001), (1, 1_000_001)]),
     ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.array([0, 9, 70])), [(64, 4096), (4096, 300)]),
-    ("sort", lambda x: jaxgpuops.sort(x, offsets=jnp.arange(0, 1 << 21, 30)), [(2, 1 << 21)]),
     (
         "count",
         lambda x: jaxgpuops.kth_value(x, 7),
