@@ -22,8 +22,8 @@ template <class Key>
 constexpr int kSegmentEach = kNetworkEach * 4 / sizeof(Key);
 static_assert(kSegmentEach<uint32_t> == 32);
 
-// What a tile of up to kThreads threads has in shared memory, besides a buffer of its elements, in which a thread has
-// one key more than places.
+// The shared memory of a tile of up to kThreads threads. A buffer of the tile's elements stands beside it, with one key
+// more for each thread than the thread has places (tile_slot).
 template <int kThreads>
 struct SegmentBits {
   uint32_t begins[kThreads];            // of each thread, a bit for each place where a segment begins
