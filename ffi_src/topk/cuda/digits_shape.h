@@ -20,6 +20,7 @@ constexpr int digits_bin_bits(int threads, int key_bits) {
   return bits < key_bits ? bits : key_bits;
 }
 constexpr int kDigitsItems = 4;    // selected elements that a thread sorts
+constexpr int64_t kDigitsPairs = 512;  // comparisons of a thread that take less time than to sort by digits
 constexpr int kDigitsSamples = 4;  // samples of a thread
 
 struct DigitsShape {
@@ -30,6 +31,12 @@ struct DigitsShape {
   int64_t reach = 0;  // the number of samples that shall reach the first guess of the k-th key; 0: no guess
   size_t shared_bytes = 0;
 };
+
+// The longest list of a row whose elements are all compared with each other. One block has it.
+inline int64_t most_ranked(const DigitsShape& shape) {
+  const auto most = static_cast<int64_t>(std::sqrt(static_cast<double>(kDigitsPairs * shape.threads * shape.blocks)));
+  return std::min<int64_t>(most, int64_t{shape.threads} * shape.items);
+}
 
 // Divides rows among the blocks of a cluster. A block holds its part, which may begin anywhere in a vector, a bit for
 // each element, and its share of the list of selected elements.

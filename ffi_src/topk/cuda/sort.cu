@@ -417,8 +417,10 @@ __device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
     if (a.most <= 64) return sort(std::integral_constant<int, 2>());
   if (a.most <= 128) {
     sort(std::integral_constant<int, 4>());
-  } else {
+  } else if (sizeof(Key) == 8 || a.most <= 256) {
     sort(std::integral_constant<int, 8>());
+  } else if constexpr (sizeof(Key) < 8) {
+    sort(std::integral_constant<int, 16>());
   }
 }
 

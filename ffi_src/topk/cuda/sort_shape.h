@@ -56,8 +56,8 @@ inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64
   if (rows.inner > 1 && rows.length <= 512 && key_bytes == 4) return 0;
   if (selects_exactly(rows.length, k, key_bytes, sorted)) return key_bytes == 8 ? 0 : k;
   int64_t few = 64;
-  while (few < 256 && 9 * k > 8 * few) few *= 2;
-  const int64_t most = key_bytes == 8 && rows.length <= 512 ? 128 : 256;
+  while (few < 512 && 9 * k > 8 * few) few *= 2;
+  const int64_t most = (key_bytes == 8 ? 128 : 256) * (rows.length <= 512 ? 1 : 2);
   return 9 * k <= 8 * few && few <= most ? few : 0;
 }
 
