@@ -477,7 +477,8 @@ def test_long_columns_are_read_together(rows, k, bits, sorted):
 @pytest.mark.parametrize(
     "rows,length,k,bits,sorted,warp",
     [
-        *[(4000, 700, 100, 32, True, True), (4000, 700, 300, 32, True, False), (4000, 700, 300, 32, False, True)],
+        *[(4000, 700, 100, 32, True, True), (4000, 700, 300, 32, True, True), (4000, 700, 300, 32, False, True)],
+        *[(400, 700, 300, 32, True, False), (4000, 700, 300, 64, True, False), (4000, 700, 300, 16, True, True)],
         *[(4000, 700, 100, 64, True, True), (4000, 700, 100, 64, False, False), (4000, 700, 100, 8, True, False)],
         *[(4000, 700, 100, 16, True, True), (400, 700, 100, 16, True, False), (4000, 1025, 100, 32, True, False)],
     ],

@@ -289,15 +289,19 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // select.
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
   const int64_t length = rows.length, elements = rows.elements();
+  if (key_bytes > 2 || length <= kMaxSortLength) return false;
+  if (key_bytes == 2 && rows.inner > 1) return rows.inner <= 16 && k > 256 && elements <= 1 << 18;
   if (rows.inner > 1) return false;
-  if (key_bytes == 2 && length > kMaxSortLength && length <= 2 * kMaxSortLength) return k > 2048 && elements <= 1 << 16;
-  if (length <= 2 * kMaxSortLength) return false;
   if (key_bytes == 2) {
-    const bool sieves = 16 * k <= length;
-    return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
+    if (length < kMinWholeLength) return k > kMostRowsK && elements <= 1 << 18;
+    const bool sieves = 16 * k <= length && length <= kMaxWholeLength;  // in one block
+    return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1000 : 256);
   }
-  if (key_bytes == 1 && sweeps_bytes(rows)) return true;
-  return key_bytes == 1 && elements <= (rows.count() <= 2 ? 1 << 20 : 1 << 19) && k > 64;
+  if (length <= 2 * kMaxSortLength) return false;
+  if (sweeps_bytes(rows)) return true;
+  if (k <= 64) return false;
+  const int64_t most = length >= 1 << 19 && rows.count() <= 4 ? 1 << 22 : rows.count() <= 2 ? 1 << 20 : 1 << 19;
+  return elements <= most;
 }
 
 // Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
@@ -353,10 +357,11 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
 bool sorts_at_once(Rows rows, int64_t k, int key_bytes) {
   const int64_t length = rows.length, elements = rows.elements();
   if (elements > 1 << 17)
-    return key_bytes == 8 && k > kMaxStreamK && 16 * k >= length && length > kMaxSortLength && elements <= 1 << 18 &&
-           rows.inner == 1;
+    return key_bytes == 8 && k > kMaxStreamK && length > kMaxSortLength && elements <= 1 << 18 && rows.inner <= 8 &&
+           (rows.inner > 1 || 16 * k >= length);
   if (key_bytes == 8) return rows.inner <= 8 && k > (length >= 1 << 15 && rows.inner == 1 ? 384 : 1024);
-  return key_bytes == 4 && length > kMaxSortLength && k > 1024 && 16 * k >= length;
+  if (key_bytes < 4 || length <= kMaxSortLength) return false;
+  return length < 2 * kMaxSortLength && rows.inner == 1 ? k > 256 : k > 1024 && 16 * k >= length;
 }
 
 // Whether results in the order of indices, of elements of 64 bits, are best found by reading a small array twice.
@@ -448,7 +453,7 @@ bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm i
     // Narrow columns are copied to shared memory element by element.
     case Algorithm::kColumns: return once && length >= 1024 && key_bytes <= 2;
     case Algorithm::kSort:
-      return rows.inner >= 32 && rows.elements() >= 1 << 20 && length >= kMaxSortLength / 4 && key_bytes <= 4;
+      return rows.inner >= 16 && rows.elements() >= 1 << 19 && length >= kMaxSortLength / 8 && key_bytes <= 4;
     default: return false;
   }
 }

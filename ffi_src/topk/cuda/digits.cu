@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) digits_kernel(const
   DigitsBlock<Key, kThreads, kItems> block(a);
   block.select(block.load());
   block.list_selected();
-  if constexpr (kItems > 0) a.ranks ? block.rank_list() : block.sort_list();
+  if constexpr (kItems > 0) block.sort_list();
 #endif
 }
 
@@ -57,9 +57,6 @@ cudaError_t launch_digits(cudaStream_t stream, const Plan& plan, const Problem& 
   a.reach = static_cast<uint32_t>(plan.digits.reach);
   // Fewer than k elements are above all of so many samples, almost certainly.
   a.narrows = problem.k * plan.digits.threads * kDigitsSamples >= 8 * problem.rows.length;
-  const int64_t list = plan.digits.blocks * plan.digits.threads * plan.digits.items, ranked = most_ranked(plan.digits);
-  a.ranks = problem.k <= ranked;
-  a.room = static_cast<uint32_t>(a.ranks ? ranked : list);
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(plan.digits.threads);

@@ -20,8 +20,6 @@ struct Digits : Call {
   uint32_t part;    // elements of a block
   uint32_t reach;   // the number of samples that shall reach the first guess; 0: no guess
   bool narrows;     // the sample also tells the range of keys of 32 bits
-  uint32_t room;    // the most elements that the list of a row may have
-  bool ranks;       // lists are so short that all elements are compared with each other
 };
 
 template <int kThreads>
@@ -290,7 +288,7 @@ struct DigitsBlock {
         need -= s.above;
         prefix = prefix << digit_bits | s.digit;
         reached = a.k - need + s.kept;
-        exact = s.kept != need && (bits == 0 || reached > a.room);
+        exact = s.kept != need && (bits == 0 || reached > kRoom * blocks);
         if (!exact || (bits == 0 && !is_beyond(prefix))) break;
         if (bits == 0) {  // the k-th key is beyond the sample, which is as rare
           low = 0, high = ~0u, floor = 0, prefix = 0, need = a.k;
@@ -459,47 +457,6 @@ struct DigitsBlock {
 #pragma unroll
     for (int i = 0; i < kItems; ++i)
       if (place + i * 32 < a.k) write(place + i * 32, static_cast<Key>(top - keys[i]), indices[first + i * 32]);
-  }
-  // Compares each element of the list, which one block has, with all others, and writes it to its place if that is one
-  // of the first k. The blocks of a cluster share the work, teams of lanes the comparisons of an element.
-  __device__ __forceinline__ void rank_list() {
-    const uint32_t quads = (reached + 3) / 4, share = (reached + blocks - 1) / blocks;
-    if (rank == 0 && tid < quads * 4 - reached) list[reached + tid] = 0;
-    meet_cluster();
-    if (blocks > 1 && rank > 0) {
-#pragma unroll 4
-      for (uint32_t i = tid; i < quads * 4; i += kThreads) list[i] = load_in_cluster(list + i, 0);
-    }
-    __syncthreads();
-    uint32_t team = 32;
-    while (team > 1 && share * team > kThreads) team /= 2;
-    const uint32_t from = rank * share, to = min(from + share, reached), in_team = tid % team;
-#pragma unroll 1
-    for (uint32_t i = from; i < to; i += kThreads / team) {
-      const uint32_t own = min(i + tid / team, to - 1), key = list[own];
-      const uint32_t index = blocks > 1 ? load_in_cluster(indices + own, 0) : indices[own];
-      const uint4* const four = reinterpret_cast<const uint4*>(list);
-      // Of equal elements, those before this one on the list come first.
-      uint32_t above = 0, q = in_team;
-#pragma unroll 4
-      for (; q < own / 4; q += team) {
-        const uint4 v = four[q];
-        above += (v.x >= key) + (v.y >= key) + (v.z >= key) + (v.w >= key);
-      }
-      if (q == own / 4) {
-#pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) above += q * 4 + j < own ? list[q * 4 + j] >= key : list[q * 4 + j] > key;
-        q += team;
-      }
-#pragma unroll 4
-      for (; q < quads; q += team) {
-        const uint4 v = four[q];
-        above += (v.x > key) + (v.y > key) + (v.z > key) + (v.w > key);
-      }
-      for (uint32_t lanes = team / 2; lanes; lanes /= 2) above += __shfl_xor_sync(kEveryLane, above, lanes);
-      if (in_team == 0 && i + tid / team < to && above < a.k) write(above, static_cast<Key>(key), index);
-    }
-    if (blocks > 1) meet_cluster();  // the list is read until here
   }
   // Turns each warp's count of a digit into the place of the last element before its elements of that digit. Each of
   // the first threads does so for some digits.

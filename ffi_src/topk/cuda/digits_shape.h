@@ -12,15 +12,15 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxDigitsK = 32768, kMaxDigitsLength = 1 << 22;
-constexpr int kMaxDigitsBlocks = 16;     // the most blocks of a cluster
-constexpr int kDigitsBins = 8;           // bins for each thread of a block
-constexpr size_t kDigitsControl = 2048;  // bytes of counters
+constexpr int kMaxDigitsBlocks = 16;      // the most blocks of a cluster
+constexpr int64_t kMostWideClusters = 7;  // of that many blocks, which run at the same time
+constexpr int kDigitsBins = 8;            // bins for each thread of a block
+constexpr size_t kDigitsControl = 2048;   // bytes of counters
 constexpr int digits_bin_bits(int threads, int key_bits) {
   const int bits = threads == 512 ? 12 : 11;
   return bits < key_bits ? bits : key_bits;
 }
 constexpr int kDigitsItems = 4;    // selected elements that a thread sorts
-constexpr int64_t kDigitsPairs = 512;  // comparisons of a thread that take less time than to sort by digits
 constexpr int kDigitsSamples = 4;  // samples of a thread
 
 struct DigitsShape {
@@ -31,12 +31,6 @@ struct DigitsShape {
   int64_t reach = 0;  // the number of samples that shall reach the first guess of the k-th key; 0: no guess
   size_t shared_bytes = 0;
 };
-
-// The longest list of a row whose elements are all compared with each other. One block has it.
-inline int64_t most_ranked(const DigitsShape& shape) {
-  const auto most = static_cast<int64_t>(std::sqrt(static_cast<double>(kDigitsPairs * shape.threads * shape.blocks)));
-  return std::min<int64_t>(most, int64_t{shape.threads} * shape.items);
-}
 
 // Divides rows among the blocks of a cluster. A block holds its part, which may begin anywhere in a vector, a bit for
 // each element, and its share of the list of selected elements.
@@ -59,6 +53,7 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
   // Blocks share a row while two of each multiprocessor have at least 16 KiB to read.
   int blocks = 1;
   while (blocks < 8 && blocks * rows <= multiprocessors && bytes / blocks >= 32 << 10) blocks *= 2;
+  if (blocks == 8 && rows <= kMostWideClusters && bytes / blocks >= 32 << 10) blocks = kMaxDigitsBlocks;
   for (; blocks <= kMaxDigitsBlocks; blocks *= 2) {
     divide_digits(shape, length, key_bytes, blocks);
     if ((!sorted || k <= blocks * shape.threads * shape.items) &&

@@ -74,8 +74,8 @@ __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shr
 }
 
 // Finds the index up to which the sample has about a.ties elements with this key or a larger one (not fewer, if the
-// sample has that many). It is the last index of some stream's part of the sample. `of_streams` has room for a word for
-// each stream.
+// sample has that many). It is the last index of some stream's part of the sample, or of the row. `of_streams` has room
+// for a word for each stream.
 template <class Key>
 __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint32_t rank, const uint4* ring, Key key,
                                           uint32_t* of_streams) {
@@ -104,18 +104,21 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   const uint32_t streams = __popc(__ballot_sync(kEveryLane, above + ((upto - odd) & 0xffff) < a.ties)) +
                            __popc(__ballot_sync(kEveryLane, above + (upto & 0xffff) < a.ties));
   __syncthreads();
-  const uint32_t vector = (min(streams, 63u) * a.slices + rank) * (a.steps * 32) + 31;
+  if (streams == 64) return a.length - 1;
+  const uint32_t vector = (streams * a.slices + rank) * (a.steps * 32) + 31;
   return min(share.index(vector) + kVector, a.length) - 1;
 }
 
-// Returns the key that enough threads' samples of scattered elements reach.
+// Returns the key that enough threads' samples of scattered elements reach. Sets `tops` to the largest of each warp.
 template <class Key>
-__device__ __noinline__ Key kth_of_scattered(const Sieve& a, const Key* x) {
+__device__ __noinline__ Key kth_of_scattered(const Sieve& a, const Key* x, uint32_t* tops) {
   Key bits[kSieveScattered], most = 0;
 #pragma unroll
   for (int i = 0; i < kSieveScattered; ++i) bits[i] = __ldg(x + scatter(i * kThreads + threadIdx.x, a.length));
 #pragma unroll
   for (int i = 0; i < kSieveScattered; ++i) most = larger(most, encode(bits[i], a.order));
+  const uint32_t top = largest_of_warp(uint32_t{most});
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
   return kth_of_block<kThreads>(most, a.reach_scattered);
 }
 
@@ -224,11 +227,11 @@ struct Block {
     const Key best = static_cast<Key>(lanes.largest(most));
     if (!a.by_streams) delegate = best;
     uint32_t top = largest_of_warp(uint32_t{best});
-    bits = bits_of_warp(best);
-    if (lane == 0) control.tops[warp] = top, control.bits[warp] = bits;
+    if (lane == 0) control.tops[warp] = top;
     const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
     top = largest_of_warp(control.tops[lane % kWarps]);
-    bits = bits_of_warp(control.bits[lane % kWarps]);
+    bits = bits_of_warp(best >= least ? uint32_t{best} : 0);
+    if (lane == 0) control.bits[warp] = bits;
     // Elements that tie with the threshold survive, too, unless there are many. The composite 0, which is the last of
     // all, never survives.
     threshold = larger(packing.lowest(least), C{1});
@@ -238,8 +241,11 @@ struct Block {
           C{1});
     } else if (2 * a.reach <= (a.by_streams ? kSieveLoads * kWarps : kThreads) &&
                __syncthreads_or(__all_sync(kEveryLane, best >= least))) {
-      threshold = larger(threshold, packing.lowest(kth_of_scattered<Key>(a, share.x)));
+      threshold = larger(threshold, packing.lowest(kth_of_scattered<Key>(a, share.x, control.tops)));
+      // Where neighbours are alike, the largest keys may lie between the parts of the first sample.
+      top = larger(top, largest_of_warp(control.tops[lane % kWarps]));
     }
+    bits = bits_of_warp(control.bits[lane % kWarps]);
     high = larger(packing.pack(static_cast<Key>(top), 0), threshold);
     // The row may have larger keys than its sample. The smaller the sample, the further they may lie above it.
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
@@ -361,7 +367,7 @@ struct Block {
     wait_for_async_copies<0>();
     __syncthreads();
     failed = longest_list(control.counts) > kListRoom;
-    if (!kAlone && !failed && sum_of_warp(control.counts[lane]) >= 2 * a.k) raise(a.k + a.k / 2);
+    if (!kAlone && !failed && sum_of_warp(control.counts[lane]) >= max(2 * a.k, kSieveMany)) raise(a.k + a.k / 2);
     measure_lists();
   }
 

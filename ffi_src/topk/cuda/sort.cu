@@ -101,6 +101,15 @@ struct Row {
     return static_cast<uint32_t>(part(index) >> shift) << index_bits | (mask() - place);
   }
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
+  // The last bits of a part that words lose.
+  __device__ __forceinline__ int lost() const { return sizeof(Key) <= 2 ? 0 : max(0, range - (32 - index_bits)); }
+  // Lowers `low` to a multiple of what words lose, so that they tell -0 from 0, whose keys are neighbours.
+  __device__ __forceinline__ void align() {
+    low = low >> lost() << lost();
+    if (64 - __clzll(static_cast<uint64_t>(high - low)) <= range) return;
+    ++range;
+    low = low >> lost() << lost();
+  }
 };
 
 // Whether neighbours have words with the same key bits, so that they may be in the wrong order.
@@ -118,13 +127,13 @@ __device__ __forceinline__ bool has_ties(const Row<Key>& row, uint32_t count, co
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
 template <class Key, int kEach, bool kBlock, bool kFirst>
-__device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row,
-                                              const SortTeam<kEach, kBlock, kFirst>& team, uint32_t count, bool given,
-                                              bool live) {
+__device__ __forceinline__ void sort_elements(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock, kFirst>& team,
+                                              uint32_t count, bool given, bool live) {
   constexpr bool kWide = sizeof(Key) > 2;
   const uint32_t first = team.t * kEach;
   const int digit_bits = 32 - row.index_bits;
-  int shift = kWide ? max(0, row.range - digit_bits) : 0;
+  if (kWide) row.align();
+  int shift = row.lost();
   bool guesses = kWide && team.any(shift > 0);
   bool digits = false, by_index = false;  // `digits`: passes sort by digits of keys; `by_index`: by indices
   bool known = false;                     // `order` holds the order of the pass before
@@ -408,7 +417,8 @@ __device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
   __syncwarp();
   if (a.most == a.k) return;
   row.low = static_cast<Key>(low ? low - 1 : 0);
-  row.range = 64 - __clzll(static_cast<uint64_t>(largest - row.low));
+  row.high = static_cast<Key>(largest);
+  row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
   const auto sort = [&](auto few) {
     constexpr int kFew = decltype(few)::value;
     sort_elements<Key, kFew, false, false>(a, row, SortTeam<kFew, false>{32, lane, nullptr}, reached, true, true);
