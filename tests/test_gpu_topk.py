@@ -335,7 +335,7 @@ def test_zeros_of_both_signs(dtype, shape, k):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows, length, k", [(4, 65_536, 433), (7, 98_982, 238), (161, 32_768, 659), (3, 700_001, 600)])
-def test_rows_in_order(dtype, rows, length, k):
+def test_rows_in_order_of_sieve(dtype, rows, length, k):
     """The largest elements of a row stand together, and maybe between the parts that `sieve` samples."""
     rising = jnp.broadcast_to(jnp.linspace(-3, 3, length, dtype=dtype), (rows, length))
     for x in (rising, -rising):
