@@ -478,7 +478,7 @@ def test_long_columns_are_read_together(rows, k, bits, sorted):
     "rows,length,k,bits,sorted,warp",
     [
         *[(4000, 700, 100, 32, True, True), (4000, 700, 300, 32, True, True), (4000, 700, 300, 32, False, True)],
-        *[(400, 700, 300, 32, True, False), (4000, 700, 300, 64, True, False), (4000, 700, 300, 16, True, True)],
+        *[(400, 700, 300, 32, True, False), (4000, 700, 300, 64, True, False), (5000, 700, 300, 16, True, True)],
         *[(4000, 700, 100, 64, True, True), (4000, 700, 100, 64, False, False), (4000, 700, 100, 8, True, False)],
         *[(4000, 700, 100, 16, True, True), (400, 700, 100, 16, True, False), (4000, 1025, 100, 32, True, False)],
     ],
@@ -501,7 +501,7 @@ def test_large_parts_of_rows_are_not_divided():
 @pytest.mark.parametrize(
     "rows,k,bits,takes",
     [
-        *[((4, 65_536, 1), 1658, 16, True), ((4, 65_536, 1), 128, 16, False), ((4, 65_536, 1), 30_000, 16, False)],
+        *[((4, 65_536, 1), 1658, 16, True), ((4, 65_536, 1), 128, 16, False), ((4, 65_536, 1), 30_000, 16, True)],
         *[((34, 131_072, 1), 6532, 16, True), ((34, 131_072, 1), 6532, 32, False), ((4, 300_000, 1), 6532, 16, True)],
         *[((33, 65_536, 1), 800, 32, True), ((34, 65_536, 1), 800, 32, False), ((138, 16_384, 1), 709, 32, True)],
         *[((4, 4096, 1), 300, 16, False), ((4, 65_536, 1), 1658, 64, False), ((107, 32_768, 1), 2463, 8, True)],

@@ -398,7 +398,9 @@ struct Block {
     // Indices need not divide keys that take as many values as there are bins, and already do where all keys are equal
     // and where keys are narrow, as no bits lie between these and their indices.
     const Key range = packing.key(high) - packing.key(threshold);
-    const int zeros = max(__ffs(static_cast<int>(bits)) - 1, 0);
+    // Larger floats than those of the sample, and its other elements, may have a few more bits.
+    constexpr int kMoreBits = 3;
+    const int zeros = max(__ffs(static_cast<int>(bits)) - 1 - kMoreBits, 0);
     const bool squeezes = sizeof(Key) == 4 && range > 0 && range >> zeros < kSieveBins;
     division = {high, 0, nullptr, squeezes, packing.shift(), zeros, packing.index_bits};
     C low = threshold;

@@ -57,7 +57,7 @@ inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64
   if (selects_exactly(rows.length, k, key_bytes, sorted)) return key_bytes == 8 ? 0 : k;
   int64_t few = 64;
   while (few < 512 && 9 * k > 8 * few) few *= 2;
-  const bool many = key_bytes < 8 && rows.count() >= 8 * multiprocessors;
+  const bool many = key_bytes < 8 && rows.count() >= (key_bytes == 4 ? 8 : 32) * multiprocessors;
   const int64_t most = rows.length <= 512 ? (key_bytes == 8 ? 128 : 256) : many ? 512 : 256;
   return 9 * k <= 8 * few && few <= most ? few : 0;
 }
