@@ -25,7 +25,7 @@ constexpr int64_t kFewRows = 4096;
 bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
   if (rows.length > kMaxSortLength / 2) {
     const bool few = rows.inner > 1 || rows.count() <= (k <= 256 ? 2 : 1) * gpu.multiprocessors;
-    return k <= 256 && (few || rows.length < 6000);
+    return k <= (rows.length == kMaxSortLength && few ? 512 : 256) && (few || rows.length < 6000);
   }
   if (rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
   if (rows.inner > 1) return k <= 128 && rows.count() <= 4 * gpu.multiprocessors;
@@ -293,14 +293,16 @@ bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
   if (key_bytes == 2 && rows.inner > 1) return rows.inner <= 16 && k > 256 && elements <= 1 << 18;
   if (rows.inner > 1) return false;
   if (key_bytes == 2) {
-    if (length < kMinWholeLength) return k > kMostRowsK && elements <= 1 << 18;
+    if (length < kMinWholeLength) return k > kMostRowsK && elements <= (k > 1024 ? 1 << 18 : 1 << 17);
     const bool sieves = 16 * k <= length && length <= kMaxWholeLength;  // in one block
-    return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1000 : 256);
+    return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
   }
   if (length <= 2 * kMaxSortLength) return k > kMostRowsK && elements <= 1 << 18;
   if (sweeps_bytes(rows)) return true;
   if (k <= 64) return false;
-  const int64_t most = length >= 1 << 19 && rows.count() <= 4 ? 1 << 22 : rows.count() <= 2 ? 1 << 20 : 3 << 18;
+  const int64_t most = length >= 1 << 19 && length < 1 << 22 && rows.count() <= 4 ? 1 << 22
+                       : rows.count() <= 2                                        ? 1 << 20
+                                                                                  : 3 << 18;
   return elements <= most;
 }
 
@@ -324,7 +326,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
   }
   if (!longer) return false;
   if (!sorted) {
-    const bool few = rows.count() <= kMostWideClusters && elements <= 1 << 19;
+    const bool few = rows.count() <= kMostWideClusters && elements <= 1 << 19 && length > kMaxSortLength;
     if ((3 * k > length && !few) || k <= (key_bytes == 4 ? 192 : 128)) return false;
     if (elements <= 1 << 22 && k > kMaxSieveK) return true;
     // The sieve takes about as long for a few short rows.

@@ -53,7 +53,7 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
   // Blocks share a row while two of each multiprocessor have at least 16 KiB to read.
   int blocks = 1;
   while (blocks < 8 && blocks * rows <= multiprocessors && bytes / blocks >= 32 << 10) blocks *= 2;
-  if (blocks == 8 && rows <= kMostWideClusters && bytes / blocks >= 32 << 10) blocks = kMaxDigitsBlocks;
+  if (blocks == 8 && rows <= kMostWideClusters && bytes / blocks >= 48 << 10) blocks = kMaxDigitsBlocks;
   for (; blocks <= kMaxDigitsBlocks; blocks *= 2) {
     divide_digits(shape, length, key_bytes, blocks);
     if ((!sorted || k <= blocks * shape.threads * shape.items) &&
