@@ -116,7 +116,9 @@ REGIMES = {
     "rows, columns that are transposed": ((1, 7107, 165), 1, 11),
     "stream, columns that are transposed": ((1, 8192, 47), 1, 354),
     "sort, a warp selects": ((3000, 700), 1, 100),
+    "sort, a warp selects hundreds": ((3000, 700), 1, 300),
     "sort, a warp selects from a column": ((20, 700, 9), 1, 100),
+    "sort, a warp selects from a short column": ((300, 300, 9), 1, 84),
     "buckets, which the sample divides": ((2, 524_288), 1, 4_131),
     "sieve, small k": ((58, 22_091), 1, 73),
     "wave": ((3, 100_003), 1, 50),
@@ -314,6 +316,32 @@ def test_samples_that_mislead():
     x[0, place], x[1, place], x[2] = 1, -1, np.random.default_rng(0).standard_normal(n)
     assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "buckets"
     assert same_bits(tuple(jaxgpuops.topk(x, k)), tuple(jax.lax.top_k(x, k)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape, k", [((400, 150), 130), ((700, 600), 90), ((3000, 700), 400), ((900, 3000), 700)])
+def test_zeros_of_both_signs(dtype, shape, k):
+    """The words that `sort` sorts tell -0 from 0, also beside keys of a large range, among which most bits are lost."""
+    random = np.random.default_rng(0)
+    zeros = np.where(random.random(shape) < 0.5, 0.0, -0.0)
+    with jax.enable_x64(dtype == "float64"):
+        for others in (np.round(4 * random.standard_normal(shape)) / 4, 1e30 * random.standard_normal(shape)):
+            x = jnp.asarray(np.where(random.random(shape) < 0.3, zeros, others), dtype)
+            assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "sort"
+            for largest, sorted in [(True, True), (False, True), (True, False)]:
+                expected = expected_topk(x, k, 1, largest, sorted)
+                assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), largest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows, length, k", [(4, 65_536, 433), (7, 98_982, 238), (161, 32_768, 659), (3, 700_001, 600)])
+def test_rows_in_order_of_sieve(dtype, rows, length, k):
+    """The largest elements of a row stand together, and maybe between the parts that `sieve` samples."""
+    rising = jnp.broadcast_to(jnp.linspace(-3, 3, length, dtype=dtype), (rows, length))
+    for x in (rising, -rising):
+        for sorted in (True, False):
+            expected = expected_topk(x, k, 1, True, sorted)
+            assert same_bits(tuple(jaxgpuops.topk(x, k, sorted=sorted)), tuple(expected)), sorted
 
 
 @pytest.mark.parametrize("rows, length, k", [(3, 500_003, 433), (3, 500_003, 2500), (140, 70_003, 700)])

@@ -399,7 +399,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
   const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
   if (forced < 0 && sorted && selects_first(rows, k, key_bytes)) {
-    if (const Plan plan = plan_radix(rows, k, key_bytes, sorted, gpu); has_room(plan)) return plan;
+    if (const Plan plan = plan_any(rows, k, key_bytes, sorted, gpu); has_room(plan)) return plan;
   }
   const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
   if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {
