@@ -550,9 +550,9 @@ def test_rare_scans():
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
         ("cumsum", "float16", True),
-        ("cumlogsumexp", "float64", False),
+        ("cumlogsumexp", "float64", True),
         ("cumprod_jvp", "complex64", False),
-        ("cummax_jvp", "float64", False),
+        ("cummax_jvp", "float64", True),
         ("linear_scan_vjp", "float64", False),
         ("linear_scan_vjp", "complex64", True),
         ("cumprod_jvp", "float32", True),
@@ -563,7 +563,9 @@ def test_rare_scans():
         ("cummax", "float64", True),
         ("cumprod", "complex64", False),
         ("cumlogsumexp", "float32", False),
+        ("cumlogsumexp", "float64", False),
         ("cumprod_jvp", "float32", False),
+        ("cumlogsumexp_jvp", "float64", False),
         ("linear_scan", "float32", True),
         ("linear_scan", "float64", False),
         ("linear_scan", "complex64", False),
@@ -621,11 +623,11 @@ def test_derivatives_make_y_of_x():
         for dtype in ("bfloat16", "float32", "float64"):
             assert takes(op, (7, 4, 1), dtype) == takes(op, (1, 32, 90), dtype) == "small"
         assert takes(op, (7, 33, 1), segmented=True) == "none"
-        # Maxima fold in any order, products of rows in another one than their gradients.
-        assert takes(op, (7, 33, 1), "float64") == ("none" if op == "cumprod_jvp" else "pieces")
+        assert takes(op, (7, 33, 1), "float64") == "rows"
         assert takes(op, (9000, 31, 1), "float64") == "short" and takes(op, (40, 33, 3), "float64") == "pieces"
-    for n in (4, 33):
-        assert takes("cumprod_jvp", (7, n, 1), "complex64") == takes("cumlogsumexp_jvp", (7, n, 1), "float64") == "none"
+    for n, logsumexps in ((4, "none"), (33, "rows"), (1024, "rows"), (1025, "none")):
+        assert takes("cumprod_jvp", (7, n, 1), "complex64") == "none"
+        assert takes("cumlogsumexp_jvp", (7, n, 1), "float64") == logsumexps
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"):
         for dtype, size in (("bfloat16", 2), ("float16", 2), ("float32", 4)):
             for n in (40, 136, 513, 8192 // size):
@@ -645,15 +647,19 @@ def test_derivatives_make_y_of_x():
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"
 
 
-def test_blocks_of_clusters_share_few_tiles():
-    """Where the order of folding does not matter, and the tiles of all rows are few."""
-    for op, dtype, rows, length, tiles, threads in (
-        ("cummax", "float32", 7, 4428, 2, 64),
-        ("cumsum", "int32", 30, 8192, 2, 128),
-        ("cummin", "bfloat16", 17, 13_022, 2, 128),
-        ("cummax", "bfloat16", 37, 32_768, 4, 256),
-        ("cumsum", "float32", 7, 8192, 2, 256),
-        ("linear_scan", "float32", 7, 4428, 2, 256),
+def test_tiles_of_clusters_have_a_block_each():
+    for op, dtype, rows, length, tiles in (
+        ("cummax", "float32", 7, 4428, 2),
+        ("cummin", "bfloat16", 17, 13_022, 2),
+        ("cummax", "bfloat16", 37, 32_768, 4),
+        ("linear_scan", "float32", 7, 4428, 2),
     ):
         plan = plan_scan(op, rows, length, 1, dtype, False, 1, 90)
-        assert (plan["algorithm"], plan["tiles"], plan["threads"]) == ("resident", tiles, threads), (op, rows, plan)
+        assert (plan["algorithm"], plan["tiles"], plan["threads"]) == ("resident", tiles, 256), (op, rows, plan)
+
+
+def test_rows_of_slow_logsumexps_are_read_twice():
+    """Those of float64, if blocks share them and do not all run at the same time."""
+    for dtype, algorithm in (("float32", "row_look_ahead"), ("float64", "chunk_twice")):
+        assert plan_scan("cumlogsumexp", 15, 1 << 20, 1, dtype, False, 1, 90)["algorithm"] == algorithm
+        assert plan_scan("cumlogsumexp", 3, 300_000, 1, dtype, False, 1, 90)["algorithm"] == "resident"

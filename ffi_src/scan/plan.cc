@@ -49,9 +49,6 @@ constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 10
 // not (half as many where a block could walk along spans); kClusterWalks where that is nearly as fast.
 constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8;
 constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
-// Blocks of half the size, or a quarter, share a tile of a row as long as there are at most kSplitBlocks. (Only where
-// the order of folding does not matter: otherwise each would have to send the sums of its warps, which took longer.)
-constexpr int64_t kClusterSplit = 4, kSplitBlocks = 132;
 // Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
 // kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
 constexpr int64_t kClusterLines = 64 << 10, kClusterElements = 5 << 15, kClusterInner = 64;
@@ -248,8 +245,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.strips = strips();
   }
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
-  const int stayers =
-      plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
+  const int stayers = plan.layout == Layout::kAlong ? row_blocks(problem.kind, problem.op, cut, problem.dtype)
+                                                    : 0;  // blocks per multiprocessor of row_look_ahead
   const bool once = reads_once(plan.layout, problem.kind, problem.op, cut, problem.dtype);
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
@@ -320,11 +317,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
   if (cluster) {
     plan.algorithm = Algorithm::kResident;
-    const int64_t blocks = plan.strips * plan.tiles;
-    while (plan.layout == Layout::kAlong && is_exact(problem) && plan.split < kClusterSplit &&
-           2 * plan.split * blocks <= kSplitBlocks && 2 * plan.split * plan.tiles <= kClusterFewTiles)
-      plan.split *= 2;
-    plan.cluster = static_cast<int>(plan.tiles * plan.split);
+    plan.cluster = static_cast<int>(plan.tiles);
     plan.stages = 1;
     return plan;
   }
