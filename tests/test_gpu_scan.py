@@ -300,6 +300,8 @@ def check_gradients_that_make_y(dtype):
             x = x.at[i % shape[0], i + 1].set(value)
         for name, options in (("cumprod", {}), ("cummax", {"reverse": True}), ("cummin", {}), ("cumlogsumexp", {})):
             fn = functools.partial(getattr(jaxgpuops, name), axis=1, **options)
+            if name == "cumlogsumexp":
+                x -= 4  # results are near 0 in the middle of rows, so their differences are rounded
 
             def alone(x, t, fn=fn):
                 return jax.vjp(fn, x)[1](t)[0]
