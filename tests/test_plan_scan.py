@@ -217,7 +217,7 @@ def test_scans_in_pieces():
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     gradients = "cumprod_jvp", "cumlogsumexp_jvp"
     for dtype in ("bfloat16", "float32", "float64"):  # gradients of many elements, if a few columns have them
-        shapes = (256, 128, 4), (257, 128, 4), (44, 1024, 3), (1, 128, 40)
+        shapes = (512, 128, 4), (513, 128, 4), (44, 1024, 3), (1, 128, 40)
         taken = [
             [plan_scan(op, *rows, dtype, False, 1, 90)["algorithm"] == "pieces" for rows in shapes] for op in gradients
         ]
@@ -302,6 +302,37 @@ def test_scans_of_few_columns():
     for dtype, length, run in (("bfloat16", 45, 17), ("float16", 300, 17), ("float32", 300, 17), ("float32", 45, 9)):
         tile = plan_scan("cumlogsumexp", 1000, length, 5, dtype, False, 1, 90)["tile"]
         assert tile == -(-length // (6 * run)) * 6 * run
+    # One tile of exact numbers has few warps with long runs.
+    for rows, threads, tile in (
+        ((1091, 1), 32, 1120),
+        ((2000, 1), 32, 2016),
+        ((5000, 1), 96, 5088),
+        ((1000, 3), 64, 1020),
+    ):
+        plan = plan_scan("cummax", 2000, *rows, "bool", False, 1, 90)
+        assert (plan["algorithm"], plan["threads"], plan["tile"]) == ("spans", threads, tile)
+    # Columns whose blocks would share few tiles have a block each, and so have spans where these are many enough.
+    for outer, length, inner, algorithm in (
+        (20, 300, 64, "column_twice"),
+        (70, 300, 64, "columns"),
+        (40, 1000, 64, "column_twice"),
+        (60, 1000, 64, "columns"),
+        (45, 4000, 64, "column_twice"),
+        (60, 4000, 64, "columns"),
+        (180, 20_000, 3, "span_twice"),
+        (200, 20_000, 3, "spans"),
+    ):
+        assert plan_scan("linear_scan", outer, length, inner, "float32", False, 1, 80)["algorithm"] == algorithm
+    # The more there is to compute for a byte, the longer it pays to read spans twice.
+    for call, dtype, outer in (
+        ("cumsum", "float32", 264),
+        ("cumsum", "bfloat16", 396),
+        ("cumlogsumexp", "float32", 396),
+        ("cumprod", "int16", 396),
+        ("cumsum", "float64", 181),
+    ):
+        plans = [plan_scan(call, many, 40_000, 3, dtype, False, 1, 80) for many in (outer - 1, outer)]
+        assert [plan["algorithm"] for plan in plans] == ["span_twice", "spans"]
 
 
 def test_many_columns_of_few_elements():
