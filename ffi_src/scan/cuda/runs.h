@@ -111,9 +111,9 @@ JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
 }
 
 // Calls body(policy, at, options) as above, but with the most common options as compile-time constants. So body() is
-// compiled twice, for these options and for all others. Tangents with other options take Layout::kSpans; so only there
-// they are compiled twice. Rare policies are compiled only for all options, to keep the code small, and so are others
-// than tangents in Layout::kSpans.
+// compiled twice, for these options and for all others; to keep the code small, rare policies are compiled only for all
+// options, and so are gradients of recurrences where kSpans. Tangents with other options take Layout::kSpans, so in
+// other layouts they are compiled only for the common ones.
 template <class Policy, int n, bool kSpans, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
   if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || (kSpans && !kAnyWeights<Policy>)) {
