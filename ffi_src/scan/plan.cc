@@ -42,7 +42,7 @@ constexpr int64_t kManyTiles = 256;       // kSpans of several operands: tiles a
 constexpr int kSlimRun = 33;              // kSpans of lines that are too long for one span: positions of a run
 constexpr int64_t kLongColumn = 256;      // kSpans: the longest axis along which gradients of 4 bytes have short runs
 constexpr int kHalfRun = 33;              // kSpans: positions of a run of 16 bits, if there are few tiles
-constexpr int64_t kShortColumn = 48;      // kSpans: the longest axis along which runs have less than 17 positions
+constexpr int64_t kShortColumn = 48;      // kSpans: the longest axis along which runs may have less than 17 positions
 constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles are smaller if there are fewer
 constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
 // kResident of spans, without clusters: the most tiles of all strips, of a strip, and sums that a block reads.
@@ -222,7 +222,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         return workspace_bytes < 0 || bytes_of_twice(tiles, inner, parts * kThreads, state_bytes) <= workspace_bytes;
       };
       // Two parts of a logsumexp and one position: with a single part, the position would take most of the time.
-      const int least = (logs && bytes <= 2) || (!exact && length > kShortColumn) ? 17 : 9;
+      const int least = (logs && bytes <= 2) || (!exact && operands < 3 && length > kShortColumn) ? 17 : 9;
       while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
       const bool more = (operands == 2 && !single) || (problem.kind == Kind::kTangent && bytes <= 4 && !doubled);
