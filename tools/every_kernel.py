@@ -475,6 +475,7 @@ SCANS = [  # along axis 1
     ((3, 5001), "float8_e5m2"),
     ((1, 1_600_001, 3), "float32"),
     *(((2, 3001, 40), dtype) for dtype in ("float16", "float64", "complex64")),  # columns that are read twice
+    *((shape, "float64") for shape in ((900, 481), (300, 9001), (40, 20_001), (150, 301, 64))),
     ((1, 60_001, 128), "float32"),  # columns that look ahead
     ((3, 900_001), "bfloat16"),  # rows of 16 bits: gradients and segments read them twice
 ]
