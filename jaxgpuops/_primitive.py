@@ -321,7 +321,9 @@ class Kernel:
             why = "the kernel's parameters must be known"
         elif platform == "cpu" and not jax.export.is_symbolic_dim(length) and 0 < length < self.shortest:
             why = f"it is faster at rows of {length}"
-        elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
+        elif planned and any(
+            map(jax.export.is_symbolic_dim, [*itertools.chain(*(a.shape[axis:] for a in avals)), *params.values()])
+        ):
             why = "the plan must know the axis and what follows it"
         elif (
             platform == "cuda" and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params)

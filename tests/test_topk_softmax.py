@@ -253,6 +253,11 @@ def test_nothing_to_do(shape, axis):
     assert gradient.shape == shape and not gradient.any()
 
 
+def test_groups_without_experts(paths):
+    weights, indices = jaxgpuops.topk_softmax(np.zeros((3, 0), np.float32), 0, groups=2, topk_groups=1)
+    assert weights.shape == indices.shape == (3, 0)
+
+
 # ---- Groups, other scores, a factor ---------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -79,9 +80,10 @@ def bins_of(x, edges, axis, even=True):
 def _last_not_above(edges, x):
     """Returns the last place whose edge is not above x: an unrolled binary search, which XLA fuses. (In a `shard_map`,
     `jnp.searchsorted` of jax 0.11 and 0.12 fails.)"""
-    count = edges.shape[0]
+    count = _arguments.int32(edges.shape[0])
+    bits = 31 if jax.export.is_symbolic_dim(edges.shape[0]) else (edges.shape[0] - 1).bit_length()
     place = jnp.zeros_like(x, np.int32)
-    for bit in reversed(range((count - 1).bit_length())):
+    for bit in reversed(range(bits)):
         further = place + np.int32(1 << bit)
         edge = edges[jnp.minimum(further, count - 1)]
         place = jnp.where((further < count) & (edge <= x), further, place)

@@ -163,7 +163,7 @@ def composed(
     if biased:
         keys = jax.lax.stop_gradient(scores) + bias[0]
         keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all NaNs get the same sign
-    if groups > 1:
+    if groups > 1 and keys.shape[axis] != 0:
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
     found, indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)
     if normalize:
