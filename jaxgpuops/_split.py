@@ -304,10 +304,8 @@ def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
     mesh = jax.sharding.get_abstract_mesh()
     manual_axes = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Manual]
     if unknown := [name for name in names if name not in manual_axes]:
-        raise ValueError(
-            f"{op}: axis_name must be of axes of the mesh of a jax.shard_map around the call, of {manual_axes}; got "
-            f"{', '.join(map(repr, unknown))}"
-        )
+        around = f"of a jax.shard_map around the call, which has {manual_axes}" if manual_axes else "of a jax.shard_map"
+        raise ValueError(f"{op}: axis_name must be a mesh axis {around}; got {', '.join(map(repr, unknown))}")
     split = Split(
         mesh, names, part * math.prod(mesh.shape[name] for name in names), bool(varying(lax.axis_index(names)))
     )

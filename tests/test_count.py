@@ -476,7 +476,7 @@ def test_large_ids_do_not_wrap():
         (lambda: jaxgpuops.histogram([1.0], None), "histogram: bins must be an integer known at trace time, got None"),
         (lambda: jaxgpuops.histogram([1.0], [0, 1j]), "histogram: bins has dtype complex64"),
         (lambda: jaxgpuops.histogram([1.0], [[0], [1, 2]]), "histogram: bins must be an array of numbers"),
-        (lambda: jaxgpuops.histogram([1.0], 2, axis_name="x"), "histogram: axis_name must be of axes of the mesh"),
+        (lambda: jaxgpuops.histogram([1.0], 2, axis_name="x"), "histogram: axis_name must be a mesh axis"),
         (lambda: jaxgpuops.take(1.0, [0]), "take: table must have at least one dimension"),
         (lambda: jaxgpuops.take([1.0], [0.0]), "take: ids has dtype float32"),
     ],

@@ -718,7 +718,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 
 def test_errors_of_axis_names():
     ids = np.zeros((8, 2), np.int32)
-    with pytest.raises(ValueError, match="moe_plan: axis_name must be of axes of the mesh of a jax.shard_map"):
+    with pytest.raises(ValueError, match="moe_plan: axis_name must be a mesh axis of a jax.shard_map"):
         jaxgpuops.moe_plan(ids, 4, axis_name="x")
     with pytest.raises(TypeError, match="moe_plan: axis_name must be a name of a mesh axis"):
         jaxgpuops.moe_plan(ids, 4, axis_name=3)

@@ -99,6 +99,7 @@ def test_quantile_is_numpys(method):
         np.testing.assert_allclose(found, np.quantile(x, q, axis=-1, method=method), rtol=1e-14, atol=1e-15)
         one = jaxgpuops.quantile(x, 0.5, axis=None, method=method, keepdims=True)
         np.testing.assert_allclose(one, np.quantile(x, 0.5, method=method, keepdims=True), rtol=1e-14, atol=1e-15)
+    np.testing.assert_array_equal(jax.jit(jaxgpuops.quantile)(x, jnp.array([0, 1])), [x.min(-1), x.max(-1)])
     x = rng.standard_normal((2, 3, 4))
     for axis in (0, 1, (0, 2), (1, 2)):
         found = jaxgpuops.quantile(x, q, axis=axis, method=method, keepdims=True)

@@ -133,6 +133,8 @@ def _checked(op, x, q, axis, method, weights, keepdims, axis_name):
     if isinstance(q, np.ndarray):
         if not ((q >= 0) & (q <= 1)).all():
             raise ValueError(f"{op}: q must be between 0 and 1, got {q}")
+    elif q.dtype in _arguments.INTEGERS:
+        q = q.astype(_arguments.inexact(q.dtype))
     elif not jnp.issubdtype(q.dtype, jnp.floating):
         raise TypeError(f"{op}: q must be floats, got {q.dtype}")
     if q.ndim > 1:
