@@ -49,7 +49,7 @@ def digits(x):
 
 
 def counted(f):
-    """Along the last axis."""
+    """Makes a function along the last axis one along the axis of these tests."""
     return lambda ops, x, y, **names: f(*(a.transpose(0, 2, 1) for a in (x, y)), **names)
 
 

@@ -64,8 +64,8 @@ def walks(plan):
 
 
 def test_tiles_of_columns():
-    """Columns that would be walked go through shared memory if an outer index is not too large. Bits do not change, so
-    that the batch may matter."""
+    """Columns that would be walked go through shared memory if an outer index is not too large. Both kernels give the
+    same bits, so the plan may depend on the batch."""
     for op, dtype, length, inner, tiled in (
         ("softmax", "float32", 16, 5, True),
         ("log_softmax", "bfloat16", 24, 3, True),

@@ -438,7 +438,7 @@ def test_layouts_of_a_table_and_ids_that_random_ones_found(several_devices, layo
 
 
 def test_segments_of_complex_numbers(mesh):
-    """Their keys, joined, have 64 bits."""
+    """A real and an imaginary part, joined to one key, have 64 bits."""
     x, offsets = integers((8, 16)) + 1j * np.arange(16, dtype=np.float32), np.array([0, 5, 5, 12])
     order = functools.partial(jaxgpuops.argsort, offsets=offsets)
     split = jax.device_put(x, NamedSharding(mesh, P(None, ("a", "b"))))
