@@ -513,6 +513,13 @@ WRONG = {
     "quantile q dtype": (lambda: jaxgpuops.quantile(X, 0.5j), TypeError, "quantile: q must be floats, got complex"),
     "quantile method": (lambda: jaxgpuops.quantile(X, 0.5, method="mean"), ValueError, "quantile: method must be "),
     "quantile weights": (lambda: jaxgpuops.quantile(X, 0.5, weights=X), ValueError, "weights go with method"),
+    "median length": (
+        lambda: jax.eval_shape(
+            functools.partial(jaxgpuops.median, axis=None), jax.ShapeDtypeStruct((1 << 16, 1 << 15), np.int8)
+        ),
+        ValueError,
+        "median: indices are int32, so an axis must be shorter than",
+    ),
     "median dtype": (lambda: jaxgpuops.median(X + 0j), TypeError, "median: x has dtype complex64"),
     "kth_value k": (lambda: jaxgpuops.kth_value(X, 3), ValueError, "kth_value: k must be between -3 and 2"),
     "partition kth": (lambda: jaxgpuops.partition(X, 1.0), TypeError, "partition: kth must be an integer"),

@@ -129,6 +129,7 @@ def _checked(op, x, q, axis, method, weights, keepdims, axis_name):
     length = math.prod(x.shape[d] for d in axes)
     if (split := _split(op, names, x.shape, axes)) is not None:
         length = split.length
+    _arguments.indexed_length(op, length, x.shape, axis)
     q = np.asarray(q, np.float64) if _is_numeric(q) else _arguments.array(op, "q", q)
     if isinstance(q, np.ndarray):
         if not ((q >= 0) & (q <= 1)).all():
