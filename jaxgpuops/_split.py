@@ -126,7 +126,7 @@ class Split:
     def join_parts(self, x: jax.Array, dim: int) -> jax.Array:
         """Returns this device's part of what `join` gives."""
         if x.dtype.itemsize == 2 and x.shape[-1] % 2 == 0 and dim < x.ndim - 1:
-            pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), np.uint32)
+            pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), np.uint32)
             y = lax.bitcast_convert_type(self.sum_parts(pairs, dim), x.dtype)
             return y.reshape(*y.shape[:-2], x.shape[-1])
         return _as_bits(lambda x: self.sum_parts(x, dim), x)

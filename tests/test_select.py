@@ -319,6 +319,34 @@ def test_compact(seed, n, size):
     np.testing.assert_array_equal(gradient, np.broadcast_to(first[..., None], x.shape).astype(x.dtype))
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2"])
+def test_elements_are_moved_bit_for_bit(dtype, monkeypatch):
+    """All patterns of 8 bits, and denormal numbers and NaNs of 16 and 32 bits."""
+    bits = np.arange(256, dtype=f"u{np.dtype(dtype).itemsize}")
+    bits = np.concatenate([bits, ~bits, bits << 7, np.asarray(np.full(8, np.inf, dtype)).view(bits.dtype) + bits[:8]])
+    x, mask = bits.view(dtype), np.arange(bits.size) % 3 > 0
+    read = lambda y: np.asarray(y).view(bits.dtype).tolist()
+    expected, order = read(x[mask]), np.random.default_rng(0).permutation(bits.size)
+    for disabled in ("", "all"):
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", disabled)
+        for run in (jax.jit, lambda f: f):
+            compact = run(lambda x: jaxgpuops.compact(x, mask, size=len(expected)))
+            assert read(compact(x)) == expected
+            assert read(compact(x[:, None])[:, 0]) == expected
+            carried = run(lambda x: jaxgpuops.sort_key_val(np.argsort(order), x, x))(x)
+            assert [read(y) for y in carried[1:]] == [read(x[order])] * 2
+
+
+@pytest.mark.parametrize("n", [9, 1 << 19])
+def test_the_inverse_of_no_elements(n):
+    """With size 0 there is still an inverse to write."""
+    x = np.arange(n, dtype=np.int32) * 7 % n
+    inverse = jax.jit(lambda x: jaxgpuops.unique(x, size=0, return_inverse=True)[1])
+    np.testing.assert_array_equal(inverse(x), x)  # a permutation of all numbers below n
+    calls = jaxgpuops.explain(inverse, x, platform="cuda")
+    assert not [call for call in calls if call.op == "unique" and call.kernel]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 2, 30])
 def test_unique_is_jaxs(dtype, size):
@@ -374,6 +402,7 @@ def test_unique_of_many_elements_of_few_bits(dtype):
         assert sorted(np.flatnonzero(gradient).tolist()) == sorted(order[starts[:5]].tolist())
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a test of the CPU's kernel")
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
 @pytest.mark.parametrize("fill", [False, True])
 def test_kernel_of_unique_is_its_fallback(dtype, fill):
