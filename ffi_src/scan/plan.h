@@ -75,8 +75,8 @@ struct Plan {
 // another.)
 Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes = -1, int forced = -1);
 
-// Two columns of float32 that lie side by side can be summed as rows of complex64, which have faster kernels.
-// `is_paired` says whether a problem is such a sum, `paired` returns it as rows.
+// Sums of two columns of float32 side by side are those of rows of complex64, which have faster kernels: whether the
+// problem is such a sum, and the same as rows.
 bool is_paired(const Problem& problem);
 Problem paired(Problem problem);
 

@@ -102,7 +102,7 @@ def cross_entropy_operands(op, logits, labels, where, axis, names, reduction) ->
     """Returns aligned logits, labels and ``where`` (or None) with the axis, the axis counted from the front, its split,
     and what the sum of the losses is multiplied by."""
     _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
-    axis = _arguments.axis_of(op, "logits", logits.shape, axis)
+    axis = _arguments.indexed_axis(op, "logits", logits, axis)
     _arguments.dtype(op, "labels", labels.dtype, INTEGERS)
     rows = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     if labels.shape != rows:

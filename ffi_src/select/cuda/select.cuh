@@ -104,7 +104,7 @@ struct Scale<T, true> {
   Word least;
   uint32_t shift;
 
-  // Returns the scale for keys of the whole range.
+  // That of all keys.
   static __device__ __forceinline__ Scale whole() { return {0, 32}; }
   __device__ __forceinline__ uint32_t word(Word key) const {
     const Word above = min((key - least) >> shift, Word{0xfffffffe});
@@ -115,7 +115,7 @@ struct Scale<T, true> {
     const Word from = first(word);
     return from + min((Word{1} << shift) - 1, ~from);
   }
-  // Returns the scale that fits the keys of all lanes of a warp.
+  // That of the keys of all lanes of a warp.
   template <int kOwn>
   static __device__ __forceinline__ Scale of_warp(const T (&key)[kOwn]) {
     uint64_t most = 0, below = 0;  // `below`: the largest complement, which is that of the least key

@@ -128,7 +128,7 @@ inline CompareShape compare_shape(const Rows& rows, bool shared) {
 constexpr int64_t kMostShared = 256;  // elements of a row
 constexpr int kManyEach = 8;
 
-// The bytes of the keys of a row, or of `together` rows.
+// The keys of a row, or of several.
 inline int64_t compare_shared_bytes(const Rows& rows, const CompareShape& shape, int64_t element_bytes) {
   return (rows.length * shape.together + 4) * std::max<int64_t>(element_bytes, 4);
 }
