@@ -376,7 +376,7 @@ class Kernel:
         choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
-        # Of a call that is made of others, these are recorded instead, unless XLA splits it as one.
+        # If a call is made of others, those are recorded in its place, unless XLA splits it as one.
         if choice.kernel or partitioned or not self.splits_as_one:
             record(choice)
         if own and _partition.missing:

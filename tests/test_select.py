@@ -189,7 +189,7 @@ def test_quantiles_lie_as_they_are_wanted():
 
 
 def test_quantiles_of_several_calls():
-    """Of a batch of probabilities, of some that are none, and of none."""
+    """A batch of probabilities, numbers that are no probabilities, and no numbers at all."""
     x = np.random.default_rng(6).standard_normal((4, 600)).astype(np.float32)
     q = np.array([[0.1, 0.5], [0.25, 1.0], [-1.0, 0.3]], np.float32)
     found = jax.jit(jax.vmap(lambda q: jaxgpuops.quantile(x, q), out_axes=1))(q)

@@ -116,7 +116,7 @@ def cross_entropy_operands(op, logits, labels, where, axis, names, reduction) ->
     where = _arguments.mask(op, "where", where, rows)
     if where is not None:
         where = lax.expand_dims(where, (axis,))
-    # Of operands that are not aligned yet, since devices that share the axis have the same number of rows.
+    # The weight is computed before operands are aligned: devices that share the axis have the same number of rows.
     dtype = _arguments.wide(logits.dtype)
     weight = _mean_weight(labels, where, dtype) if reduction == "mean" else np.ones((), dtype)
     return *align(*given(logits, labels, where)), *(() if where is not None else (None,)), axis, split, weight

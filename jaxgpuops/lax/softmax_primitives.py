@@ -251,7 +251,8 @@ class _Derivative(Kernel):
         # The same holds for columns of few positions, whose sums are added up in another order.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk", "small"):
             return True
-        # So it does for the rows that loose_rows.cu takes, but not where something else needs y: such arrays are large.
+        # The same holds for the rows that loose_rows.cu takes. There, x is not kept if something else needs y anyway: such
+        # arrays are large.
         if _is_loose(aval, choice.params["axis"]):
             return unused
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize
