@@ -69,84 +69,53 @@ __device__ __forceinline__ int find_slot(Key* keys, Key key, F taken) {
   return -1;
 }
 
-// What a key of an element is, and how many different ones are not too many.
-template <class Element>
-using KeyOf = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
-template <class Element>
-constexpr uint32_t kMost = sizeof(Element) == 8 ? kMostDistinct : kMostShortDistinct;
-
-// The part of the row that a block has. Each thread takes a batch of elements at a time, which are a block apart, and
-// loads the next one before.
-template <class Element>
-class Part {
- public:
-  __device__ __forceinline__ explicit Part(const CollectArgs& a)
-      : x_(static_cast<const Element*>(a.x)), order_(a.order), at_(blockIdx.x * a.chunk + threadIdx.x) {
-    end_ = static_cast<uint32_t>(min(a.length, (blockIdx.x + int64_t{1}) * a.chunk));
-    load();
-  }
-  __device__ __forceinline__ bool has_more() const { return at_ < end_; }
-
-  // Calls visit(key, place) for the elements of a batch until it returns false.
-  template <class Visit>
-  __device__ __forceinline__ void visit_batch(Visit visit) {
-    Element batch[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) batch[i] = next_[i];
-    const uint32_t first = at_;
-    at_ += kBatch * kCollectThreads;
-    load();
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const uint32_t place = first + i * kCollectThreads;
-      if (place >= end_ || !visit(KeyOf<Element>{sort_key(batch[i], order_)}, place)) break;
-    }
-  }
-
- private:
-  static constexpr int kBatch = 8;
-
-  __device__ __forceinline__ void load() {  // elements past the end are anything
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) next_[i] = x_[min(at_ + i * kCollectThreads, end_ - 1)];
-  }
-
-  const Element* const x_;
-  const SortOrder& order_;
-  uint32_t at_, end_;
-  Element next_[kBatch];
-};
-
 template <class Element>
 __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     collect_kernel(const __grid_constant__ CollectArgs a) {
-  using Key = KeyOf<Element>;
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kBatch = 8;
+  constexpr uint32_t kMost = sizeof(Element) == 8 ? kMostDistinct : kMostShortDistinct;
   auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
   __shared__ uint32_t found;
   __shared__ volatile bool gives_up;
-  Part<Element> part(a);
+  const auto* const x = static_cast<const Element*>(a.x);
+  const auto begin = static_cast<uint32_t>(blockIdx.x * a.chunk);
+  const auto end = static_cast<uint32_t>(min(a.length, int64_t{begin} + a.chunk));
+  // Loads elements that are a block apart; those past the end are anything.
+  const auto load = [&](Element* batch, uint32_t at) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+  };
+  uint32_t at = begin + threadIdx.x;
+  Element next[kBatch];
+  load(next, at);
   auto* const words = reinterpret_cast<uint32_t*>(&table);
   for (uint32_t w = threadIdx.x; w < sizeof(table) / 4; w += kCollectThreads) words[w] = 0;
-  wait_for_predecessor();  // it sets `all` to zero
   if (threadIdx.x == 0) found = 0, gives_up = false;
+  wait_for_predecessor();  // it sets `all` to zero
   __syncthreads();
 
 #pragma unroll 1
-  while (part.has_more() && !gives_up) {
+  for (; at < end && !gives_up; at += kBatch * kCollectThreads) {
+    Element batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = next[i];
+    load(next, at + kBatch * kCollectThreads);
     if (threadIdx.x == 0 && load_relaxed(&a.all->many)) gives_up = true;
-    part.visit_batch([&](Key key, uint32_t place) {
-      if (gives_up) return false;
-      const int slot = find_slot(table.keys, key, [&] {
-        if (atomicAdd(&found, 1u) >= kMost<Element>) gives_up = true;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t place = at + i * kCollectThreads;
+      if (place >= end || gives_up) break;
+      const int slot = find_slot(table.keys, static_cast<Key>(sort_key(batch[i], a.order)), [&] {
+        if (atomicAdd(&found, 1u) >= kMost) gives_up = true;
       });
       if (slot < 0) {
         gives_up = true;
-        return false;
+        break;
       }
       atomicAdd(table.counts + slot, 1u);
       if (~place > *static_cast<const volatile uint32_t*>(table.firsts + slot)) atomicMax(table.firsts + slot, ~place);
-      return true;
-    });
+    }
   }
   __syncthreads();
   if (gives_up) {
@@ -159,13 +128,13 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     if (count == 0) continue;
     const uint64_t key = own < kSlots ? table.keys[own] : 0;
     const int slot = find_slot(a.all->keys, key, [] {});
-    uint32_t number = kMost<Element>;
+    uint32_t number = kMost;
     if (slot >= 0) {
       atomicMax(a.all->firsts + slot, table.firsts[own]);
       if (atomicAdd(a.all->counts + slot, count) > 0) continue;  // another block has listed it
       number = atomicAdd(&a.all->count, 1u);
     }
-    if (number >= kMost<Element>) {
+    if (number >= kMost) {
       store_relaxed(&a.all->many, 1u);
     } else {
       a.all->listed[number] = slot;
@@ -187,8 +156,8 @@ struct InverseArgs {
 template <class Element>
 __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     inverse_kernel(const __grid_constant__ InverseArgs a) {
-  using Key = KeyOf<Element>;
-  constexpr int kWarps = kCollectThreads / 32;
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kBatch = 8, kWarps = kCollectThreads / 32;
   auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
   const Distinct& all = *a.row.all;
   const uint32_t lane = threadIdx.x % 32;
@@ -207,7 +176,6 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     }
     return;
   }
-  Part<Element> part(a.row);
 #pragma unroll 1
   for (int s = threadIdx.x; s < kSlots; s += kCollectThreads) {
     table.keys[s] = static_cast<Key>(all.keys[s]);
@@ -215,12 +183,21 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
   }
   if (threadIdx.x == 0) table.counts[kSlots] = all.ranks[kSlots];
   __syncthreads();
+  const auto* const x = static_cast<const Element*>(a.row.x);
+  const auto begin = static_cast<uint32_t>(blockIdx.x * a.row.chunk);
+  const auto end = static_cast<uint32_t>(min(a.row.length, int64_t{begin} + a.row.chunk));
 #pragma unroll 1
-  while (part.has_more()) {
-    part.visit_batch([&](Key key, uint32_t place) {
-      a.to[place] = static_cast<int32_t>(table.counts[max(find_slot(table.keys, key, [] {}), 0)]);
-      return true;
-    });
+  for (uint32_t at = begin + threadIdx.x; at < end; at += kBatch * kCollectThreads) {
+    Element batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t place = at + i * kCollectThreads;
+      if (place >= end) break;
+      const int slot = find_slot(table.keys, static_cast<Key>(sort_key(batch[i], a.row.order)), [] {});
+      a.to[place] = static_cast<int32_t>(table.counts[max(slot, 0)]);
+    }
   }
 }
 
@@ -229,16 +206,16 @@ cudaError_t invert(cudaStream_t stream, const UniquePlan& plan, const InverseArg
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kCollectThreads);
-  config.shared_bytes = sizeof(Table<KeyOf<Element>>);
+  config.shared_bytes = sizeof(Table<std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>>);
   return launch(stream, config, inverse_kernel<Element>, a);
 }
 
 template <class Element>
 cudaError_t collect(cudaStream_t stream, const UniquePlan& plan, bool overlap, const CollectArgs& a) {
   Launch config;
-  config.block = dim3(kCollectThreads);
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
-  config.shared_bytes = sizeof(Table<KeyOf<Element>>);
+  config.block = dim3(kCollectThreads);
+  config.shared_bytes = sizeof(Table<std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>>);
   config.overlap = overlap;
   return launch(stream, config, collect_kernel<Element>, a);
 }
@@ -251,9 +228,9 @@ cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Uni
   if (plan.algorithm == Finding::kCounts) return launch_unique_counts(stream, plan, problem, buffers);
   auto* const bytes = static_cast<unsigned char*>(workspace);
   auto* const distinct = reinterpret_cast<Distinct*>(bytes);
-  const CollectArgs a{buffers.x, distinct, problem.rows.length, plan.chunk, problem.order};
   cudaError_t error = launch_set_words(stream, reinterpret_cast<uint32_t*>(bytes), sizeof(Distinct) / 4, 0, 0);
   if (error != cudaSuccess) return error;
+  const CollectArgs a{buffers.x, distinct, problem.rows.length, plan.chunk, problem.order};
   error = dispatch_key(problem.bits,
                        [&](auto element) { return collect<decltype(element)>(stream, plan, plan.choose.overlap, a); });
   if (error != cudaSuccess) return error;
