@@ -264,7 +264,8 @@ def test_few_rows_have_the_bits_of_many(dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_rows_that_are_not_whole_vectors(dtype):
-    """Of any number of rows, which decides how many warps share a row; rows of 16 bits may begin inside a word."""
+    """Such rows do not begin at vectors, those of 16 bits not even at words. How many warps share a row depends on the
+    number of rows."""
     item = jnp.dtype(dtype).itemsize
     for size in (1026, 1030, 1540, 2050, 3076, 4098, 8210, 12_294, 16_398, 32_766):
         length = size // item

@@ -63,9 +63,18 @@ def walks(plan):
     return plan["algorithm"] in ("columns_walk", "rows_tiles")
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+def test_log_sum_exps_of_columns_without_elements(capability):
+    """They are all -inf: there is something to write, but nothing to divide among blocks."""
+    plan_softmax = jaxgpuops._native.modules["cpu"].plan_softmax
+    for dtype, outer, inner in itertools.product(("float16", "float32", "float64"), (1, 103), (2, 7, 93, 100_003)):
+        plan = plan_softmax("logsumexp", outer, 0, inner, dtype, 1.0, False, False, False, capability)
+        assert plan["algorithm"] not in ("empty", "rows_tiles")
+
+
 def test_tiles_of_columns():
-    """Columns that would be walked go through shared memory if an outer index is not too large. Bits do not change, so
-    that the batch may matter."""
+    """Columns that would be walked go through shared memory if an outer index is not too large. Both kernels give the
+    same bits, so the plan may depend on the batch."""
     for op, dtype, length, inner, tiled in (
         ("softmax", "float32", 16, 5, True),
         ("log_softmax", "bfloat16", 24, 3, True),

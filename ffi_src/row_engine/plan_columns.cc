@@ -356,7 +356,7 @@ RowPlan tiled_form(const RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   // Exponentials of float64 take more time than memory does. Results of 16 bits that several threads share are slower.
   const bool slow = (traits.item_bytes == 8 && traits.stat_bytes > 8) ||
                     (traits.item_bytes == 2 && traits.output && plan.axis_warps > 1);
-  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || slow ||
+  if (plan.algorithm != RowAlgorithm::kColumnsWalk || plan.vector || slow || plane == 0 ||
       plane > (traits.output ? kMostTiledResults : kMostTiledPlane))
     return plan;
   RowPlan tiles = plan;

@@ -189,8 +189,9 @@ constexpr int64_t kLeastCollected = 8 * kCollectThreads;  // elements of a block
 UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   UniquePlan plan;
   const Rows& rows = problem.rows;
-  if (rows.count() == 0 || problem.size == 0) return plan;
+  if (rows.count() == 0 || (problem.size == 0 && !problem.inverse)) return plan;
   plan.algorithm = Finding::kNone;
+  if (problem.size == 0) return plan;  // the inverse alone
   if (problem.bits <= 16 && !problem.index && !problem.inverse) {
     plan.blocks = rows.outer * std::max<int64_t>(1, (int64_t{1} << problem.bits) / kCountsRange);
     const bool is_short = rows.length > 0 && rows.length <= kMostCounted && problem.size <= kMostCountsSize;
