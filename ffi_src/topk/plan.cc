@@ -314,7 +314,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
     return workspace_bytes < 0 || plan.workspace_bytes <= workspace_bytes;
   };
   if (may(Algorithm::kWave) && rows.inner == 1 && k <= kMaxWaveK &&
-      (forced < 0 ? prefers_wave(rows, k, key_bytes, sorted, gpu) : rows.count() <= kMaxWaveRows)) {
+      (forced < 0 ? prefers_wave(rows, k, key_bytes, sorted, gpu) : rows.count() <= 66)) {
     const Plan plan = plan_wave(rows, k, key_bytes, gpu, workspace_bytes);
     if (plan.algorithm == Algorithm::kWave && fits(plan)) return plan;
   }
@@ -328,7 +328,8 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   // Where both the few and the compare kernel may be taken, few is faster for k up to 4, and compare for larger k.
   const bool columns = may(Algorithm::kRows) && holds_columns(rows, k, key_bytes);
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) &&
-                   (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2)));
+                   (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2) &&
+                                    !(!sorted && rows.inner > 1 && k == rows.length)));  // all, which are only copied
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
   if (forced < 0 && columns && rows_shape(rows.count(), rows.length, k, key_bytes).network)
     return plan_rows(rows, k, key_bytes, gpu);

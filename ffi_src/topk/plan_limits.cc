@@ -108,6 +108,7 @@ bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
     if (rows.count() <= kFewRows && (key_bytes == 4 || (key_bytes == 2 && k <= 8))) return false;
     // The rows kernel reads narrow elements one by one if rows are not whole vectors.
     const bool odd = rows.length * key_bytes % 16 != 0;
+    if (key_bytes < 4 && k > 8 && rows.length <= std::min<int64_t>(16 * k, 512)) return true;  // they tie often
     return rows.length <= 16 ||
            (k > 8 && rows.length <= (key_bytes == 4 ? 3 * k : std::max<int64_t>(5 * k, odd ? 128 : 64)));
   }

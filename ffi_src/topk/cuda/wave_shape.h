@@ -11,7 +11,6 @@ namespace jaxgpuops::topk {
 constexpr int64_t kMaxWaveK = 256, kMaxWaveRows = 16, kMinWaveBytes = 1 << 17;
 constexpr int kWaveThreads = 512;    // threads of a block
 constexpr int kWaveLoads = 4;        // vectors of 16 bytes that a thread loads together; two such groups are in flight
-constexpr uint32_t kWaveTold = 4;    // elements that a warp publishes to its block
 constexpr uint32_t kWaveBounds = 3;  // bounds that a block publishes besides its elements
 constexpr uint32_t kMaxWaveEntries = 3072;  // elements that all blocks of a row publish
 constexpr uint32_t kMaxWaveSlices = kMaxWaveEntries / (8 + kWaveBounds);
@@ -20,9 +19,11 @@ constexpr uint32_t kWaveKeep = 1024, kWaveRoom = 2048;  // candidates, as in str
 
 // The number of elements that a block publishes: about four times its share of k, so that few blocks have more of the k
 // best than they publish.
-constexpr uint32_t wave_told(int64_t k, int64_t slices) { return k <= 2 * slices ? 8 : 16; }
+constexpr uint32_t wave_told(int64_t k, int64_t slices) {
+  return k <= 2 * slices ? 8 : k <= 5 * slices ? 16 : k <= 10 * slices ? 32 : 48;
+}
 constexpr bool wave_tells_enough(int64_t k, int64_t slices) {
-  return k <= 5 * slices && slices * (wave_told(k, slices) + kWaveBounds) <= kMaxWaveEntries;
+  return k <= 16 * slices && slices * (wave_told(k, slices) + kWaveBounds) <= kMaxWaveEntries;
 }
 
 // Bytes of the workspace of a row: what its blocks publish, and the best element of each warp.
