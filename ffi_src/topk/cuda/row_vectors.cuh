@@ -1,5 +1,5 @@
-// A row as vectors, mostly of 16 bytes, that start at the first boundary of so many bytes. The elements before the first
-// vector and after the last one are loose: fewer than two vectors.
+// A row as vectors, mostly of 16 bytes, that start at the first boundary of so many bytes. The elements before the
+// first vector and after the last one are loose: fewer than two vectors.
 #pragma once
 
 #include <cstdint>

@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
     uint32_t found = team.append(hits);
     team.sync();
     if constexpr (T::kBlock) found = board.count;
-    const bool again = live && (found > T::kMost || found < a.k);
+    const bool again = live && (found > team.most() || found < a.k);
     const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
     bool ties = false;
     if (any_again) {

@@ -15,7 +15,7 @@ struct Args : Call {
   uint32_t one, minus_one;  // 1 and -1, hidden from the compiler
 };
 
-constexpr uint32_t kSlack = 12;        // teams of a warp rank at most this many more candidates than twice their largest k
+constexpr uint32_t kSlack = 12;        // teams of a warp rank at most 2 * k + kSlack candidates
 constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yield
 constexpr uint32_t kExponent = 0x7f800000;
 
@@ -73,7 +73,7 @@ struct Team {
   __device__ __forceinline__ bool has(uint32_t position) const { return position >= skipped && position < end; }
 
   // The most candidates that are ranked.
-  static constexpr uint32_t kMost = SharedBoard::kCapacity;
+  __device__ __forceinline__ uint32_t most() const { return kBlock ? SharedBoard::kCapacity : 2 * a.k + kSlack; }
 
   // The loads of a thread are permuted, so that in data whose period is the length of a team not all large elements
   // fall to one thread.
@@ -304,10 +304,10 @@ struct Team {
     const Key top = static_cast<Key>(best[0]);
     // Invariant: k elements reach `low`, and fewer than k reach high + 1. The elements that reach `low` are in `hits`,
     // those above it in `above`.
-    Key low = 0, high = kFloat ? static_cast<Key>(~Key{0}) : top, middle = floor;
+    Key low = 0, high = static_cast<Key>(~Key{0}), middle = floor;
     uint32_t more = 0, tied = 0;
     bool open = wanted, ties = false;
-    int probe = kFloat ? 0 : 2;
+    int probe = kFloat ? 0 : 1;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) hits[i] = there[i];
     while (any(open)) {
@@ -325,8 +325,8 @@ struct Team {
           low = middle, more = passed, tied = reached - passed;
 #pragma unroll
           for (int i = 0; i < kMasks; ++i) hits[i] = reach[i], above[i] = beyond[i];
-          ties = reached > kMost && passed < a.k;
-          open = reached > kMost && !ties;
+          ties = reached > most() && passed < a.k;
+          open = reached > most() && !ties;
         } else {
           high = static_cast<Key>(middle - 1);
         }
@@ -364,7 +364,7 @@ struct Team {
         } else {
           from = last + 1;
         }
-        open = from < to && !(found >= a.k && found <= kMost);
+        open = from < to && !(found >= a.k && found <= most());
         last = from + (to - from) / 2;
       }
     }
@@ -447,7 +447,7 @@ __device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::Shared
   // A step of the loop.
   constexpr uint32_t kElements = kVector == 1 || sizeof(Key) == 8 ? 8 : 16, kTogether = kElements / kVector;
   T team{a, board, t};
-  constexpr uint32_t most = T::kMost;
+  const uint32_t most = team.most();
   team.begin(row);
   const uint32_t loads = live ? (team.end + kVector - 1) / kVector : 0;
   const bool ragged = T::kRagged && (team.skipped || team.end % kVector);

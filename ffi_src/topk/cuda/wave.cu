@@ -1,23 +1,23 @@
 // Top-k of few long rows, k <= kMaxWaveK. One wave of blocks reads the rows, and each block publishes a short list.
 //
-// A thread keeps the best element at each place of its vectors (of bytes, the best of all), and a bound of the others. A
-// warp keeps the four or eight best of these, and a bound of all its other elements. A block publishes the 8 to 48 best
-// elements of its warps, and a bound of all its other elements. The k-th largest of the published elements is a
-// threshold that k elements of the row reach; if the lists are long enough, few others do. A second kernel takes the
-// published elements that reach it. A warp whose bound reaches the threshold may have more such elements, so the kernel
-// reads the elements of that warp again, the warps with the best elements first. While the row is read for the first
-// time, no element is compared with a threshold and no block waits for another one.
+// A thread keeps the best element at each place of its vectors, and a bound of the others. A warp keeps the four
+// threads with the best elements, and a bound of all its other elements. A block publishes the elements of its 4 to 48
+// best threads, and a bound of all its other elements. The k-th largest of the published elements is a threshold that k
+// elements of the row reach; if the lists are long enough, few others do. A second kernel takes the published elements
+// that reach it. A warp whose bound reaches the threshold may have more such elements, so the kernel reads the elements
+// of that warp again, the warps with the best elements first. While the row is read for the first time, no element is
+// compared with a threshold and no block waits for another one.
 //
-// The best elements may be neighbours (sorted rows, ties). So neighbouring sectors of 32 bytes, or parts of them, go to
-// different blocks, and a warp keeps as many elements as these have: then the lists have the k best elements. Where
-// threads read many elements, neighbouring parts of 512 bytes do, since sectors take longer to read. There, and if the
-// lists lack elements for another reason, two things help. If threads read many elements, a block also publishes a bound
-// of its own, the k-th best of its threads' elements. And elements that are read again raise the threshold. If the
-// threshold has the largest key of the row, the k first elements of that key are the result, and mostly stand together.
+// The best elements may be neighbours (sorted rows, ties). So neighbouring sectors of 32 bytes, or halves of them, go
+// to different blocks, where two threads keep all their elements. Sectors take longer to read than larger parts, so if
+// threads read many elements, or bytes, they keep only the best one, and neighbouring parts of 512 bytes go to
+// different blocks. Then, and if the lists lack elements for another reason, two things help. If threads read many
+// elements, a block also publishes a bound of its own, the k-th best of its threads' elements. And elements that are
+// read again raise the threshold. If the threshold has the largest key of the row, the k first elements of that key are
+// the result, and mostly stand together.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes of each block to the workspace and back, and
 // k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
-#include <cstdlib>
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "topk/cuda/candidates.cuh"
@@ -32,13 +32,15 @@ namespace {
 
 struct Wave : Call {
   uint32_t slices;
-  uint32_t told;  // elements that a block publishes
-  bool deep;      // threads read many vectors, so blocks also publish a bound of their own
+  uint32_t lanes;        // threads whose elements a block publishes
+  uint32_t told;         // elements that it publishes
+  bool deep;             // threads read many vectors, so blocks also publish a bound of their own
   uint32_t beside_bits;  // the lanes of a warp that read neighbouring vectors are 1 << beside_bits
 };
 
 constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
+constexpr uint32_t kWaveTold = 4;  // threads of a warp on the board of the block
 
 // A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
@@ -82,10 +84,12 @@ struct Exchange {
   }
 };
 
-template <class Key>
+// kDeep: threads read many vectors.
+template <class Key, bool kDeep>
 __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   using C = Composite<Key>;
-  constexpr int kLoads = kWaveLoads;
+  constexpr int kEach = wave_places(sizeof(Key), kDeep);
+  constexpr int kLoads = kWaveLoads * (sizeof(Key) == 2 && kDeep ? 2 : 1);
   let_dependents_start();
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -112,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   };
   Vector<Key> ahead[kLoads];
   load(ahead, mine);
-  Best<Key, Dealt<Key>> best{dealt, a.order, packing, mine};
+  Best<Key, Dealt<Key>, kEach> best{dealt, a.order, packing, mine};
 #pragma unroll 1
   for (uint32_t vector = mine; vector < dealt.vectors; vector += kLoads * dealt.threads) {
     Vector<Key> tile[kLoads];
@@ -128,35 +132,43 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     best.list();
     rest = best.rest();
   }
-  if (a.deep) floor = kth_of_composites<kThreads>(best.head(), a.k);
-  constexpr uint32_t kKeep = kKept<Key>, kBoard = kWarps * kKeep;
-  __shared__ C board[kBoard], rests[kWarps];
+  C head = best.head();
+  if (kDeep) floor = kth_of_composites<kThreads>(head, a.k);
+  // The board has the best elements of some threads, and all elements that these threads keep.
+  constexpr uint32_t kBoard = kWarps * kWaveTold;
+  __shared__ C board[kBoard], all[kEach > 1 ? kBoard : 1][kEach], rests[kWarps];
   C kept = 0;
-#pragma unroll 1
-  for (uint32_t i = 0; i < kKeep; ++i) {  // not unrolled, since instructions take long to fetch
-    const C most = largest_of_warp(best.head());
-    best.pop(most);
+#pragma unroll
+  for (uint32_t i = 0; i < kWaveTold; ++i) {
+    const C most = largest_of_warp(head);
     if (lane == i) kept = most;
+    if (head != most) continue;
+    head = 0;
+    if constexpr (kEach > 1) {
+#pragma unroll
+      for (int p = 0; p < kEach; ++p) all[warp * kWaveTold + i][p] = best.left[p], best.left[p] = 0;
+    }
   }
-  rest = largest_of_warp(larger(best.head(), rest));
-  if (lane < kKeep) board[warp * kKeep + lane] = kept;
+  rest = largest_of_warp(larger(head, rest));
+  if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
   if (lane == 0) {
     rests[warp] = rest;
     exchange.first[rank * kWarps + warp] = kept;
   }
   __syncthreads();
-  static_assert(4 * kBoard <= kThreads && kWarps < 32 && kBoard > wave_told(16, 1));
-  if (tid < 4 * kBoard) {  // four threads rank one of the warps' elements
-    const uint32_t place = tid / 4;
+  static_assert(4 * kBoard < kThreads && kWarps < 32 && kEach <= 4);
+  if (tid < 4 * kBoard) {  // four threads rank a thread on the board
+    const uint32_t place = tid / 4, part = tid % 4;
     const C one = board[place];
     uint32_t above = 0;
 #pragma unroll 4
     // Some elements of the board may be 0.
-    for (uint32_t i = tid % 4; i < kBoard; i += 4) above += board[i] + (i < place) > one;
+    for (uint32_t i = part; i < kBoard; i += 4) above += board[i] + (i < place) > one;
     above = sum_of_lanes<4>(above);
-    if (tid % 4 == 0 && above <= a.told) exchange.told[above * a.slices + rank] = one;
-  }
-  if (warp == kWarps - 1) {
+    if (above < a.lanes && part < kEach)
+      exchange.told[(above * kEach + part) * a.slices + rank] = kEach > 1 ? all[place][part] : one;
+    if (above == a.lanes && part == 0) exchange.told[a.told * a.slices + rank] = one;
+  } else if (warp == kWarps - 1) {
     rest = largest_of_warp(lane < kWarps ? rests[lane] : C{0});
     if (lane == 0) exchange.told[(a.told + 1) * a.slices + rank] = rest;
     if (lane == 1) exchange.told[(a.told + 2) * a.slices + rank] = floor;
@@ -188,7 +200,7 @@ __device__ __forceinline__ void write_best(const Wave& a, Composite<Key>* buffer
   const bool chosen = part == 0 && candidate < count && above < a.k;
   uint32_t at = above;
   if (!a.sorted) {
-    static_assert(kMaxWaveK * sizeof(uint32_t) <= (kWaveRoom - kThreads - 16) * sizeof(one));
+    static_assert(kMaxWaveK * sizeof(uint32_t) <= (wave_room(sizeof(one)) - kThreads - 16) * sizeof(one));
     uint32_t* const indices = reinterpret_cast<uint32_t*>(buffer + kThreads + 16);
     if (chosen) indices[above] = index;
     __syncthreads();
@@ -217,7 +229,7 @@ struct Again {
   unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
-    warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);
+    warps = reinterpret_cast<uint32_t*>(buffer + wave_room(sizeof(Composite<Key>)));
     blocks = warps + kWaveAgain;
     more = reinterpret_cast<unsigned char*>(blocks + kMaxWaveSlices);
   }
@@ -245,9 +257,10 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   if (again) {
     const auto push = [&](uint32_t hits, auto at) {
       while (true) {
-        hits = append_hits(s, buffer, kWaveRoom, hits, at);
+        hits = append_hits(s, buffer, wave_room(sizeof(C)), hits, at);
         if (!__syncthreads_or(hits)) break;
-        threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, kWaveRoom));
+        threshold =
+            larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, wave_room(sizeof(C))));
         for (uint32_t rest = hits; rest; rest &= rest - 1)
           if (at(__ffs(rest) - 1) < threshold) hits &= ~(rest & -rest);
       }
@@ -318,7 +331,7 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   }
 
   while (s.count > kThreads) {  // each time, fewer threads have several candidates that stay
-    constexpr uint32_t kMine = kWaveRoom / kThreads;
+    constexpr uint32_t kMine = wave_room(sizeof(C)) / kThreads;
     C mine[kMine], best = 0;
 #pragma unroll
     for (uint32_t j = 0; j < kMine; ++j) {
@@ -371,7 +384,7 @@ __device__ __noinline__ bool write_first(const Wave& a, Shared<kThreads, Composi
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
-  constexpr uint32_t kMine = kMaxWaveEntries / kThreads;
+  constexpr uint32_t kMine = max_wave_entries(sizeof(C)) / kThreads;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
@@ -423,7 +436,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
   };
   // There is room for the elements that may reach the threshold, and for the loose elements.
-  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);
+  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= wave_room(sizeof(C)));
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     if (j * kThreads >= all) break;
@@ -474,7 +487,7 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kThreads);
-  cudaError_t status = launch(stream, config, wave_kernel<Key>, a);
+  cudaError_t status = launch(stream, config, a.deep ? wave_kernel<Key, true> : wave_kernel<Key, false>, a);
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.overlap = plan.overlap;
   config.shared_bytes = wave_shared_bytes(sizeof(C));
@@ -487,11 +500,13 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Wave a = {call_of(problem, buffers)};
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.told = wave_told(problem.k, plan.slices);
-  a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
-  a.beside_bits = problem.key_bits == 8 || a.deep ? 5 : 1;
-  if (const char* text = getenv("WAVE_BESIDE")) a.beside_bits = a.deep ? text[1] - '0' : text[0] - '0';
-  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, composite_bytes(problem.key_bits / 8));
+  const int bytes = problem.key_bits / 8;
+  a.deep = is_wave_deep(problem.rows.length * bytes, plan.slices);
+  const uint32_t places = wave_places(bytes, a.deep);
+  a.lanes = wave_lanes(problem.k, plan.slices, places);
+  a.told = a.lanes * places;
+  a.beside_bits = places > 1 ? 1 : 5;
+  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, places, composite_bytes(bytes));
   return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
 }
 

@@ -1,10 +1,10 @@
 // What a thread of wave.cu keeps of the vectors that it reads: the best element at each place of a vector. Elements at
 // one place are far from each other in the row, so that neighbours, which are alike in sorted rows and where many
 // elements tie, do not push each other out. A vector has few places, since the code for each takes long to fetch: those
-// of 16-bit keys have 8 bytes, and of bytes it is the best element of all.
+// of 16-bit keys have 8 bytes. Where reading takes longer than all else, and of bytes, a thread keeps one element.
 //
-// add() takes the vectors of several rounds. After list(), head() is the best element that is left, and pop() removes
-// it. rest() bounds all elements that are not left.
+// add() takes the vectors of several rounds. After list(), `left` has the elements that are kept, and rest() bounds all
+// others.
 #pragma once
 
 #include "topk/cuda/candidates.cuh"
@@ -16,21 +16,25 @@ namespace {
 template <class Key>
 using Vector = std::conditional_t<sizeof(Key) == 2, uint2, uint4>;
 
-// The elements that a thread keeps; those that a warp keeps, which are no fewer than two neighbouring vectors have.
-template <class Key>
-constexpr uint32_t kPlaces = sizeof(Key) >= 2 ? sizeof(Vector<Key>) / sizeof(Key) : 1;
-template <class Key>
-constexpr uint32_t kKept = kPlaces<Key> == 4 ? 8 : 4;
-
-// Finds the largest key at each place of some vectors, and the largest of all other keys.
-template <class Key, int kLoads>
-__device__ __forceinline__ void best_and_next(const Vector<Key> (&tile)[kLoads], KeyOrder order,
-                                              Key (&best)[kPlaces<Key>], Key& next) {
-  if constexpr (sizeof(Key) == 2) {
+// Finds the largest key at each place of some vectors, or of all places, and the largest of all other keys.
+template <class Key, int kPlaces, int kLoads>
+__device__ __forceinline__ void best_and_next(const Vector<Key> (&tile)[kLoads], KeyOrder order, Key (&best)[kPlaces],
+                                              Key& next) {
+  constexpr int kWords = kLoads * sizeof(Vector<Key>) / 4;
+  if constexpr (sizeof(Key) >= 4) {
+    next = 0;
+#pragma unroll
+    for (int j = 0; j < kLoads * 16 / static_cast<int>(sizeof(Key)); ++j) {
+      const Key key = encode(reinterpret_cast<const Key*>(tile)[j], order);
+      if (j >= kPlaces) next = larger(next, smaller(best[j % kPlaces], key));
+      best[j % kPlaces] = j < kPlaces ? key : larger(best[j % kPlaces], key);
+    }
+  } else if constexpr (kPlaces > 1) {
+    static_assert(sizeof(Key) == 2 && kPlaces == 4);
     const Lanes<Key> lanes(order);
     uint32_t ones[4] = {}, twos = 0;
 #pragma unroll
-    for (int w = 0; w < kLoads * 2; ++w) {
+    for (int w = 0; w < kWords; ++w) {
       const uint32_t keys = lanes.encode(reinterpret_cast<const uint32_t*>(tile)[w]);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -42,22 +46,14 @@ __device__ __forceinline__ void best_and_next(const Vector<Key> (&tile)[kLoads],
     next = static_cast<Key>(twos);
 #pragma unroll
     for (int p = 0; p < 4; ++p) best[p] = static_cast<Key>(ones[p]);
-  } else if constexpr (sizeof(Key) >= 4) {
-    constexpr int kPer = 16 / sizeof(Key);
-    next = 0;
-#pragma unroll
-    for (int j = 0; j < kLoads * kPer; ++j) {
-      const Key key = encode(reinterpret_cast<const Key*>(tile)[j], order);
-      if (j >= kPer) next = larger(next, smaller(best[j % kPer], key));
-      best[j % kPer] = j < kPer ? key : larger(best[j % kPer], key);
-    }
   } else {
     const Lanes<Key> lanes(order);
     uint32_t ones = 0, twos = 0;
 #pragma unroll
-    for (int w = 0; w < kLoads * 4; ++w) {
+    for (int w = 0; w < kWords; ++w) {
       const uint32_t keys = lanes.encode(reinterpret_cast<const uint32_t*>(tile)[w]);
-      twos = Lanes<Key>::max(twos, __vminu4(ones, keys));
+      const uint32_t less = sizeof(Key) == 2 ? __vminu2(ones, keys) : __vminu4(ones, keys);
+      twos = Lanes<Key>::max(twos, less);
       ones = Lanes<Key>::max(ones, keys);
     }
     best[0] = static_cast<Key>(ones), next = static_cast<Key>(Lanes<Key>::largest(twos));
@@ -72,10 +68,10 @@ __device__ __forceinline__ void best_and_next(const Vector<Key> (&tile)[kLoads],
 
 // Row: a row that is dealt out to threads. `mine`: the vector that this thread reads in the first round; the one of a
 // later round is so many times row.threads vectors after it.
-template <class Key, class Row>
+template <class Key, class Row, int kEach>
 struct Best {
   using C = Composite<Key>;
-  static constexpr int kEach = kPlaces<Key>, kVector = sizeof(Vector<Key>) / sizeof(Key);
+  static constexpr int kVector = sizeof(Vector<Key>) / sizeof(Key);
   const Row& row;
   const KeyOrder order;
   const Packing<Key> packing;
@@ -88,7 +84,7 @@ struct Best {
   template <int kLoads>
   __device__ __forceinline__ void add(const Vector<Key> (&tile)[kLoads], uint32_t from) {
     Key ones[kEach], next;
-    best_and_next<Key>(tile, order, ones, next);
+    best_and_next<Key, kEach>(tile, order, ones, next);
     second = larger(second, next);
     bool rises = from == mine;
 #pragma unroll
@@ -118,11 +114,6 @@ struct Best {
 #pragma unroll
     for (int p = 1; p < kEach; ++p) most = larger(most, left[p]);
     return most;
-  }
-  __device__ __forceinline__ void pop(C most) {
-#pragma unroll
-    for (int p = 0; p < kEach; ++p)
-      if (left[p] == most) left[p] = 0;
   }
   // Of those that were not the best at their place, an element that equals the best of all comes after it: at the same
   // place, in another round.
