@@ -40,7 +40,7 @@ struct Wave : Call {
 
 constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kWaveTold = 4;  // threads of a warp on the board of the block
+constexpr uint32_t kBoardOfWarp = 4;  // threads of a warp on the board of the block
 
 // A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
@@ -69,9 +69,9 @@ __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp,
   return warp * blocks + turned;
 }
 
-// The data that the blocks of a row publish. told[i * slices + b] is the i-th best element of block b, for i < a.told.
-// After these come, for each block, two bounds (each of a part of the block's other elements) and a key that k elements
-// of the block reach.
+// The data that the blocks of a row publish. told[i * slices + b], for i < a.told, are the elements of the best threads
+// of block b. After these come, for each block, two bounds (each of a part of the block's other elements) and a key
+// that k elements of the block reach.
 template <class Key>
 struct Exchange {
   using C = Composite<Key>;
@@ -135,22 +135,22 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   C head = best.head();
   if (kDeep) floor = kth_of_composites<kThreads>(head, a.k);
   // The board has the best elements of some threads, and all elements that these threads keep.
-  constexpr uint32_t kBoard = kWarps * kWaveTold;
+  constexpr uint32_t kBoard = kWarps * kBoardOfWarp;
   __shared__ C board[kBoard], all[kEach > 1 ? kBoard : 1][kEach], rests[kWarps];
   C kept = 0;
 #pragma unroll
-  for (uint32_t i = 0; i < kWaveTold; ++i) {
+  for (uint32_t i = 0; i < kBoardOfWarp; ++i) {
     const C most = largest_of_warp(head);
     if (lane == i) kept = most;
     if (head != most) continue;
     head = 0;
     if constexpr (kEach > 1) {
 #pragma unroll
-      for (int p = 0; p < kEach; ++p) all[warp * kWaveTold + i][p] = best.left[p], best.left[p] = 0;
+      for (int p = 0; p < kEach; ++p) all[warp * kBoardOfWarp + i][p] = best.left[p], best.left[p] = 0;
     }
   }
   rest = largest_of_warp(larger(head, rest));
-  if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
+  if (lane < kBoardOfWarp) board[warp * kBoardOfWarp + lane] = kept;
   if (lane == 0) {
     rests[warp] = rest;
     exchange.first[rank * kWarps + warp] = kept;
