@@ -142,7 +142,7 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   const int64_t vectors = rows.length * key_bytes / 16, composite = composite_bytes(key_bytes);
   int64_t slices = std::min(gpu.multiprocessors / rows.count(), ceil_div(vectors, 2 * kWaveThreads));
   if (slices * kWaveLoads * kWaveThreads < vectors) slices = 2 * gpu.multiprocessors / rows.count();
-  const auto places = [&] { return wave_places(key_bytes, is_wave_deep(rows.length * key_bytes, slices)); };
+  const auto places = [&] { return wave_places(key_bytes, rows.length * key_bytes, slices); };
   while (slices > 1 && workspace_bytes >= 0 && wave_exchange_bytes(k, slices, places(), composite) > workspace_bytes)
     --slices;
   if (slices <= 1 || !wave_tells_enough(k, slices, places(), composite)) return plan;

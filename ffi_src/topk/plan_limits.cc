@@ -265,7 +265,9 @@ bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
   if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
   if (rows.length * key_bytes < (key_bytes == 8 ? kMinWaveBytes / 2 : kMinWaveBytes)) return false;
-  if (k > 8 * (gpu.multiprocessors / rows.count())) return false;  // a row has too few blocks
+  // If a row has few blocks, these have too much to tell each other.
+  const int64_t most = 4 * rows.count() > kMaxWaveRows ? 8 : key_bytes == 8 ? 12 : kMaxWaveK;
+  if (k > most * (gpu.multiprocessors / rows.count())) return false;
   const bool holds = has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK &&
                      rows.length <= longest_held(rows, key_bytes) &&
                      held_fits(held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors), rows.count(),

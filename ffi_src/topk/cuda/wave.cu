@@ -10,11 +10,11 @@
 //
 // The best elements may be neighbours (sorted rows, ties). So neighbouring sectors of 32 bytes, or halves of them, go
 // to different blocks, where two threads keep all their elements. Sectors take longer to read than larger parts, so if
-// threads read many elements, or bytes, they keep only the best one, and neighbouring parts of 512 bytes go to
-// different blocks. Then, and if the lists lack elements for another reason, two things help. If threads read many
-// elements, a block also publishes a bound of its own, the k-th best of its threads' elements. And elements that are
-// read again raise the threshold. If the threshold has the largest key of the row, the k first elements of that key are
-// the result, and mostly stand together.
+// threads read more than a few elements (wave_places() says where), or bytes, they keep only the best one, and
+// neighbouring parts of 256 or 512 bytes go to different blocks. Then, and if the lists lack elements for another
+// reason, two things help. If threads read many elements, a block also publishes a bound of its own, the k-th best of
+// its threads' elements. And elements that are read again raise the threshold. If the threshold has the largest key of
+// the row, the k first elements of that key are the result, and mostly stand together.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes of each block to the workspace and back, and
 // k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -84,12 +84,10 @@ struct Exchange {
   }
 };
 
-// kDeep: threads read many vectors.
-template <class Key, bool kDeep>
+template <class Key, int kEach>
 __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   using C = Composite<Key>;
-  constexpr int kEach = wave_places(sizeof(Key), kDeep);
-  constexpr int kLoads = kWaveLoads * (sizeof(Key) == 2 && kDeep ? 2 : 1);
+  constexpr int kLoads = kWaveLoads * (sizeof(Key) == 2 && kEach == 1 ? 2 : 1);
   let_dependents_start();
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
@@ -133,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
     rest = best.rest();
   }
   C head = best.head();
-  if (kDeep) floor = kth_of_composites<kThreads>(head, a.k);
+  if (kEach == 1 && a.deep) floor = kth_of_composites<kThreads>(head, a.k);
   // The board has the best elements of some threads, and all elements that these threads keep.
   constexpr uint32_t kBoard = kWarps * kBoardOfWarp;
   __shared__ C board[kBoard], all[kEach > 1 ? kBoard : 1][kEach], rests[kWarps];
@@ -487,7 +485,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kThreads);
-  cudaError_t status = launch(stream, config, a.deep ? wave_kernel<Key, true> : wave_kernel<Key, false>, a);
+  constexpr int kMany = wave_places(sizeof(Key), 0, 1);
+  cudaError_t status = launch(stream, config, a.told == a.lanes ? wave_kernel<Key, 1> : wave_kernel<Key, kMany>, a);
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.overlap = plan.overlap;
   config.shared_bytes = wave_shared_bytes(sizeof(C));
@@ -502,7 +501,7 @@ cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& pr
   a.slices = static_cast<uint32_t>(plan.slices);
   const int bytes = problem.key_bits / 8;
   a.deep = is_wave_deep(problem.rows.length * bytes, plan.slices);
-  const uint32_t places = wave_places(bytes, a.deep);
+  const uint32_t places = wave_places(bytes, problem.rows.length * bytes, plan.slices);
   a.lanes = wave_lanes(problem.k, plan.slices, places);
   a.told = a.lanes * places;
   a.beside_bits = places > 1 ? 1 : 5;

@@ -25,14 +25,20 @@ constexpr bool is_wave_deep(int64_t row_bytes, int64_t slices) {
   return row_bytes > int64_t{2 * kWaveLoads * 16} * kWaveThreads * slices;
 }
 
-// The elements that a thread keeps. Each is the best at some places of its vectors, of few if these are few. To keep
-// more than one takes longer to read.
-constexpr uint32_t wave_places(int key_bytes, bool deep) { return deep || key_bytes == 1 ? 1 : key_bytes == 8 ? 2 : 4; }
+// The elements that a thread keeps: the best at each place of its vectors if it reads few of them, else the best of
+// all, since that takes less time to read. Up to these limits, the former took hardly longer for random rows on an
+// H200.
+constexpr uint32_t wave_places(int key_bytes, int64_t row_bytes, int64_t slices) {
+  const int64_t most = key_bytes == 8 ? 64 : 40;  // bytes of a thread
+  if (key_bytes == 1 || row_bytes > most * kWaveThreads * slices) return 1;
+  return key_bytes == 8 ? 2 : 4;
+}
 
 // The number of threads whose elements a block publishes: about four times its share of k, so that few blocks have more
 // of the k best than they publish.
 constexpr uint32_t wave_lanes(int64_t k, int64_t slices, uint32_t places) {
-  if (places > 1 && (2 * k <= slices || (k <= slices && slices > 175))) return 4;
+  if (places == 1) return k <= 2 * slices ? 8 : k <= 5 * slices ? 16 : k <= 10 * slices ? 32 : 48;
+  if (2 * k <= slices || (k <= slices && slices > 175)) return 4;
   return k <= (slices > 91 ? 3 : 2) * slices ? 8 : k <= 6 * slices ? 16 : k <= 10 * slices ? 32 : 48;
 }
 constexpr uint32_t wave_entries(int64_t k, int64_t slices, uint32_t places) {
