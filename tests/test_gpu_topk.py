@@ -378,6 +378,26 @@ def test_ties_below_a_few_elements(dtype, k):
             assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), largest
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "int64"])
+@pytest.mark.parametrize("shape", [(1, 1_200_003), (3, 300_001), (20, 270_001)])
+def test_where_neighbours_are_the_largest(shape, dtype):
+    """Rows in order, whose largest elements are in their middle, or equal: blocks of `wave` share these elements."""
+    rows, n = shape
+    if rows > 16 and dtype in ("uint8", "bfloat16"):
+        pytest.skip("other kernels take them")
+    place = np.arange(n)
+    kinds = [place, n - place, -abs(place - n // 3), place // 9, np.where(place % 50_000 < 30, 9, place % 7), 0 * place]
+    for start in range(0, len(kinds), rows):
+        x = np.stack([kinds[(start + row) % len(kinds)] for row in range(rows)])
+        with jax.enable_x64(dtype == "int64"):
+            x = jnp.asarray(x // (n // 200) if dtype == "uint8" else x, dtype)
+            for k in (3, 24):
+                assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "wave"
+                for largest, sorted in [(True, True), (False, False)]:
+                    expected = expected_topk(x, k, 1, largest, sorted)
+                    assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), k
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])
 @pytest.mark.parametrize("name", [name for name in REGIMES if name.startswith("argmax")])
 @pytest.mark.parametrize("left", [False, True], ids=["kernels", "as planned"])

@@ -195,6 +195,7 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   if (rows.inner > 1 && key_bytes == 8 && k <= kMaxRowsK && rows.length >= std::max<int64_t>(256, 8 * k)) return false;
   if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : 22);
   if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
+  if (selects && key_bytes <= 2 && k > 16 && rows.length > 64 && rows.length <= 512) return places <= 1 << 15;
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
   const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // quick to sort
@@ -223,7 +224,7 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
 
 // The longest rows that the held kernel takes. The wave kernels take less time for longer ones, if they are few.
 int64_t longest_held(Rows rows, int key_bytes) {
-  const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows : 4);
+  const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows / 4 : 4);
   return kMaxHeldLength * (key_bytes == 2 ? (few ? 2 : 4) : few ? 1 : 2);
 }
 
@@ -263,10 +264,15 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
-  if (rows.length * key_bytes < kMinWaveBytes) return false;
-  const bool holds =
-      has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= longest_held(rows, key_bytes);
-  return rows.count() <= (!holds ? kMaxWaveRows : key_bytes == 2 ? 0 : 4);
+  if (rows.length * key_bytes < (key_bytes == 8 ? kMinWaveBytes / 2 : kMinWaveBytes)) return false;
+  // If a row has few blocks, these have too much to tell each other.
+  const int64_t most = 4 * rows.count() > kMaxWaveRows ? 8 : key_bytes == 8 ? 12 : kMaxWaveK;
+  if (k > most * (gpu.multiprocessors / rows.count())) return false;
+  const bool holds = has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK &&
+                     rows.length <= longest_held(rows, key_bytes) &&
+                     held_fits(held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors), rows.count(),
+                               rows.length, gpu.multiprocessors);
+  return rows.count() <= (holds ? (key_bytes == 2 ? 0 : 4) : key_bytes >= 4 ? kMaxWaveRows : kMaxWaveRows / 4);
 }
 
 // Whether the sieve, with one block for each row, is faster than the streaming kernel for a smaller k than usual. If
