@@ -39,9 +39,10 @@ constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the
 constexpr int64_t kManyChoices = 6;        // if a token has so many rows
 // Vectors of a row, and rows, beyond which a warp of the gradient of combine has a row.
 constexpr int64_t kLongRow = 512, kManyRows = 132 * 16;
-// Units of a row, of less than 16 bytes each, up to which dispatch goes through rows, not tokens, and bytes if a token
-// has two to four rows; from how many rows on it does; and units of a thread. (150000 rows of 19 units took 7.9 us so,
-// four to a token, and 14.1 by tokens. 120000 of 33, eight to a token, took 10.4 us so, and 8.7.)
+// Dispatch goes through rows, not tokens, if units have less than 16 bytes, a row has at most kNarrowRow of them, or, if
+// a token has two to four rows, kNarrowBytes bytes, and there are at least kManyNarrow rows. A thread then has
+// kNarrowUnits units. (150000 rows of 19 units, four to a token, took 7.9 us so, and 14.1 by tokens; 120000 of 33, eight
+// to a token, 10.4 and 8.7.)
 constexpr int64_t kNarrowRow = 8, kNarrowBytes = 96, kManyNarrow = 1 << 15;
 constexpr uint32_t kNarrowUnits = 4;
 constexpr int64_t kStrip = 16 << 10;  // the most bytes that a block of the copy engine's has of a token
