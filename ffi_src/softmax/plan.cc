@@ -38,7 +38,7 @@ constexpr int64_t kFewTeams = 8, kManyTeams = 64, kManyFolds = 16;
 // 35 from x.)
 constexpr int64_t kLooseRow = 64, kMostLoose = 4 << 20;
 // Gradients of longer rows: a lane has two vectors if that makes at most so many warps per multiprocessor, and in a
-// block. (10 x 8191 float32 took 6.9 us in 32 warps, and 3.8 in a cluster of fewer.)
+// block, but for float64. (10 x 8191 float32 took 6.9 us in 32 warps, and 3.8 in a cluster of fewer.)
 constexpr int64_t kFewWideWarps = 32, kMostWideWarps = 16;
 // Longer rows of float32 are taken in any number if they have at most so many warps.
 constexpr int64_t kFullWideWarps = 7;
@@ -264,7 +264,8 @@ RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   plan.lane_bits = 5;
   const int64_t warps = wide_warps(problem);
   const bool few = problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors;
-  if (warps <= kMostWideWarps && (few || is_always_wide(problem, warps))) {
+  const int64_t most = problem.dtype == DType::kFloat64 ? kMaxBlockWarps : kMostWideWarps;
+  if (warps <= most && (few || is_always_wide(problem, warps))) {
     plan.wide = plan.vectors = kWideVectors;
     plan.block_warps = static_cast<int>(warps);
     return plan;

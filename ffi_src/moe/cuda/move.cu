@@ -39,11 +39,11 @@ constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the
 constexpr int64_t kManyChoices = 6;        // if a token has so many rows
 // Vectors of a row, and rows, beyond which a warp of the gradient of combine has a row.
 constexpr int64_t kLongRow = 512, kManyRows = 132 * 16;
-// Dispatch goes through rows, not tokens, if units have less than 16 bytes, a row has at most kNarrowRow of them, or, if
-// a token has two to four rows, kNarrowBytes bytes, and there are at least kManyNarrow rows. A thread then has
-// kNarrowUnits units. (150000 rows of 19 units, four to a token, took 7.9 us so, and 14.1 by tokens; 120000 of 33, eight
-// to a token, 10.4 and 8.7.)
-constexpr int64_t kNarrowRow = 8, kNarrowBytes = 96, kManyNarrow = 1 << 15;
+// Dispatch goes through rows, not tokens, if units have less than 16 bytes, a row has at most kNarrowRow of them, or
+// kSharedRow if a token has two to four rows, and there are at least kManyNarrow rows. A thread then has kNarrowUnits
+// units. (150000 rows of 19 units, four to a token, took 7.9 us so, and 14.1 by tokens; 120000 of 33, eight to a token,
+// 10.4 and 8.7.)
+constexpr int64_t kNarrowRow = 8, kSharedRow = 24, kManyNarrow = 1 << 15;
 constexpr uint32_t kNarrowUnits = 4;
 constexpr int64_t kStrip = 16 << 10;  // the most bytes that a block of the copy engine's has of a token
 
@@ -380,9 +380,9 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
                   static_cast<V*>(out), units, shares.threads, p.choices, p.rows, p.outer * p.tokens, shares.lines,
                   made, assignment_of_row, p);
   };
-  const bool shared = p.choices > 1 && p.choices <= 4 && units * static_cast<int64_t>(sizeof(V)) <= kNarrowBytes;
-  if (const int64_t count = p.rows * units; sizeof(V) < 16 && p.outer == 1 && (units <= kNarrowRow || shared) &&
-                                            p.rows >= kManyNarrow && count <= INT32_MAX) {
+  const int64_t narrow = p.choices > 1 && p.choices <= 4 ? kSharedRow : kNarrowRow;
+  if (const int64_t count = p.rows * units;
+      sizeof(V) < 16 && p.outer == 1 && units <= narrow && p.rows >= kManyNarrow && count <= INT32_MAX) {
     return launch(stream, {grid_of(ceil_div(count, kThreads * kNarrowUnits)), dim3(kThreads)},
                   dispatch_narrow_kernel<V, Made>, static_cast<const V*>(x), assignment_of_row, static_cast<V*>(out),
                   units, p.choices, count, p.assignments(), made, p);
