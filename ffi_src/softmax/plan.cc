@@ -300,9 +300,9 @@ bool is_short_axis(const Problem& problem) {
 constexpr int kPartElements = 8;
 constexpr int64_t kMostParts = 128, kMostLargeParts = 256;
 // Vectors of columns take it only if they are narrow or have more positions than a cluster holds, and 16 bits only if
-// they are no vectors and have many columns: of large batches, other kernels are faster. (Of 200 x 3000 x 20 bfloat16,
-// it took 107 us, and the two others 62; of 1 x 8192 x 70, 9.8 and 19.8.)
-constexpr int64_t kNarrowPart = 128, kHeldByCluster = 8192, kLeastHalfPart = 64;
+// they are no vectors and have between 64 and 256 columns: of large batches, other kernels are faster. (bfloat16, this
+// kernel and the two others: 1 x 8192 x 70 9.8 and 19.8 us, 200 x 3000 x 20 107 and 62, 24 x 513 x 314 40 and 31.)
+constexpr int64_t kNarrowPart = 128, kHeldByCluster = 8192, kLeastHalfPart = 64, kMostHalfPart = 256;
 
 // Positions of a column that a block takes at a time.
 int64_t part_turns(const Rows& rows) { return rows.inner > 0 ? kGradientPartThreads / rows.inner : 0; }
@@ -325,7 +325,7 @@ bool takes_parts(const Problem& problem) {
   const int64_t beside = inner * bytes_of(problem.dtype);
   const bool vectors = beside % 16 == 0;
   if (problem.dtype == DType::kFloat32 ? vectors && beside >= kNarrowPart && length <= kHeldByCluster
-                                       : vectors || inner < kLeastHalfPart)
+                                       : vectors || inner < kLeastHalfPart || inner > kMostHalfPart)
     return false;
   return part_elements(problem.rows) > 0;
 }
