@@ -45,18 +45,19 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_finish(const __grid_con
   write<Key>(a, outer, static_cast<uint32_t>(row - outer * a.inner), c.index);
 }
 
-cudaError_t launch_form(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem, const Argmax& a) {
+cudaError_t launch_form(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem, const Argmax& a,
+                        bool overlap) {
   switch (shape.form) {
     case ArgmaxForm::kTeams: return launch_argmax_teams(stream, shape, problem, a);
     case ArgmaxForm::kPacked: return launch_argmax_packed(stream, problem, a);
     case ArgmaxForm::kTiles: return launch_argmax_tiles(stream, shape, problem, a);
-    case ArgmaxForm::kRows: return launch_argmax_rows(stream, shape, problem, a);
+    case ArgmaxForm::kRows: return launch_argmax_rows(stream, shape, problem, a, overlap);
     case ArgmaxForm::kColumns: return launch_argmax_columns(stream, shape, problem, a);
     case ArgmaxForm::kStrided:
     case ArgmaxForm::kSheets:
     case ArgmaxForm::kPlanes: return launch_argmax_strided(stream, shape, problem, a);
-    case ArgmaxForm::kSmall:
-      return launch_argmax_small(stream, argmax_small_shape(problem.rows, problem.key_bits / 8, a.slices), problem, a);
+    case ArgmaxForm::kSmall: return launch_argmax_small(stream, shape, problem, a);
+    case ArgmaxForm::kBlocks: return launch_argmax_blocks(stream, shape, problem, a);
   }
   return cudaErrorInvalidValue;
 }
@@ -72,15 +73,19 @@ cudaError_t launch_argmax_kernels(cudaStream_t stream, const Plan& plan, const A
   ArgmaxShape shape = argmax_shape(rows, problem.key_bits / 8, aligned);
   if (shape.form == ArgmaxForm::kPacked && reinterpret_cast<uintptr_t>(buffers.indices) % 16 != 0)
     shape = argmax_shape(rows, problem.key_bits / 8, false);  // it would store vectors of indices
-  if (plan.slices % shape.period != 0) shape = argmax_strided_shape(rows, problem.key_bits / 8, aligned);
+  const bool unshared = shape.form == ArgmaxForm::kBlocks && rows.length > kArgmaxUnshared &&
+                        (plan.slices == 1 || plan.workspace_bytes > 0);
+  if (unshared || plan.slices % shape.period != 0) shape = argmax_strided_shape(rows, problem.key_bits / 8, aligned);
   // As many slices as needed, so that none is empty.
   const Rows turns = {rows.outer, (rows.length + shape.period - 1) / shape.period, rows.inner};
   const int64_t slice = argmax_slice(turns, plan.slices / shape.period);
   a.slice = static_cast<uint32_t>(slice);
-  a.slices = static_cast<uint32_t>((turns.length + slice - 1) / slice * shape.period);
+  a.slices = shape.form == ArgmaxForm::kBlocks
+                 ? static_cast<uint32_t>(plan.slices)
+                 : static_cast<uint32_t>((turns.length + slice - 1) / slice * shape.period);
   a.cluster = a.slices > 1 && plan.workspace_bytes == 0;
-  const cudaError_t status = launch_form(stream, shape, problem, a);
-  if (status != cudaSuccess || a.slices == 1 || a.cluster) return status;
+  const cudaError_t status = launch_form(stream, shape, problem, a, plan.overlap);
+  if (status != cudaSuccess || a.slices == 1 || a.cluster || shape.form == ArgmaxForm::kRows) return status;
   const uint32_t team = a.slices > 128 ? kArgmaxThreads : a.slices > 8 ? 32 : 1;
   Launch last = {dim3(static_cast<unsigned>((rows.count() * team + kArgmaxThreads - 1) / kArgmaxThreads)),
                  dim3(kArgmaxThreads)};
