@@ -6,6 +6,9 @@
 // A row has kChains chains of additions for each of the threads of kWarps warps; word w belongs to thread w % threads
 // and chain w / threads % kChains. So the order of additions follows from the length. A thread has all its chains, or
 // if rows are few, groups of threads have some of them each.
+//
+// Longer rows are cut into parts of a fixed length. A block leaves the sum of a part in the workspace, and a second
+// kernel adds up the parts of a row. (By vectors, in clusters, 2 x 580126 bfloat16 took 4.65 us; it takes 3.1.)
 #include <type_traits>
 
 #include "reduce/cuda/dispatch.cuh"
@@ -19,12 +22,12 @@ constexpr int kRowsOfBlock = 4;  // the most, if a warp has a row
 template <class P>
 struct LooseSums {
   const void* x;
-  int64_t rows;
-  int length;
+  int64_t rows;  // or parts of rows, if they are cut
+  int length;    // of a row, or of a part
   typename P::Args args;
   uint32_t parts;
   int64_t row_length;
-  float* of_parts;
+  float* of_parts;  // workspace: [row][part]
 };
 
 // With kGroups, a block has a row, and so many groups of threads. Otherwise a warp has a row. (The number of warps is a
@@ -42,7 +45,7 @@ __global__ void __launch_bounds__(32 * kWarps * (kGroups ? kGroups : kRowsOfBloc
   if (row >= p.rows) return;
   const Bits* from = static_cast<const Bits*>(p.x) + row * p.length;
   int length = p.length;
-  if (p.parts > 1) {
+  if (p.parts > 1) {  // `row` is the number of a part
     const uint32_t outer = blockIdx.x / p.parts, part = blockIdx.x - outer * p.parts;
     const int64_t first = int64_t{part} * p.length;
     from = static_cast<const Bits*>(p.x) + outer * p.row_length + first;
@@ -107,16 +110,17 @@ __global__ void __launch_bounds__(32 * kWarps * (kGroups ? kGroups : kRowsOfBloc
     if (threadIdx.x >= 32) return;
     all = row_engine::merged_sum(thread < kWarps ? of_warps[thread] : 0.0f, 0, 5);
   }
+  if (begin != 0) return;
   if (p.parts > 1) {
-    if (begin == 0) p.of_parts[row] = all;
+    p.of_parts[row] = all;
     return;
   }
-  if (begin == 0) P::write_row(p.args, row, {}, P::finish(p.args, {}, row_engine::Stat<P>{{all}}));
+  P::write_row(p.args, row, {}, P::finish(p.args, {}, row_engine::Stat<P>{{all}}));
 }
 
 constexpr int kMergeThreads = 128;
 
-// Adds up the parts of a row.
+// A block adds up the parts of a row.
 template <class P>
 __global__ void __launch_bounds__(kMergeThreads) loose_parts_kernel(const __grid_constant__ LooseSums<P> p) {
   __shared__ float of_warps[kMergeThreads / 32];
@@ -150,9 +154,12 @@ cudaError_t launch_loose(cudaStream_t stream, const RowPlan& plan, const Problem
     using P = Sum<decltype(element), false>;
     if constexpr (P::kFast) {
       const Rows& rows = problem.rows;
-      const bool split = plan.blocks > 1;
-      const LooseSums<P> p = {buffers.x, rows.outer * plan.blocks, static_cast<int>(split ? plan.part_length : rows.length),
-                              parameters_of<P>(problem, buffers).args, static_cast<uint32_t>(plan.blocks), rows.length,
+      const LooseSums<P> p = {buffers.x,
+                              rows.outer * plan.blocks,
+                              static_cast<int>(plan.split ? plan.part_length : rows.length),
+                              parameters_of<P>(problem, buffers).args,
+                              static_cast<uint32_t>(plan.blocks),
+                              rows.length,
                               static_cast<float*>(workspace)};
       const auto kernel = plan.spans == 1   ? kernel_of<P, 1>(plan.wide)
                           : plan.spans == 2 ? kernel_of<P, 2>(plan.wide)
@@ -160,14 +167,14 @@ cudaError_t launch_loose(cudaStream_t stream, const RowPlan& plan, const Problem
                           : plan.spans == 8 ? kernel_of<P, 8>(plan.wide)
                                             : kernel_of<P, 16>(plan.wide);
       Launch launched;
-      const int64_t blocks = plan.wide ? rows.outer * plan.blocks : (rows.outer + plan.block_warps - 1) / plan.block_warps;
+      const int64_t blocks = plan.wide ? p.rows : (rows.outer + plan.block_warps - 1) / plan.block_warps;
       if (!kernel || plan.spans > 16 || blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
       launched.grid = dim3(static_cast<unsigned>(blocks));
       launched.block = dim3(plan.threads());
       const cudaError_t status = launch(stream, launched, kernel, p);
-      if (status != cudaSuccess || !split) return status;
+      if (status != cudaSuccess || !plan.split) return status;
       Launch merging = {dim3(static_cast<unsigned>(rows.outer)), dim3(kMergeThreads)};
-      merging.overlap = true;
+      merging.overlap = plan.overlap;
       return launch(stream, merging, loose_parts_kernel<P>, p);
     } else {
       return cudaErrorInvalidValue;
