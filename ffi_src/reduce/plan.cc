@@ -45,8 +45,7 @@ constexpr int64_t kMostLooseGroups = 8, kLooseResident = 16;
 bool is_loose(const Problem& problem, int64_t item_bytes) {
   const int64_t row_bytes = problem.rows.length * item_bytes;
   return problem.op == Op::kSum && !problem.masked && !is_rare(problem.dtype) && problem.rows.inner == 1 &&
-         problem.rows.outer > 0 && row_bytes % 16 != 0 && row_bytes > kShortestLoose &&
-         row_bytes <= kLongestLoose;
+         problem.rows.outer > 0 && row_bytes % 16 != 0 && row_bytes > kShortestLoose && row_bytes <= kLongestLoose;
 }
 
 // The number of warps that share a row (`spans`, a power of two) follows from its length, since it decides the order of

@@ -56,7 +56,8 @@ constexpr int kFlatFold = 8;  // as in cuda/small.cuh
 // outer index; the least blocks per multiprocessor that large tiles leave.
 constexpr int64_t kColumnTile = 4 << 10, kLargeColumnTile = 8 << 10, kFewTileThreads = 96;
 constexpr int64_t kMostTiledPlane = 48 << 10, kTileBlocks = 2;
-// See adds_as_loose(): positions and bytes of an outer index; bytes of a line, least positions, bytes of an outer index.
+// See adds_as_loose(): positions and bytes of an outer index; bytes of a line, least positions, bytes of an outer
+// index.
 constexpr int64_t kMostTiledPositions = 128, kMostTiledSums = 26 << 10;
 constexpr int64_t kFewLine = 64, kLeastFlatSums = 500, kMostFlatSums = 512 << 10;
 constexpr int64_t kMostTiledResults = 16 << 10;  // the most bytes of an outer index with results

@@ -40,8 +40,8 @@ Plan plan_argmax(Rows rows, int key_bits, const Gpu& gpu, int64_t workspace_byte
     }
     // If a row is short, a second kernel takes longer than one block that reads all of it. More slices than a block of
     // that kernel has threads are worth it only for long ones.
-    const int64_t most = std::min({4 * gpu.multiprocessors / units, bytes / (16 << 10),
-                                   std::max<int64_t>(128, bytes / (64 << 10))});
+    const int64_t most =
+        std::min({4 * gpu.multiprocessors / units, bytes / (16 << 10), std::max<int64_t>(128, bytes / (64 << 10))});
     if (bytes > (rows.outer < 40 ? kArgmaxAlone / 2 : kArgmaxAlone))
       while (2 * slices <= most) slices *= 2;
   } else if (shape.form == ArgmaxForm::kColumns && shape.beside) {

@@ -1,7 +1,7 @@
 // Launches the kernels that a plan names.
 #include "reduce/cuda/launch.h"
 
-#include "reduce/cuda/loose.h"
+#include "reduce/cuda/kernels.h"
 
 namespace jaxgpuops::reduce {
 

@@ -224,8 +224,9 @@ __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
   merge();
 }
 
-// The best of the candidates of a cluster's blocks, of which the first threads have one each, for the first thread of the
-// first block. The blocks have arrived at the cluster barrier. Returns false to the threads that have nothing left to do.
+// The best of the candidates of a cluster's blocks, of which the first threads have one each, for the first thread of
+// the first block. The blocks have arrived at the cluster barrier. Returns false to the threads that have nothing left
+// to do.
 template <class Key>
 __device__ __forceinline__ bool merge_cluster(Candidate<Key>& c, uint32_t rank, uint32_t blocks) {
   __shared__ Candidate<Key> of_blocks[kArgmaxMostCluster];

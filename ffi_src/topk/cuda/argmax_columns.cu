@@ -201,9 +201,9 @@ cudaError_t launch_argmax_columns(cudaStream_t stream, const ArgmaxShape& shape,
                                   const Argmax& a) {
   const dim3 blocks(static_cast<unsigned>(a.outer * shape.tiles * a.slices));
   const auto threads = static_cast<uint32_t>(shape.threads);
-  const ColumnsCall call = {static_cast<uint32_t>(shape.tiles), static_cast<uint32_t>(shape.beside),
-                            static_cast<uint32_t>(shape.deep), threads, static_cast<uint32_t>(shape.period),
-                            shape.narrow};
+  const ColumnsCall call = {static_cast<uint32_t>(shape.tiles),  static_cast<uint32_t>(shape.beside),
+                            static_cast<uint32_t>(shape.deep),   threads,
+                            static_cast<uint32_t>(shape.period), shape.narrow};
   const auto shared = static_cast<size_t>(argmax_shared_bytes(problem.rows, problem.key_bits / 8, shape));
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);

@@ -177,8 +177,7 @@ constexpr uint32_t kFinishThreads = 128;
 
 // A block has a row.
 template <class Key>
-__global__ void __launch_bounds__(kFinishThreads)
-    argmax_finish_rows(const __grid_constant__ SharedRowsCall a) {
+__global__ void __launch_bounds__(kFinishThreads) argmax_finish_rows(const __grid_constant__ SharedRowsCall a) {
   const uint32_t row = blockIdx.x;
   const auto* const from = static_cast<const Candidate<Key>*>(a.candidates) + uint64_t{row} * a.slices;
   wait_for_predecessor();
@@ -188,8 +187,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   merge_team(c, kFinishThreads);
   if (threadIdx.x != 0) return;
   a.indices[row] = static_cast<int32_t>(c.index);
-  if (a.values)
-    static_cast<Key*>(a.values)[row] = (static_cast<const Key*>(a.x) + uint64_t{row} * a.length)[c.index];
+  if (a.values) static_cast<Key*>(a.values)[row] = (static_cast<const Key*>(a.x) + uint64_t{row} * a.length)[c.index];
 }
 
 }  // namespace

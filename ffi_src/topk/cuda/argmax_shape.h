@@ -17,8 +17,8 @@ constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a bloc
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block, if outer indices are few
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
-// kSmall, kBlocks: a thread takes kArgmaxEach elements at a time. In kSmall it takes kSmallEach instead if the array has
-// at most kArgmaxFew elements, if a column has at most kArgmaxFewRows, or if elements have 64 bits.
+// kSmall, kBlocks: a thread takes kArgmaxEach elements at a time. In kSmall it takes kSmallEach instead if the array
+// has at most kArgmaxFew elements, if a column has at most kArgmaxFewRows, or if elements have 64 bits.
 constexpr int kArgmaxEach = 8;
 constexpr int64_t kArgmaxFew = 1 << 18;
 constexpr int64_t kArgmaxFewRows = 32;
@@ -49,7 +49,7 @@ struct ArgmaxShape {
   // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
   int beside = 0, deep = 1;
   bool narrow = false;  // kColumns: a vector has all columns, each equally often
-  int period = 1;  // kColumns: slice i has positions i % period, i % period + period, .. of the axis
+  int period = 1;       // kColumns: slice i has positions i % period, i % period + period, .. of the axis
   int threads = kArgmaxThreads;
 };
 
@@ -191,8 +191,7 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   } else {
     const int cluster = argmax_cluster(rows, key_bytes);
     const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && cluster == 1;
-    const bool large =
-        (cluster == kArgmaxMostCluster && rows.outer <= 8) || (cluster == 2 && bytes > 192 << 10);
+    const bool large = (cluster == kArgmaxMostCluster && rows.outer <= 8) || (cluster == 2 && bytes > 192 << 10);
     shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);

@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(kArgmaxMostThreads)
 #pragma unroll
     for (uint32_t u = 0; u < kArgmaxEach; ++u) loaded[u] = __ldg(x + smaller(i + u * threads, last) * inner);
 #pragma unroll
-    for (uint32_t u = 0; u < kArgmaxEach; ++u)
-      best.see(ranks(ranks.word(loaded[u])), smaller(i + u * threads, last));
+    for (uint32_t u = 0; u < kArgmaxEach; ++u) best.see(ranks(ranks.word(loaded[u])), smaller(i + u * threads, last));
   }
   merge_team(best, threads);
   if (cluster && !merge_cluster(best, rank, 1u << a.slice_bits)) return;
@@ -93,8 +92,14 @@ cudaError_t launch_argmax_blocks(cudaStream_t stream, const ArgmaxShape& shape, 
                                  const Argmax& a) {
   const Rows& rows = problem.rows;
   const int slice_bits = bits_for(a.slices);
-  const BlocksCall call = {a.x, a.indices, a.values, Quotient(rows.inner), a.length,
-                           static_cast<uint32_t>(rows.inner), ((a.length - 1) >> slice_bits) + 1, slice_bits};
+  const BlocksCall call = {a.x,
+                           a.indices,
+                           a.values,
+                           Quotient(rows.inner),
+                           a.length,
+                           static_cast<uint32_t>(rows.inner),
+                           ((a.length - 1) >> slice_bits) + 1,
+                           slice_bits};
   Launch blocks = {dim3(static_cast<unsigned>(rows.count() << slice_bits)), dim3(static_cast<unsigned>(shape.threads))};
   blocks.cluster = 1 << slice_bits;
   return dispatch_key(problem.key_bits, [&](auto key) {
