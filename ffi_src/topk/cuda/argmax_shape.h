@@ -185,8 +185,8 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   if (bytes <= std::min(kArgmaxWarpRow, (common && bytes >= 6 << 10 ? 4 : 16) * rows.outer)) {
     shape.lane_bits = 5;
   } else if (rows.outer >= 264) {
-    shape.lane_bits = bytes > 8 << 10 ? 8 : 7;  // a thread has at most four vectors of a short row
-  } else if (bytes <= 8 << 10) {
+    shape.lane_bits = bytes >= 96 << 10 || (common && bytes >= 16 << 10 && bytes <= 48 << 10) ? 8 : 7;
+  } else if (bytes < 12 << 10) {
     shape.lane_bits = 7;
   } else {
     const int cluster = argmax_cluster(rows, key_bytes);
