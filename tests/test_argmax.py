@@ -99,8 +99,8 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
     assert (
         is_left(65_533, 98, dtype="float64") and is_left(3, 131_072, 2) and not is_left(3, 131_072, 2, dtype="float64")
     )
-    assert is_left(2, 1_235_350) and not is_left(5, 440_000) and not is_left(2, 2_000_000)
-    assert is_left(3, 2_000_000, dtype="int32") and not is_left(10, 1_000_001, dtype="int32")
+    assert is_left(2, 700_001) and not is_left(5, 440_000) and not is_left(2, 1_000_001)
+    assert is_left(3, 1_000_001, dtype="int32") and not is_left(3, 1_363_155, dtype="int32")
     assert not is_left(3, 4096, dtype="float8_e4m3fn")
     # Teams of lanes have short rows of 16 bits, and clusters few long ones.
     assert not is_left(333, 512, dtype="bfloat16") and not is_left(200, 300, dtype="int16")

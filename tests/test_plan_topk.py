@@ -202,6 +202,23 @@ def test_argmax_keeps_the_device_busy():
     ):
         plan = plan_argmax(outer, length, 1, bits, 90)
         assert (plan["slices"], plan["workspace_bytes"]) == (slices, 0), (outer, length, bits)
+    # So do those that share long columns of few numbers; where there are none, other kernels take the longest.
+    for length, slices, threads in ((257, 1, 64), (4096, 1, 512), (4097, 4, 256), (16_384, 8, 256), (131_072, 16, 512)):
+        plan = plan_argmax(1, length, 3, 32, 90)
+        assert (plan["slices"], plan["threads"], plan["workspace_bytes"]) == (slices, threads, 0), (length, plan)
+        plan = plan_argmax(1, length, 3, 32, 80)
+        assert (plan["workspace_bytes"] > 0) == (length > 16_384), (length, plan)
+    # Slices of other long rows have at least 16 KiB, and fill the device together.
+    for outer, length, bits, slices in (
+        (1, 262_144, 64, 128),
+        (1, 1 << 20, 32, 128),
+        (1, 1 << 23, 32, 512),
+        (3, 524_288, 16, 64),
+        (8, 1 << 20, 16, 64),
+        (26, 355_716, 16, 16),
+    ):
+        plan = plan_argmax(outer, length, 1, bits, 90)
+        assert (plan["slices"], plan["threads"]) == (slices, 256), (outer, length, bits, plan)
 
 
 # Problems at the edges of the regions of the kernels, and which was the fastest on an H200 of those that could take

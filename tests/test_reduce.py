@@ -310,9 +310,10 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
         assert bool(kernel_of("sum", *shape)) == (shape[1] >= 16)
     assert kernel_of("max", 1 << 16, 1024) and not kernel_of("max", 1 << 16, 1024, dtype="int32")
     assert kernel_of("min", 494, 30_184, dtype="bfloat16") and kernel_of("min", 494, 30_184)
-    assert kernel_of("max", 10, 100_000, dtype="bfloat16") and not kernel_of("max", 9, 200_000, dtype="bfloat16")
+    assert kernel_of("max", 10, 200_000, dtype="bfloat16") and not kernel_of("max", 9, 300_000, dtype="bfloat16")
     assert kernel_of("max", 8, 200_000, dtype="bfloat16") and not kernel_of("max", 8, 1 << 20, dtype="bfloat16")
     assert kernel_of("max", 1, 20_000) and not kernel_of("max", 1, 16_384) and not kernel_of("max", 60, 32_768)
+    assert kernel_of("max", 2, 65_536) and not kernel_of("max", 2, 131_072)
     assert not kernel_of("max", 1, 140_000) and kernel_of("max", 300, 32_768)
     assert kernel_of("max", 48, 418_625, dtype="bfloat16") and not kernel_of("max", 30, 418_625, dtype="bfloat16")
     assert kernel_of("max", 10_582, 31, 10, dtype="float16") and not kernel_of("max", 550, 128, 20, dtype="float16")
@@ -323,6 +324,8 @@ def test_what_is_left_to_xla_on_a_gpu(cuda_build):
         assert (
             not kernel_of("max", *shape) and not kernel_of("min", *shape, dtype="bfloat16") and kernel_of("sum", *shape)
         )
+    # Odd columns of 16 bits, if XLA cannot divide the axis.
+    assert kernel_of("min", 2, 195_987, 5, dtype="bfloat16") and not kernel_of("min", 2, 195_984, 5, dtype="bfloat16")
     assert kernel_of("max", 16, 8009, 64) and kernel_of("max", 3, 2_000_003, 3) and kernel_of("max", 4, 5001, 256)
     # Large arrays of columns of integers that XLA does not divide.
     assert kernel_of("min", 12, 533, 3450, dtype="int32") and kernel_of("max", 200, 65, 1001, dtype="uint32")

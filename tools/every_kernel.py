@@ -77,7 +77,11 @@ TOPK = [
     ((396, 2049, 17), 1, 9),  # streamed columns
     ((30_001, 4), 1, 1),  # several rows in a vector
     ((30_003, 2), 1, 1),
-    ((21, 70_001), 1, 1),  # clusters that hold rows
+    ((21, 70_001), 1, 1),  # a cluster a row
+    ((2, 300_001), 1, 1),  # slices of rows
+    ((3, 301, 5), 1, 1),  # a block a column
+    ((2, 20_001, 3), 1, 1),  # a cluster a column
+    ((1, 2_200_001, 2), 1, 1),  # columns that warps merge
     ((1, 20_001, 5), 1, 40),
 ]
 

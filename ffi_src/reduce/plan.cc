@@ -32,8 +32,11 @@ bool holds_spans(const RowPlan& plan, const Problem& problem, const Gpu& gpu) {
 }
 
 // Sums of rows that are not whole vectors (cuda/loose_rows.cu), if they are so long that this is faster for few rows,
-// too. A warp has at most kLooseWords words of a row.
-constexpr int64_t kShortestLoose = 64 * 16, kLooseWords = 36 * 32, kMostLooseWarps = 16;
+// too, and also for many. A warp has at most kLooseWords words of a row. Longer rows are cut into parts of kLoosePart
+// bytes, of which kLoosePartWarps warps have one each.
+constexpr int64_t kShortestLoose = 704, kLooseWords = 36 * 32, kMostLooseWarps = 16;
+constexpr int64_t kLoosePart = 16 << 10, kLongestLoose = 128 * kLoosePart;
+constexpr int kLoosePartWarps = 8;
 constexpr int kLooseBlockWarps = 4;  // rows of a block whose warps have a row each
 // Few rows: kMostLooseGroups groups of that many warps have a row, or as many as a block has warps for, if that makes
 // at most so many warps per multiprocessor.
@@ -42,8 +45,7 @@ constexpr int64_t kMostLooseGroups = 8, kLooseResident = 16;
 bool is_loose(const Problem& problem, int64_t item_bytes) {
   const int64_t row_bytes = problem.rows.length * item_bytes;
   return problem.op == Op::kSum && !problem.masked && !is_rare(problem.dtype) && problem.rows.inner == 1 &&
-         problem.rows.outer > 0 && row_bytes % 16 != 0 && row_bytes > kShortestLoose &&
-         row_bytes <= 4 * kLooseWords * kMostLooseWarps;
+         problem.rows.outer > 0 && row_bytes % 16 != 0 && row_bytes > kShortestLoose && row_bytes <= kLongestLoose;
 }
 
 // The number of warps that share a row (`spans`, a power of two) follows from its length, since it decides the order of
@@ -51,6 +53,15 @@ bool is_loose(const Problem& problem, int64_t item_bytes) {
 void plan_loose(RowPlan& plan, const Problem& problem, const Gpu& gpu) {
   const int64_t outer = problem.rows.outer, words = problem.rows.length * plan.traits.item_bytes / 4;
   plan.lane_bits = 5;
+  if (words > kLooseWords * kMostLooseWarps) {
+    plan.spans = plan.block_warps = kLoosePartWarps;
+    plan.wide = 1;
+    plan.split = true;
+    plan.part_length = kLoosePart / plan.traits.item_bytes;
+    plan.blocks = plan.units = ceil_div(problem.rows.length, plan.part_length);
+    plan.workspace_bytes = ceil_div(plan.blocks * plan.traits.stat_bytes, 16) * 16;
+    return;
+  }
   plan.spans = 1;
   while (words > kLooseWords * plan.spans) plan.spans *= 2;
   const int64_t groups = std::min<int64_t>(kMostLooseGroups, kMaxBlockWarps / plan.spans);
@@ -182,6 +193,7 @@ RowPlan plan_reduce(const Problem& problem, const Gpu& gpu, int64_t workspace_by
     plan.traits = traits;
     plan.algorithm = RowAlgorithm::kRows;
     plan.single = true;
+    plan.overlap = gpu.dependent_launch;
     if (packed) {
       plan.block_warps = kPackedWarps;
     } else {

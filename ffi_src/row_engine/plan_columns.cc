@@ -59,6 +59,10 @@ constexpr int kFlatFold = 8;  // as in cuda/small.cuh
 // outer index; the least blocks per multiprocessor that large tiles leave.
 constexpr int64_t kColumnTile = 4 << 10, kLargeColumnTile = 8 << 10, kFewTileThreads = 96;
 constexpr int64_t kMostTiledPlane = 48 << 10, kTileBlocks = 2;
+// See adds_as_loose(): positions and bytes of an outer index; bytes of a line, least positions, bytes of an outer
+// index.
+constexpr int64_t kMostTiledPositions = 128, kMostTiledSums = 26 << 10;
+constexpr int64_t kFewLine = 64, kLeastFlatSums = 500, kMostFlatSums = 512 << 10;
 constexpr int64_t kMostTiledResults = 16 << 10;  // the most bytes of an outer index with results
 
 // Statistics of columns. Lanes across columns cover 128 bytes. They cover more if that spreads the blocks more evenly
@@ -82,7 +86,7 @@ void plan_along(RowPlan& plan, const Rows& rows, const Gpu& gpu) {
   for (int more = bits + 1; more <= 5 && strips(more) >= 2 * gpu.multiprocessors * 9 / 10; ++more)
     if (evenly(more) > evenly(bits) || (evenly(more) == evenly(bits) && strips(bits) > resident)) bits = more;
   while (bits < kLaneBits && batch(bits) >= 2 * rows.length) ++bits;
-  plan.blocks = std::min(resident / strips(bits), rows.length / (2 * batch(bits)));
+  plan.blocks = std::min(resident / strips(bits), 2 * rows.length / (3 * batch(bits)));
   if (plan.blocks < 3) plan.blocks = 1;  // two blocks are not worth a second kernel
   if (plan.blocks == 1) return;
   plan.algorithm = RowAlgorithm::kColumnsSplit;
@@ -127,6 +131,15 @@ bool is_narrow(const RowTraits& traits, const Rows& rows) {
   const int64_t beside = rows.inner * traits.item_bytes;
   if (beside == 16) return rows.length >= (traits.operands == 2 ? kNarrowPair : kNarrow);
   return beside == 32 && rows.length * beside > kNarrowBytes;
+}
+
+// Whether sums of columns that are whole vectors side by side are added up as those of others: along short axes, if an
+// outer index is a tile (300 x 12 x 512 bfloat16: 4.6 -> 3.2 us), and of few columns, unless they are so long that
+// along_kernel is faster (3 x 4000 x 8 float32: 4.4 -> 2.9).
+bool adds_as_loose(const RowTraits& traits, const Rows& rows) {
+  const int64_t line = rows.inner * traits.item_bytes, plane = rows.length * line;
+  if (rows.length <= kMostTiledPositions) return plane <= kMostTiledSums;
+  return line <= kFewLine && rows.length > kLeastFlatSums && plane <= kMostFlatSums;
 }
 
 // For results along a short axis: how many warps there are if lanes hold packs of columns, or 0 if columns one by one
@@ -263,6 +276,8 @@ void plan_columns(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTuni
   if (plan.vector && traits.operands == 1 && rows.length < held_positions(1)) return plan_walk(plan, rows, gpu);
   if (plan.vector && walks_aligned(traits, rows)) return plan_walk(plan, rows, gpu);
   if (plan.vector && is_narrow(traits, rows)) return plan_flat(plan, rows, gpu, tuning);
+  if (plan.vector && traits.lean && traits.stat_bytes == 4 && adds_as_loose(traits, rows))
+    return walks(traits, rows) ? plan_walk(plan, rows, gpu) : plan_flat(plan, rows, gpu, tuning);
   // Sums and log-sum-exps of columns that are 16 bytes side by side, as those of columns that are not aligned.
   if (plan.vector && traits.lean && !traits.label && rows.inner * traits.item_bytes == 16)
     return walks(traits, rows) ? plan_walk(plan, rows, gpu) : plan_flat(plan, rows, gpu, tuning);

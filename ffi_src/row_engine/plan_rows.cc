@@ -35,10 +35,8 @@ constexpr int64_t kMostWidePart = 8;
 // The most spans of aligned rows, and of others, and the most rows per multiprocessor, whose statistics are made by
 // large clusters instead of persistent blocks.
 constexpr int kMaxHeldSpans = kMaxCluster * kPreferredWarps, kMaxShiftedSpans = 40, kMaxHeldRows = 15;
-// Sums of float32 rows that are not aligned take two kernels if all rows together have at least kManyParts spans per
-// multiprocessor; few rows, only if each has so many, too. Statistics of one or two rows do if they have more than
-// kHugeSpans.
-constexpr int64_t kManyParts = 64, kHugeSpans = 320;
+// Statistics of one or two rows take two kernels if they have more than kHugeSpans.
+constexpr int64_t kHugeSpans = 320;
 // Sums of at least kManyHuge rows of so many spans do, too: not all of their clusters would run at once. The
 // log-sum-exp of any number of them does, since the few blocks of a cluster take long to compute.
 constexpr int64_t kManyHuge = 8;
@@ -283,9 +281,6 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
                              : plan.spans <= kMaxShiftedSpans && (traits.item_bytes == 4 || traits.stat_bytes == 8));
   const int64_t all_spans = rows.outer * plan.spans;
   const bool lean = traits.lean && !traits.label && is_streamable(plan, gpu);
-  const bool many_parts = lean && !aligned && traits.item_bytes == 4 && traits.stat_bytes == 4 &&
-                          plan.spans >= (few ? kManyParts : kMaxShiftedSpans) &&
-                          all_spans >= kManyParts * gpu.multiprocessors;
   const bool exponentials = traits.stat_bytes == 8;
   const bool huge = lean && plan.spans > kHugeSpans &&
                     ((!streamable && (exponentials || rows.outer >= kManyHuge)) ||
@@ -293,8 +288,8 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // Clusters would hold all that their registers hold. (8 x 1013030 float16 take 19 us in parts, and would take 32.)
   const bool crowded = traits.output && traits.item_bytes == 2 && traits.operands == 1 && !traits.label &&
                        traits.fast && !streamable && plan.spans > kHugeSpans;
-  const bool stream = streamable && !held && !many_parts;
-  const bool small = !many_parts && !huge && (few ? aligned || !two || !stream : many);
+  const bool stream = streamable && !held;
+  const bool small = !huge && (few ? aligned || !two || !stream : many);
   const auto hold = [&] {
     plan.block_warps = static_cast<int>(ceil_div(plan.spans, plan.blocks));
     // For few rows without results, in large parts: a multiprocessor has room for five blocks, but most get four, and
@@ -329,10 +324,8 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // three kernels of small blocks, some of which compute while others wait for memory. (Gradients of cross-entropy took
   // a third less time.)
   const bool wide = !traits.masked && traits.item_bytes == 8;
-  // Sums of many long rows of float32 that are not aligned are also faster by two kernels (1145 x 58007: 63 us, and 73
-  // by persistent blocks), and so are statistics of a row, or of two that are not aligned, that would take the largest
-  // blocks of a cluster.
-  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) || many_parts || huge || crowded ||
+  // So are statistics of a row, or of two that are not aligned, that would take the largest blocks of a cluster.
+  const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) || huge || crowded ||
                      (wide && traits.output && ceil_div(plan.spans, kMaxCluster) > kMostWidePart);
   if (stream && !split) return plan_stream(plan, rows, gpu);
   // A row of two operands has twice as many spans. One block alone is faster than two that wait for each other.

@@ -39,6 +39,8 @@ def _leaves_exact(rows, avals, *, masked, **_):
     if inner > 1:  # longer axes are two kernels, and one more that pads them if they cannot be divided
         if dtype.itemsize == 2 and length <= 4096 and inner >= 2048 and inner % 8:  # 6 x 2048 x 4309: 33 us, ours 61
             return True
+        if dtype in FLOATS and dtype.itemsize == 2 and inner % 2 and length % 8 and length > 1 << 16:
+            return False  # 2 x 195987 x 5 bfloat16: 6.2 us, XLA's 9.0
         few = (inner in (2, 4, 8, 16, 32) and outer <= 32) or (size <= 16 << 20 and outer * inner <= 512)
         if few and length > 4096 and dtype.itemsize in (2, 4):  # 11651 x 156 float32: 5 us, ours 7
             return True
@@ -50,13 +52,13 @@ def _leaves_exact(rows, avals, *, masked, **_):
         if size >= 64 << 20 and length * dtype.itemsize % 16 == 0 and length <= 1 << 17:
             return False
         # Rows that XLA does not divide evenly: 500 x 20000 float32 take 7 us, XLA's 12.
-        if dtype.itemsize == 4 and length % 4096 == 0:  # 92 x 32768: 4.9 us, XLA's 5.7
-            return not (outer >= 64 and 1 << 14 <= length <= 1 << 16)
-        # 8 x 20000 float32: 1.7 us, XLA's 2.0; 5 x 754988 float16: 4.5, XLA's 6.1; 48 x 418625 bfloat16: 12.4, 14.7.
-        half = dtype.itemsize == 2
-        return not (
-            1 << 14 < length < (1 << 20 if half and outer <= 8 else 1 << 19 if half and outer >= 40 else 1 << 17)
-        )
+        # 92 x 32768: 4.9 us, XLA's 5.7; 2 x 65536: 1.8 and 2.0.
+        if dtype.itemsize == 4 and length % 4096 == 0:
+            return not (1 << 14 <= length <= 1 << 16 and (outer >= 64 or length == 1 << 16))
+        # 8 x 20000 float32: 1.7 us, XLA's 2.0; 5 x 754988 float16: 4.5, XLA's 6.1; 48 x 418625 bfloat16: 12.4, 14.7;
+        # 23 x 165486: 4.5 and 5.0.
+        most = 1 << 17 if dtype.itemsize == 4 else 1 << 20 if outer <= 8 else 1 << 19 if outer >= 40 else 1 << 18
+        return not 1 << 14 < length < most
     return True
 
 

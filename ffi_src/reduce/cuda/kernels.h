@@ -16,7 +16,7 @@ cudaError_t launch_short(cudaStream_t, const RowPlan&, const Problem&, const Buf
 // For sums of rows of 8 or 16 bytes of 16-bit floats.
 cudaError_t launch_packed(cudaStream_t, const Problem&, const Buffers&);
 // For sums of rows that are not whole vectors.
-cudaError_t launch_loose(cudaStream_t, const RowPlan&, const Problem&, const Buffers&);
+cudaError_t launch_loose(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 // For sums of long columns of 16-bit floats whose lines are not whole vectors.
 cudaError_t launch_loose_columns(cudaStream_t, const RowPlan&, const Problem&, const Buffers&, void* workspace);
 

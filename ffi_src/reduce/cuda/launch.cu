@@ -10,7 +10,7 @@ cudaError_t launch_reduce(cudaStream_t stream, const RowPlan& plan, const Proble
   const bool tiled_columns = plan.algorithm == RowAlgorithm::kRowsTiles && problem.rows.inner > 1;
   if (plan.algorithm == RowAlgorithm::kSmall || tiled_columns) return launch_small(stream, plan, problem, buffers);
   if (plan.algorithm == RowAlgorithm::kRows && plan.single)
-    return problem.rows.length > 8 ? launch_loose(stream, plan, problem, buffers)
+    return problem.rows.length > 8 ? launch_loose(stream, plan, problem, buffers, workspace)
                                    : launch_packed(stream, problem, buffers);
   if (plan.algorithm == RowAlgorithm::kColumnsFlat && plan.single)
     return launch_loose_columns(stream, plan, problem, buffers, workspace);

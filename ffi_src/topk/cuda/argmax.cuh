@@ -224,6 +224,22 @@ __device__ __forceinline__ void merge_team(Candidate<Key>& c, uint32_t team) {
   merge();
 }
 
+// The best of the candidates of a cluster's blocks, of which the first threads have one each, for the first thread of
+// the first block. The blocks have arrived at the cluster barrier. Returns false to the threads that have nothing left
+// to do.
+template <class Key>
+__device__ __forceinline__ bool merge_cluster(Candidate<Key>& c, uint32_t rank, uint32_t blocks) {
+  __shared__ Candidate<Key> of_blocks[kArgmaxMostCluster];
+  wait_at_cluster_barrier();
+  if (threadIdx.x == 0) store_in_cluster(&of_blocks[rank], 0, c);
+  arrive_at_cluster_barrier();
+  if (rank != 0 || threadIdx.x >= 32) return false;
+  wait_at_cluster_barrier();
+  c = of_blocks[smaller(threadIdx.x, blocks - 1)];
+  merge_team(c, 32);
+  return true;
+}
+
 // The place of the i-th candidate in shared memory, if each thread writes `run` neighbouring ones: one place is left
 // free after each run, so that threads write to different banks.
 template <uint32_t run>
@@ -254,9 +270,11 @@ __device__ __forceinline__ void merge_rows(Candidate<Key>* all, uint32_t width, 
 cudaError_t launch_argmax_teams(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_packed(cudaStream_t, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_tiles(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
-cudaError_t launch_argmax_rows(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
+// Also launches the kernel that merges candidates, which may begin early (`overlap`).
+cudaError_t launch_argmax_rows(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&, bool overlap);
 cudaError_t launch_argmax_columns(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_strided(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
 cudaError_t launch_argmax_small(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
+cudaError_t launch_argmax_blocks(cudaStream_t, const ArgmaxShape&, const ArgProblem&, const Argmax&);
 
 }  // namespace jaxgpuops::topk

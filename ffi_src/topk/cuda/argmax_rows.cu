@@ -50,72 +50,41 @@ __device__ __forceinline__ Key largest_key(const uint4 (&vectors)[kVectors], con
   }
 }
 
-// Vectors that a lane loads at a time, and those of a block if blocks hold their slices, or are many that have few
-// bytes each.
-constexpr uint32_t kFewLoads = 4, kManyLoads = 8;
-constexpr int64_t kManyBlocks = 1320, kManyLoadsBytes = 96 << 10;
+constexpr uint32_t kLoads = 4;  // vectors that a thread loads at a time
 
-// A team has a row or a slice of a row: a warp, or a block. kHeld: a batch is all that a lane has, so it looks the
-// element up in its registers.
-template <class Key, bool kWarps, uint32_t kBatch, bool kHeld>
-__global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostThreads, kWarps ? 8 : 2)
-    argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t units) {
+// A warp has a row.
+template <class Key>
+__global__ void __launch_bounds__(kArgmaxRowThreads, 8)
+    argmax_rows(const __grid_constant__ Argmax a, const __grid_constant__ ArgOrder order, uint32_t rows) {
   constexpr uint32_t kVector = 16 / sizeof(Key);
-  const uint32_t team = kWarps ? 32 : blockDim.x, lane = kWarps ? threadIdx.x % 32 : threadIdx.x;
-  const uint32_t own = kWarps ? blockIdx.x * (kArgmaxRowThreads / 32) + threadIdx.x / 32 : blockIdx.x;
-  const uint32_t unit = smaller(own, units - 1);  // a team without a row reads the last one
-  const uint32_t row = a.slices == 1 ? unit : unit / a.slices, part = unit - row * a.slices;
-  if (!kWarps && a.cluster) {
-    arrive_at_cluster_start();
-  } else {
-    let_dependents_start();
-  }
-  const uint32_t length = a.length;
-  const uint32_t begin = part * a.slice, count = min(a.slice, length - begin);
-  const Key* x = static_cast<const Key*>(a.x) + static_cast<int64_t>(row) * length + begin;
-  const RowVectors<Key> all(x, count);
+  const uint32_t lane = threadIdx.x % 32, own = blockIdx.x * (kArgmaxRowThreads / 32) + threadIdx.x / 32;
+  const uint32_t row = smaller(own, rows - 1);  // a warp without a row reads the last one
+  const Key* x = static_cast<const Key*>(a.x) + static_cast<int64_t>(row) * a.length;
+  const RowVectors<Key> all(x, a.length);
   const uint32_t vectors = all.vectors;
   const uint4* body = all.body();
 
   Candidate<Key> c = {0, ~0u};
-  for (uint32_t i = lane; i < all.loose(); i += team) {
+  for (uint32_t i = lane; i < all.loose(); i += 32) {
     const uint32_t at = all.loose_index(i);
-    c.merge({encode_arg(x[at], order), begin + at});
+    c.merge({encode_arg(x[at], order), at});
   }
 
   // The last batch repeats the last vector, which changes nothing.
   Key best = 0;
-  uint32_t batch = lane, v = lane;
-  const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * team, vectors - 1); };
-  uint4 loaded[kBatch];
-  const auto look = [&](auto whole) {
+  uint32_t batch = lane;
+  const auto place = [&](uint32_t v, uint32_t u) { return min(v + u * 32, vectors - 1); };
+#pragma unroll 1
+  for (uint32_t v = lane; v < vectors; v += kLoads * 32) {
+    uint4 loaded[kLoads];
 #pragma unroll
-    for (uint32_t u = 0; u < kBatch; ++u) loaded[u] = __ldg(body + (whole ? v + u * team : place(v, u)));
+    for (uint32_t u = 0; u < kLoads; ++u) loaded[u] = __ldg(body + place(v, u));
     const Key most = largest_key<Key>(loaded, order);
     if (most > best) best = most, batch = v;
-    v += kBatch * team;
-  };
-  if constexpr (kHeld) {
-    if (vectors > 0) look(std::false_type());
-  } else {
-    if constexpr (!kWarps) {
-#pragma unroll 1
-      while (v + (kBatch - 1) * team < vectors) look(std::true_type());
-    }
-#pragma unroll 1
-    while (v < vectors) look(std::false_type());
   }
 
-  // The largest key of the team first: then only lanes that have it look the element up.
-  Word<Key> most = largest_of_warp(larger<Word<Key>>(c.key, best));
-  __shared__ Word<Key> of_warps[kWarps ? 1 : kArgmaxMostThreads / 32];
-  __shared__ uint32_t of_block;
-  if constexpr (!kWarps) {
-    if (lane == 0) of_block = ~0u;
-    if (lane % 32 == 0) of_warps[lane / 32] = most;
-    __syncthreads();
-    most = largest_of_warp(of_warps[lane % 32 & (team / 32 - 1)]);
-  }
+  // The largest key of the warp first: then only lanes that have it look the element up.
+  const Word<Key> most = largest_of_warp(larger<Word<Key>>(c.key, best));
   uint32_t index = c.key == most ? c.index : ~0u;
   if (best == most && lane < vectors) {
     // All elements with this key have the same bits, except for zeros and NaNs.
@@ -125,57 +94,123 @@ __global__ void __launch_bounds__(kWarps ? kArgmaxRowThreads : kArgmaxMostThread
     const Key from = static_cast<Key>(nan ? order.nan_above + 1 : found & ~drop);
     const Key span = static_cast<Key>(nan ? ~sign - from : 0);
     uint32_t first = 0;
-#pragma unroll(kWarps && !kHeld ? 1 : kBatch)
-    for (int u = kBatch - 1; u >= 0; --u) {
+#pragma unroll 1
+    for (int u = kLoads - 1; u >= 0; --u) {
       Key elements[kVector];
-      *reinterpret_cast<uint4*>(elements) = kHeld ? loaded[u] : __ldg(body + place(batch, u));
+      *reinterpret_cast<uint4*>(elements) = __ldg(body + place(batch, u));
 #pragma unroll
       for (int e = kVector - 1; e >= 0; --e)
         if (static_cast<Key>((elements[e] & ~drop) - from) <= span) first = place(batch, u) * kVector + e;
     }
-    index = smaller(index, begin + all.head + first);
+    index = smaller(index, all.head + first);
   }
   index = smallest_of_warp(index);
-  if constexpr (!kWarps) {
-    if (lane % 32 == 0 && index != ~0u) atomicMin(&of_block, index);
-    __syncthreads();
-    index = of_block;
-    if (a.cluster) {
-      __shared__ Candidate<Key> of_blocks[kArgmaxMostCluster];
-      wait_at_cluster_barrier();
-      if (lane == 0) store_in_cluster(&of_blocks[part], 0, Candidate<Key>{most, index});
-      arrive_at_cluster_barrier();
-      if (part != 0 || lane >= 32) return;
-      wait_at_cluster_barrier();
-      Candidate<Key> best_of_blocks = of_blocks[smaller(lane, a.slices - 1)];
-      merge_team(best_of_blocks, 32);
-      if (lane == 0) write<Key>(a, row, 0, best_of_blocks.index);
-      return;
-    }
+  if (lane == 0 && own == row) write<Key>(a, row, 0, index);
+}
+
+struct SharedRowsCall {
+  const void* x;
+  int32_t* indices;
+  void* values;      // null where only indices are wanted
+  void* candidates;  // workspace: [row][slice]
+  uint32_t length, slice, slices;
+  bool cluster;
+};
+
+// A block has a row, or a slice of one. Few rows mostly wait for the code and for memory once, so the code is short: a
+// thread compares every element, and looks none up again.
+template <class Key>
+__global__ void __launch_bounds__(kArgmaxMostThreads, 2)
+    argmax_shared_rows(const __grid_constant__ SharedRowsCall a, const __grid_constant__ Ranks<Key> ranks) {
+  constexpr uint32_t kVector = 16 / sizeof(Key);
+  const uint32_t thread = threadIdx.x, team = blockDim.x;
+  const uint32_t row = a.slices == 1 ? blockIdx.x : blockIdx.x / a.slices, part = blockIdx.x - row * a.slices;
+  if (a.cluster) {
+    arrive_at_cluster_start();
+  } else {
+    let_dependents_start();
   }
-  if (lane == 0 && own == unit) finish<Key>(a, row, 0, part, {most, index});
+  const uint32_t begin = part * a.slice;
+  const Key* const of_row = static_cast<const Key*>(a.x) + static_cast<int64_t>(row) * a.length;
+  const RowVectors<Key> all(of_row + begin, smaller(a.slice, a.length - begin));
+  // A thread has at most one loose element. It is compared at the end, so that vectors need not wait for it.
+  const uint32_t last = all.vectors - 1, loose_at = all.loose_index(thread);
+  const bool loose = thread < all.loose();
+  const Key element = loose ? __ldg(all.x + loose_at) : Key{0};
+  const uint4* const body = all.body();
+  Places<Key> places;
+#pragma unroll
+  for (uint32_t& step : places.steps) step = thread;
+  // The last batch repeats the last vector, which changes nothing.
+#pragma unroll 1
+  for (uint32_t v = thread; v < all.vectors; v += kLoads * team) {
+    uint4 loaded[kLoads];
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) loaded[u] = __ldg(body + smaller(v + u * team, last));
+#pragma unroll
+    for (uint32_t u = 0; u < kLoads; ++u) places.see(loaded[u], ranks, smaller(v + u * team, last));
+  }
+  Candidate<Key> c = {0, ~0u};
+#pragma unroll
+  for (uint32_t e = 0; e < kVector; ++e) c.key = larger(c.key, places.at(e).key);
+#pragma unroll
+  for (uint32_t e = 0; e < kVector; ++e)
+    if (places.at(e).key == c.key) c.index = smaller(c.index, places.steps[e] * kVector + e);
+  c.index = thread < all.vectors ? c.index + begin + all.head : ~0u;
+  if (loose) {
+    const Word<Key> rank = ranks(ranks.word(element));
+    c.merge({kPairs<Key> ? rank & 0xffff : rank, begin + loose_at});
+  }
+  merge_team(c, team);
+  if (a.cluster) {
+    if (!merge_cluster(c, part, a.slices)) return;
+  } else if (a.slices > 1) {
+    if (thread == 0) static_cast<Candidate<Key>*>(a.candidates)[blockIdx.x] = c;
+    return;
+  }
+  if (thread != 0) return;
+  a.indices[row] = static_cast<int32_t>(c.index);
+  if (a.values) static_cast<Key*>(a.values)[row] = of_row[c.index];
+}
+
+constexpr uint32_t kFinishThreads = 128;
+
+// A block has a row.
+template <class Key>
+__global__ void __launch_bounds__(kFinishThreads) argmax_finish_rows(const __grid_constant__ SharedRowsCall a) {
+  const uint32_t row = blockIdx.x;
+  const auto* const from = static_cast<const Candidate<Key>*>(a.candidates) + uint64_t{row} * a.slices;
+  wait_for_predecessor();
+  Candidate<Key> c = {0, ~0u};
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < a.slices; i += kFinishThreads) c.merge(from[i]);
+  merge_team(c, kFinishThreads);
+  if (threadIdx.x != 0) return;
+  a.indices[row] = static_cast<int32_t>(c.index);
+  if (a.values) static_cast<Key*>(a.values)[row] = (static_cast<const Key*>(a.x) + uint64_t{row} * a.length)[c.index];
 }
 
 }  // namespace
 
 cudaError_t launch_argmax_rows(cudaStream_t stream, const ArgmaxShape& shape, const ArgProblem& problem,
-                               const Argmax& a) {
-  const int64_t units = a.outer * a.slices, threads = shape.threads;
-  Launch blocks = {dim3(static_cast<unsigned>(((units << shape.lane_bits) + threads - 1) / threads)),
-                   dim3(static_cast<unsigned>(threads))};
-  if (a.cluster) blocks.cluster = static_cast<int>(a.slices);
+                               const Argmax& a, bool overlap) {
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
-    const int64_t vectors = (a.slice * int64_t{sizeof(Key)} + 15) / 16;
-    const bool held = a.cluster && vectors > kFewLoads * threads && vectors <= kManyLoads * threads;
-    auto kernel = argmax_rows<Key, false, kFewLoads, false>;
-    if (held) kernel = argmax_rows<Key, false, kManyLoads, true>;
-    if constexpr (sizeof(Key) == 2 || sizeof(Key) == 4)
-      if (units > kManyBlocks && 16 * vectors <= kManyLoadsBytes) kernel = argmax_rows<Key, false, kManyLoads, false>;
-    if (shape.lane_bits == 5) kernel = argmax_rows<Key, true, kFewLoads, false>;
-    const cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), blocks.cluster);
-    if (status != cudaSuccess) return status;
-    return launch(stream, blocks, kernel, a, problem.order, static_cast<uint32_t>(units));
+    if (shape.lane_bits == 5) {
+      constexpr int64_t kRows = kArgmaxRowThreads / 32;  // of a block
+      const Launch blocks = {dim3(static_cast<unsigned>((a.outer + kRows - 1) / kRows)), dim3(kArgmaxRowThreads)};
+      return launch(stream, blocks, argmax_rows<Key>, a, problem.order, static_cast<uint32_t>(a.outer));
+    }
+    const SharedRowsCall call = {a.x, a.indices, a.values, a.workspace, a.length, a.slice, a.slices, a.cluster};
+    Launch blocks = {dim3(static_cast<unsigned>(a.outer * a.slices)), dim3(1u << shape.lane_bits)};
+    if (a.cluster) blocks.cluster = static_cast<int>(a.slices);
+    const auto kernel = argmax_shared_rows<Key>;
+    cudaError_t status = allow_cluster(reinterpret_cast<const void*>(kernel), blocks.cluster);
+    if (status == cudaSuccess) status = launch(stream, blocks, kernel, call, Ranks<Key>(problem.order));
+    if (status != cudaSuccess || a.slices == 1 || a.cluster) return status;
+    Launch last = {dim3(static_cast<unsigned>(a.outer)), dim3(kFinishThreads)};
+    last.overlap = overlap;
+    return launch(stream, last, argmax_finish_rows<Key>, call);
   });
 }
 

@@ -17,15 +17,16 @@ constexpr int kArgmaxPlaneThreads = 128;  // kPlanes: the most threads of a bloc
 constexpr int kArgmaxColumnThreads = 96;  // kColumns: about the threads of a block, if outer indices are few
 constexpr int kArgmaxRowThreads = 128;    // kRows: threads of a block whose warps have rows of their own
 
-// kSmall: a thread takes kArgmaxEach elements at a time. It takes kSmallEach instead if the array has at most
-// kArgmaxFew elements (2 kArgmaxFew if columns are long), if a column has at most kArgmaxFewRows, or if elements have
-// 64 bits.
+// kSmall, kBlocks: a thread takes kArgmaxEach elements at a time. In kSmall it takes kSmallEach instead if the array
+// has at most kArgmaxFew elements, if a column has at most kArgmaxFewRows, or if elements have 64 bits.
 constexpr int kArgmaxEach = 8;
 constexpr int64_t kArgmaxFew = 1 << 18;
 constexpr int64_t kArgmaxFewRows = 32;
 
-constexpr int64_t kArgmaxUnshared = 16 << 10;   // kSmall: up to this length, a column has one block
-constexpr int64_t kArgmaxSmallSlice = 1 << 10;  // kSmall: about the elements of a slice of a longer column
+// kBlocks: the elements of a column that a block has, at most, unless these are a sixteenth of it; from which length on
+// other kernels are faster where there are no clusters.
+constexpr int64_t kArgmaxBlock = 4096, kArgmaxUnshared = 16 << 10;
+constexpr int64_t kArgmaxLongest = 256;  // kSmall: the longest columns
 
 // kTiles: the most bytes of a row, if inner is 1 and there are many rows, of bytes and of wider elements.
 constexpr int64_t kArgmaxTileRow = 2304, kArgmaxTileByteRow = 1792;
@@ -34,7 +35,7 @@ constexpr int64_t kArgmaxWarpRow = 32 << 10;  // kRows: up to so many bytes, a w
 constexpr int64_t kArgmaxAlone = 128 << 10;   // kRows: up to so many bytes, blocks do not share a row
 constexpr int kArgmaxMostCluster = 16;        // kRows: the most blocks of a cluster that shares a row
 
-enum class ArgmaxForm { kTeams, kPacked, kSmall, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
+enum class ArgmaxForm { kTeams, kPacked, kSmall, kBlocks, kTiles, kRows, kColumns, kStrided, kSheets, kPlanes };
 
 struct ArgmaxShape {
   ArgmaxForm form = ArgmaxForm::kTiles;
@@ -43,12 +44,16 @@ struct ArgmaxShape {
   int each = 1;         // kTeams: windows of 16 bytes that a lane has of its row
   int column_bits = 0;  // kSmall: 2^column_bits neighbouring threads have neighbouring columns
   int columns = 1;      // kStrided: neighbouring columns of a thread, which are a word if they are several
-  int64_t tiles = 1;    // kColumns, kStrided, kSheets: blocks that share the columns of an outer index
+  // kBlocks: blocks that share a column; kColumns, kStrided, kSheets: blocks that share the columns of an outer index.
+  int64_t tiles = 1;
   // kColumns, kStrided, kSheets: threads of a block across the columns, and along the axis (see ColumnsCall).
   int beside = 0, deep = 1;
-  int period = 1;  // kColumns: slice i has positions i % period, i % period + period, .. of the axis
+  bool narrow = false;  // kColumns: a vector has all columns, each equally often
+  int period = 1;       // kColumns: slice i has positions i % period, i % period + period, .. of the axis
   int threads = kArgmaxThreads;
 };
+
+constexpr int64_t kArgmaxNarrow = 8;  // kColumns: the most columns that warps merge without shared memory
 
 // kColumns: the least positions of a slice if lines are not whole vectors. (Only of 16 bits: of 32 bits, kStrided is as
 // fast, and so it is of bytes, whose lines are often whole words.)
@@ -112,6 +117,7 @@ inline ArgmaxShape argmax_teams_shape(Rows rows, int key_bytes, bool aligned) {
 inline bool argmax_is_small(Rows rows, int key_bytes) {
   const int64_t elements = rows.elements();
   const bool wide = key_bytes == 8;
+  if (rows.length > (wide ? 1 << 16 : 1 << 17)) return false;
   if (rows.inner == 1) {
     if (rows.length > (wide ? 4096 : 3584)) return false;
     return elements <= (wide ? 1 << 20 : rows.length > kArgmaxFewRows ? 1 << 19 : 1 << 18);
@@ -123,9 +129,7 @@ inline bool argmax_is_small(Rows rows, int key_bytes) {
 }
 
 inline int argmax_small_each(Rows rows, int key_bytes) {
-  if (rows.length > int64_t{kSmallEach} * kMostSmallThreads) return kArgmaxEach;
-  const bool few =
-      rows.elements() <= (rows.length >= 512 ? 2 : 1) * kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
+  const bool few = rows.elements() <= kArgmaxFew || rows.length <= kArgmaxFewRows || key_bytes == 8;
   return few ? kSmallEach : kArgmaxEach;
 }
 
@@ -135,14 +139,20 @@ inline int64_t argmax_slice(Rows rows, int64_t slices) {
   return rows.inner == 1 && slices > 1 ? (slice + 15) / 16 * 16 : slice;
 }
 
-// The rows that result if each row is cut into `slices` slices, the last of which may be shorter than the length says.
-inline Rows argmax_cut(Rows rows, int64_t slices) {
-  const int64_t slice = argmax_slice(rows, slices);
-  return {rows.outer * ((rows.length + slice - 1) / slice), slice, rows.inner};
+// A thread of kBlocks has up to kArgmaxEach elements, if they are not too many for that.
+inline ArgmaxShape argmax_blocks_shape(Rows rows) {
+  ArgmaxShape shape;
+  shape.form = ArgmaxForm::kBlocks;
+  const auto each = [&] { return (rows.length + shape.tiles - 1) / shape.tiles; };
+  while (each() > kArgmaxBlock / (shape.tiles > 1 ? 2 : 1) && shape.tiles < kArgmaxMostCluster) shape.tiles *= 2;
+  shape.threads = 64;
+  while (shape.threads < kArgmaxMostThreads && shape.threads * kArgmaxEach < each()) shape.threads *= 2;
+  return shape;
 }
 
-inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes, int64_t slices) {
-  const SmallShape small = small_shape(argmax_cut(rows, slices), argmax_small_each(rows, key_bytes));
+inline ArgmaxShape argmax_small_shape(Rows rows, int key_bytes) {
+  if (rows.length > kArgmaxLongest) return argmax_blocks_shape(rows);
+  const SmallShape small = small_shape(rows, argmax_small_each(rows, key_bytes));
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kSmall;
   shape.lane_bits = small.part_bits;
@@ -161,19 +171,12 @@ inline int argmax_cluster(Rows rows, int key_bytes) {
   }
   if (rows.outer > 32 || bytes < (key_bytes == 1 ? 24 : 48) << 10) return 1;
   if (bytes <= 256 << 10) return bytes < 80 << 10 ? 4 : 8;
-  const bool held =
-      rows.outer <= 25 && (key_bytes == 2 || key_bytes == 4) && bytes <= 512 << 10;  // in registers: see argmax_rows.cu
-  return held || (rows.outer <= 8 && bytes <= 768 << 10) ? kArgmaxMostCluster : 1;
+  const bool several = rows.outer <= 25 && (key_bytes == 2 || key_bytes == 4) && bytes <= 512 << 10;
+  return several || (rows.outer <= 8 && bytes <= 768 << 10) ? kArgmaxMostCluster : 1;
 }
 
-// Whether few rows are so long that large blocks share them.
-inline bool argmax_has_long_rows(Rows rows, int key_bytes) {
-  const int64_t bytes = rows.length * key_bytes;
-  return key_bytes > 1 && rows.outer <= 4 && bytes > 256 << 10 && bytes <= 2 << 20;
-}
-
-// Gives a row to a warp where there are enough rows for that. Else few rows get large blocks, so that all of a row is
-// on its way at once, but blocks that share a row are smaller.
+// Gives a row to a warp where there are enough rows for that. Else few rows of middle length get large blocks, so that
+// all of a row is on its way at once, but blocks that share a row are smaller.
 inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   ArgmaxShape shape;
   shape.form = ArgmaxForm::kRows;
@@ -188,8 +191,7 @@ inline ArgmaxShape argmax_rows_shape(Rows rows, int key_bytes) {
   } else {
     const int cluster = argmax_cluster(rows, key_bytes);
     const bool alone = bytes >= 24 << 10 && bytes <= kArgmaxAlone && cluster == 1;
-    const bool large = argmax_has_long_rows(rows, key_bytes) || (cluster == kArgmaxMostCluster && rows.outer <= 8) ||
-                       (cluster == 2 && bytes > 192 << 10);
+    const bool large = (cluster == kArgmaxMostCluster && rows.outer <= 8) || (cluster == 2 && bytes > 192 << 10);
     shape.lane_bits = alone || large ? 9 : 8;
   }
   shape.threads = std::max(1 << shape.lane_bits, kArgmaxRowThreads);
@@ -263,7 +265,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     const bool full = 3 * slots <= 4 * argmax_windows(rows, key_bytes);
     if (bytes <= (full ? kArgmaxFullTeams : kArgmaxTeams)) return teams;
   }
-  if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes, 1);
+  if (argmax_is_small(rows, key_bytes)) return argmax_small_shape(rows, key_bytes);
   const int64_t threads = whole ? rows.outer * rows.inner / vector : 0;  // if each has a vector of columns
   if (rows.inner == 1) {
     const int64_t row = rows.length * key_bytes;
@@ -288,6 +290,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     return argmax_strided_shape(rows, key_bytes, aligned);
   } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
+    shape.narrow = aligned && vector % rows.inner == 0 && rows.inner <= kArgmaxNarrow;
     // A block has whole periods of threads. All threads exchange candidates through shared memory, so there are not
     // many threads, except where blocks read so much that the exchange does not matter.
     const int64_t threads = argmax_column_threads(rows.outer, key_bytes);
@@ -324,7 +327,9 @@ inline int64_t argmax_shared_bytes(Rows rows, int key_bytes, const ArgmaxShape& 
   switch (shape.form) {
     case ArgmaxForm::kTiles: return shape.outers * rows.length * rows.inner * key_bytes + 16 + 128;
     // A thread has one place more than it has elements: see spaced().
-    case ArgmaxForm::kColumns: return shape.threads * (16 / key_bytes + 1) * candidate;
+    case ArgmaxForm::kColumns:
+      if (shape.narrow) return (shape.threads + 31) / 32 * rows.inner * candidate;
+      return shape.threads * (16 / key_bytes + 1) * candidate;
     case ArgmaxForm::kStrided: return shape.threads * shape.columns * candidate;
     default: return 0;
   }
