@@ -107,6 +107,9 @@ nb::dict plan_dict(const jaxgpuops::search::UniquePlan& plan) {
   dict["algorithm"] = jaxgpuops::search::kFindingNames[static_cast<int>(plan.algorithm)];
   dict["blocks"] = plan.blocks;
   dict["chunk"] = plan.chunk;
+  dict["slot_bits"] = plan.slot_bits;
+  dict["samples"] = plan.samples;
+  dict["sampled_rank"] = plan.sampled_rank;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }

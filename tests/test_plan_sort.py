@@ -379,10 +379,18 @@ def test_plans_of_choices(capability):
 def test_plans_of_different_elements(capability):
     plan = lambda *args: jaxgpuops._native.modules["cpu"].plan_unique(*args, False, capability)
     assert plan(1, 1 << 20, 1, 0, 32, False, False)["algorithm"] == "empty"
-    for rows in ((2, 1 << 20, 1), (1, 1 << 20, 2), (1, 9000, 1)):
+    for rows in ((2, 1 << 20, 1), (1, 1 << 20, 2), (1, 5000, 1), (300, 4096, 1)):
         assert plan(*rows, 3, 32, False, False)["algorithm"] == "none"
+    assert plan(1, 100_000, 1, 3000, 32, False, False)["algorithm"] == "none"
+    for bits, index, inverse in itertools.product((8, 16, 32, 64), *BOTH):
+        for outer, length in ((1, 1), (1, 4096), (16, 1000), (200, 100)):
+            found = plan(outer, length, 1, 70_000, bits, index, inverse)
+            if capability != 90 and (length > 1000 or outer > 16):  # shared memory may have no room for the slots
+                continue
+            assert found["algorithm"] == "compare" and found["blocks"] * 32 >= length
+            assert 1 << found["slot_bits"] >= 2 * length and found["workspace_bytes"] == 0
     for bits in (8, 16):
-        assert plan(1, 3, 1, 7, bits, False, False)["algorithm"] == "counts"
+        assert plan(1, 5000, 1, 7, bits, False, False)["algorithm"] == "counts"
         assert plan(4, 1 << 14, 1, 7, bits, False, False)["algorithm"] == "counts"
         assert plan(300, 1 << 14, 1, 7, bits, False, False)["algorithm"] == "none"
         assert plan(1, (1 << 14) + 1, 1, 7, bits, False, False)["algorithm"] == "none"
@@ -393,6 +401,15 @@ def test_plans_of_different_elements(capability):
         assert capability != 90 or found["blocks"] <= 264
         # The sorted row, its order, and bits of the choice are in the workspace.
         assert found["workspace_bytes"] >= length * bits // 8 + 4 * length * (index or inverse) + length // 8 * inverse
+        # The bound is that of about 2560 elements, of which the sample has enough.
+        least = bits >= 32 and not index and not inverse
+        assert (found["samples"] > 0) == least or capability != 90
+        if found["samples"]:
+            assert least
+            assert 2 <= found["sampled_rank"] <= min(32, found["samples"])
+            assert found["samples"] == 256 or 2000 < found["sampled_rank"] * found["chunk"] / found["samples"] < 2700
+    for length in (10_000, 1 << 17):
+        assert plan(1, length, 1, 1024, 32, False, False)["algorithm"] == "table"
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

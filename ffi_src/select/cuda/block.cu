@@ -139,7 +139,9 @@ __global__ void __maxnreg__(48)
     const bool has = own_rank(problem, length, own_ranks, rank);
     // In shorter rows, a small sample is enough: its interval may hold most of the row, and yet each part of it has few
     // elements. With more ranks the lists would be too many.
-    if (length <= kFewSampled && wanted <= 3) {
+    if constexpr (kIsNarrow<T>) {
+      set_whole_table(kBinBits, wanted, has, rank, found);
+    } else if (length <= kFewSampled && wanted <= 3) {
       const auto scale = sample_in_warp<0>(problem.order, x, length, sample);
       set_first_tables(32, kBinBits, 3, wanted, length, has, rank, sample, scale, found);
     } else {
@@ -181,16 +183,20 @@ __global__ void __maxnreg__(48)
     to_do = found.more;
     if (to_do == 0) break;
 
-    // The next interval of a rank goes from the least to the largest key that is left for it.
+    // The next interval of a rank goes from the least to the largest key that is left for it. Of narrow keys, it is the
+    // part, each key of which gets a part of its own.
     if (warp == 0) choose_tables(found);
     if (threadIdx.x < wanted) least[threadIdx.x] = kAll, most[threadIdx.x] = 0;
     clear_tables(0);
     __syncthreads();
     if (threadIdx.x == 0) found.more = 0;
-    find_bounds<T>(found, for_keys, least, most);
+    if constexpr (!kIsNarrow<T>) find_bounds<T>(found, for_keys, least, most);
     __syncthreads();
-    if (warp == 0 && (found.used >> lane & 1))
-      found.parts[lane] = Parts<Word>::template between<T>(kBinBits, least[lane], most[lane]);
+    if (warp == 0 && (found.used >> lane & 1)) {
+      const Word from = kIsNarrow<T> ? found.first[lane] : least[lane];
+      const Word to = kIsNarrow<T> ? from + found.last[lane] : most[lane];
+      found.parts[lane] = Parts<Word>::template between<T>(kBinBits, from, to);
+    }
     __syncthreads();
   }
 
