@@ -393,9 +393,18 @@ def test_plans_of_different_elements(capability):
         assert plan(1, 5000, 1, 7, bits, False, False)["algorithm"] == "counts"
         assert plan(4, 1 << 14, 1, 7, bits, False, False)["algorithm"] == "counts"
         assert plan(300, 1 << 14, 1, 7, bits, False, False)["algorithm"] == "none"
-        assert plan(1, (1 << 14) + 1, 1, 7, bits, False, False)["algorithm"] == "none"
+        assert plan(2, (1 << 14) + 1, 1, 7, bits, False, False)["algorithm"] == "none"
+        for length in ((1 << 14) + 1, 1 << 20, (1 << 31) - 1):
+            found = plan(1, length, 1, 1 << 20, bits, False, False)
+            if bits == 8 or capability == 90:
+                assert found["algorithm"] == "counts" and found["chunk"] % 16 == 0
+                assert found["blocks"] > (1 << bits) / 4096 and found["workspace_bytes"] >= 4 << bits
+            else:  # a block may have no room for the counts
+                assert found["algorithm"] in ("counts", "none", "table")
     for length, bits, index, inverse in itertools.product((1 << 19, 3_000_001, (1 << 31) - 1), (8, 16, 32, 64), *BOTH):
         found = plan(1, length, 1, 7, bits, index, inverse)
+        if bits <= 16 and not index and not inverse and found["algorithm"] == "counts":
+            continue
         assert found["algorithm"] == "table"
         assert found["chunk"] * (found["blocks"] - 1) < length <= found["chunk"] * found["blocks"]
         assert capability != 90 or found["blocks"] <= 264

@@ -412,18 +412,20 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
   // Partitions: a block sorts bytes in one pass, which takes less time than selecting and then moving elements.
   Plan sorted = plan;
-  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, gpu, sorted))) {
+  constexpr int64_t kLeastByteRow = 1500;
+  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= kLeastByteRow && plan_block(problem, shared_limit, gpu, sorted))) {
     select::Select one;
     one.rows = {rows.outer * rows.inner, rows.length, 1};
     one.count = 1;
     one.bits = problem.key_bits;
     one.kth = problem.kth;
     const auto select = select::plan_select(one, gpu);
-    // A pass of the radix sort sorts bytes of rows that no block holds.
     const bool is_long = select.algorithm == select::Selecting::kLong;
     const bool is_shared = is_long || select.algorithm == select::Selecting::kCluster;
+    // A pass of the radix sort sorts bytes of rows that no block sorts. Without indices, counts are enough.
+    const bool sorts = key_bytes == 1 && (is_shared || (!problem.indices && rows.length >= kLeastByteRow));
     const int64_t bytes = plan.workspace_bytes + rows.inner * select.workspace_bytes;
-    if (select.algorithm != select::Selecting::kNone && !(is_shared && key_bytes == 1) &&
+    if (select.algorithm != select::Selecting::kNone && !sorts &&
         rows.count() * std::max<int64_t>(1, select.tiles) < int64_t{1} << 31 &&
         (workspace_bytes < 0 || bytes <= workspace_bytes)) {
       plan.algorithm = Algorithm::kPart;
