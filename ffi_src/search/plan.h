@@ -93,7 +93,7 @@ constexpr int kMostDistinct = 512, kMostShortDistinct = 256, kSlotBits = 11;
 constexpr int kCountsThreads = 1024, kCountsRange = 4096;
 constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
 // Of kCompare: threads of a block, and the elements of its part of the row.
-constexpr int kUniqueThreads = 512, kUniquePart = 32;
+constexpr int kUniqueThreads = 1024, kUniquePart = 32;
 constexpr int64_t kMostUniqueCompared = 4096;  // elements of a row
 // Of kTable, if few results are wanted: words that a block hands on of the sample of its part, and those of all blocks
 // that a thread has room for.

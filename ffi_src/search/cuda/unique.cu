@@ -86,7 +86,7 @@ template <class Element>
 __device__ __noinline__ void find_bound(const CollectArgs& a, bool has) {
   using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
   constexpr int kOwn = 8, kEach = kSampledWords;  // samples of a lane; words of a thread
-  __shared__ uint32_t count;
+  __shared__ uint32_t counts[16];
   __shared__ bool is_last;
   const uint32_t lane = threadIdx.x % 32;
   if (threadIdx.x < 32) {
@@ -121,18 +121,21 @@ __device__ __noinline__ void find_bound(const CollectArgs& a, bool has) {
     const uint32_t at = i * kCollectThreads + threadIdx.x;
     word[i] = at < words ? __ldcg(a.sample + at) : ~0u;
   }
+  // Digit by digit, from the highest: `left` words of those that share the digits so far come before the bound.
+  auto left = static_cast<uint32_t>(a.sampled_rank - 1);
 #pragma unroll 1
-  for (int bit = 31; bit >= 0; --bit) {
-    if (threadIdx.x == 0) count = 0;
+  for (int shift = 28; shift >= 0; shift -= 4) {
+    if (threadIdx.x < 16) counts[threadIdx.x] = 0;
     __syncthreads();
-    const uint32_t trial = bound | 1u << bit;
-    uint32_t below = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) below += word[i] < trial;
-    below = sum_of_warp(below);
-    if (lane == 0 && below) atomicAdd(&count, below);
+    for (int i = 0; i < kEach; ++i) {
+      if ((word[i] ^ bound) >> shift < 16) atomicAdd(counts + (word[i] >> shift) % 16, 1u);
+    }
     __syncthreads();
-    if (count < a.sampled_rank) bound = trial;
+    const uint32_t own = lane < 16 ? counts[lane] : 0, up_to = sum_up_to_lane(own);
+    const int digit = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to > left))) - 1;
+    left -= shuffle_from(up_to - own, digit);
+    bound |= static_cast<uint32_t>(digit) << shift;
     __syncthreads();
   }
   if (threadIdx.x == 0) a.all->bound = bound, a.all->bounded = bound != ~0u;
