@@ -124,7 +124,7 @@ nb::dict plan_dict(const jaxgpuops::select::SelectPlan& plan) {
   if (plan.algorithm == jaxgpuops::select::Selecting::kCluster) dict["blocks"] = plan.blocks;
   if (plan.algorithm == jaxgpuops::select::Selecting::kTeams) dict["blocks"] = plan.blocks, dict["team"] = plan.team;
   if (plan.algorithm == jaxgpuops::select::Selecting::kLong)
-    dict["kept"] = plan.kept, dict["kept_steps"] = plan.kept_steps;
+    dict["kept"] = plan.kept, dict["kept_steps"] = plan.kept_steps, dict["counts"] = plan.counts;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;

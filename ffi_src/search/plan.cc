@@ -22,9 +22,9 @@ void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   // Few queries have a thread each.
   const int64_t least = 8 * all <= 256 * blocks ? 256 : 1024;
   const int64_t wanted = std::clamp<int64_t>(all / blocks, least, kMost);
+  const int64_t most_rows = std::min(ceil_div(wanted, plan.queries), kMost / plan.queries);
   plan.algorithm = Searching::kRows;
-  plan.group_rows =
-      static_cast<int>(std::clamp<int64_t>(std::min(wanted / plan.queries, kMostSearchRows / bytes), 1, plan.rows));
+  plan.group_rows = static_cast<int>(std::clamp<int64_t>(std::min(most_rows, kMostSearchRows / bytes), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
   plan.shared_bytes = plan.group_rows * bytes;
   if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), least, 256, plan);
@@ -57,10 +57,7 @@ SearchPlan plan_search(const Search& problem, const Gpu& gpu) {
   const int64_t most_for_two = some ? 6 : problem.bits == 64 ? 4 : 3;  // elements of a row for two of its queries
   const bool is_byte =
       whole && bytes <= kMostSearchRow && (some || few_queries) && 2 * problem.length <= most_for_two * plan.queries;
-  if (problem.length <= kMostFewSearch && whole && all < int64_t{1} << 32) {
-    plan.algorithm = Searching::kFew;
-    return plan;
-  }
+  if (problem.length <= 4 && all < 16 << 10) return plan;  // there is little to read and to do
   const int64_t least = all < 64 << 10 ? (is_byte ? all + 1 : 4096) : is_byte ? 2048 : 512;
   if (problem.bits == 8 && plan.queries >= least) {
     plan.algorithm = Searching::kTable;
@@ -184,8 +181,7 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
 }
 
 // Of fewer elements, a sort takes too little time: to find out that all are different would take a considerable part.
-// If few results are wanted, the least elements take less time than a sort.
-constexpr int64_t kLeastTable = 1 << 18, kLeastTableOfFew = 1 << 13;
+constexpr int64_t kLeastTable = 1 << 18;
 constexpr int64_t kMostCounted = 1 << 14;                 // elements of kCounts: each block of a row reads all
 constexpr int64_t kLeastCounted = 1 << 12;                // elements of a block that counts those of a long row
 constexpr int64_t kMostCountsSize = 1 << 17;              // results of a row that one block writes
@@ -205,7 +201,9 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
     plan.shared_bytes = 2 * round_up(elements, 4) * std::max(problem.bits / 8, 4) + (int64_t{8} << plan.slot_bits);
     return plan.shared_bytes + 1024 <= gpu.shared_bytes;
   };
-  if (rows.inner == 1 && length > 0 && length <= kMostUniqueCompared &&
+  // Of few bits, counts take less time, unless one block would have to write many fills.
+  const bool counts = problem.bits <= 16 && !problem.index && !problem.inverse;
+  if (!(counts && problem.size <= kMostCountsSize) && rows.inner == 1 && length > 0 && length <= kMostUniqueCompared &&
       rows.outer * length * length <= kMostUniquePairs &&
       rows.outer * ceil_div(length, int64_t{kUniquePart}) <= 8 * gpu.multiprocessors) {
     const int64_t fills = std::min(ceil_div(problem.size, kUniqueFill), 2 * gpu.multiprocessors / rows.outer);
@@ -215,7 +213,7 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
       return plan;
     }
   }
-  if (problem.bits <= 16 && !problem.index && !problem.inverse) {
+  if (counts) {
     const int64_t keys = int64_t{1} << problem.bits;
     plan.blocks = std::max<int64_t>(1, keys / kCountsRange);
     const bool is_short = rows.length > 0 && rows.length <= kMostCounted && problem.size <= kMostCountsSize;
@@ -226,7 +224,8 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
     plan.shared_bytes = problem.bits == 8 ? 4 * keys : 2 * keys;
     if (rows.count() == 1 && rows.length > 0 && plan.shared_bytes + 1024 <= gpu.shared_bytes) {
       plan.algorithm = Finding::kCounts;
-      plan.chunk = std::max(kLeastCounted, aligned(ceil_div(rows.length, gpu.multiprocessors)));
+      const int64_t most = (problem.bits == 8 ? 2 : 1) * gpu.multiprocessors;
+      plan.chunk = std::max(kLeastCounted, aligned(ceil_div(rows.length, most)));
       plan.blocks += std::min(ceil_div(problem.size, kMostCounted), gpu.multiprocessors) - 1;
       plan.workspace_bytes = aligned(16 + 4 * keys);
       plan.overlap = gpu.dependent_launch;
@@ -235,8 +234,7 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
     if (counted) return plan;
   }
   const bool orders = problem.index || problem.inverse;
-  const bool few = problem.bits >= 32 && !orders && problem.size <= kMostUniqueCompared / 4;
-  if (rows.count() != 1 || rows.length < (few ? kLeastTableOfFew : kLeastTable)) return plan;
+  if (rows.count() != 1 || rows.length < kLeastTable) return plan;
   constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel declares itself, and the system
   if ((8 + std::max(problem.bits, 32) / 8) * (kSlots + 1) + kStatic > gpu.shared_bytes) return plan;
   sort::Problem& sorting = plan.sorting;
@@ -273,16 +271,18 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   plan.before = plan.bits + (problem.inverse ? aligned(4 * 32 * plan.units) : 0);
   plan.workspace_bytes = plan.before + (problem.inverse ? aligned(4 * plan.units) : 0);
   // If few of many elements are wanted, a sample tells a bound below which there are about kCandidates elements.
-  constexpr int64_t kCandidates = kMostUniqueCompared * 5 / 8, kMostSamples = 256;
-  if (!few || plan.blocks * kLeastWords > kCollectThreads * kSampledWords || !plan_compare(kMostUniqueCompared))
+  constexpr int64_t kCandidates = kMostLeast * 5 / 8, kMostSamples = 256, kLeastBits = int64_t{1} << 24;
+  const bool few = problem.size <= kMostLeast / 4 && rows.length * problem.bits >= kLeastBits;
+  if (!few || orders || problem.bits < 32 || plan.blocks * kLeastWords > kCollectThreads * kSampledWords ||
+      !plan_compare(kMostLeast))
     return plan;
   plan.samples =
       static_cast<int>(std::clamp<int64_t>(plan.chunk * kLeastWords / kCandidates, kLeastWords, kMostSamples));
   plan.sampled_rank = static_cast<int>(
       std::clamp<int64_t>(kCandidates * plan.samples / plan.chunk, 2, std::min<int64_t>(kLeastWords, plan.samples)));
   plan.least = plan.workspace_bytes;
-  plan.least_at = plan.least + aligned(kMostUniqueCompared * problem.bits / 8);
-  plan.sample = plan.least_at + aligned(4 * kMostUniqueCompared);
+  plan.least_at = plan.least + aligned(kMostLeast * problem.bits / 8);
+  plan.sample = plan.least_at + aligned(4 * kMostLeast);
   plan.workspace_bytes = plan.sample + aligned(4 * kLeastWords * plan.blocks);
   return plan;
 }

@@ -15,19 +15,17 @@ namespace jaxgpuops::search {
 enum class Searching {
   kEmpty,  // nothing to write
   kEach,   // a thread for each query, or a warp
-  kFew,    // rows of a few elements: a thread compares neighbouring queries with all
   kRows,   // a block has short rows in shared memory
   kTree,   // a block has splitters of a row in shared memory
   kTable,  // a block has a table of all keys of 8 or 16 bits in shared memory
 };
-constexpr const char* kSearchingNames[] = {"empty", "search", "few", "rows", "tree", "table"};
+constexpr const char* kSearchingNames[] = {"empty", "search", "rows", "tree", "table"};
 
 constexpr int kTreeTurn = 128;   // queries that a warp of kTree takes at a time
 constexpr int kOrderTurn = 256;  // the same if all queries are in order
 constexpr int kNearBits = 8;     // up to 2^8 elements between the 128 go to shared memory
 // The most queries that have a warp each, and the shortest row that they search.
 constexpr int64_t kMostTeamSearch = 4096, kLeastTeamSearch = 64;
-constexpr int64_t kMostFewSearch = 4;          // elements of a row of kFew
 constexpr int64_t kMostSearchRow = 1024;       // bytes of a row of kRows
 constexpr int64_t kMostSearchRows = 16 << 10;  // and of those of a block
 
@@ -93,11 +91,12 @@ constexpr int kMostDistinct = 512, kMostShortDistinct = 256, kSlotBits = 11;
 constexpr int kCountsThreads = 1024, kCountsRange = 4096;
 constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
 // Of kCompare: threads of a block, and the elements of its part of the row.
-constexpr int kUniqueThreads = 1024, kUniquePart = 32;
-constexpr int64_t kMostUniqueCompared = 4096;  // elements of a row
+constexpr int kUniqueThreads = 512, kUniquePart = 32;
+constexpr int64_t kMostUniqueCompared = 1024;  // elements of a row
 // Of kTable, if few results are wanted: words that a block hands on of the sample of its part, and those of all blocks
 // that a thread has room for.
 constexpr int kLeastWords = 32, kSampledWords = 20;
+constexpr int64_t kMostLeast = 4096;  // the most of the least elements that are collected
 
 enum class Finding {
   kEmpty,    // nothing to write

@@ -115,8 +115,9 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
 
 // Whether a network sorts the segments of tiles, which are merged then if they are long.
 bool networks_tiles(const Problem& problem) {
+  const int64_t longest = problem.key_bits == 8 ? 160 : 640;  // of the mean segment
   return !problem.indices && problem.key_bits <= 32 && problem.rows.elements() >= 1 << 20 &&
-         problem.rows.length <= 160 * problem.offsets;
+         problem.rows.length <= longest * problem.offsets;
 }
 
 // Plans a block for each row, or for several short ones. If elements are few, most of a multiprocessor's warps would
@@ -171,8 +172,9 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
 // Segments of fewer elements in the mean take longer to sweep than with other calls.
 int64_t least_swept(const Problem& problem) {
   if (problem.key_bits == 64) return 8192;
-  if (problem.key_bits == 32 || problem.indices) return 1536;
-  return problem.key_bits == 16 ? 896 : 640;
+  if (problem.indices) return 1536;
+  if (problem.key_bits == 32) return 1024;
+  return problem.key_bits == 16 ? 704 : 640;
 }
 
 // Whether segments are so short that large tiles would be empty for the most part.
@@ -302,7 +304,11 @@ bool merges_segments(const Problem& problem) {
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
     case 32: longest = elements <= 1 << 18 ? 1536 : elements <= 1 << 21 ? 1280 : 640; break;
-    default: longest = elements <= 1 << 16 ? 1024 : 256;
+    default: {
+      // Blocks hold shorter rows, and with indices only few elements were measured.
+      const int64_t few = problem.indices || rows.length <= 16384 ? 0 : problem.key_bits == 8 ? 1 << 21 : 1 << 20;
+      longest = elements <= 1 << 16 ? 1024 : elements <= few ? least_swept(problem) - 1 : 256;
+    }
   }
   return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
 }
@@ -340,9 +346,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
         !plan_network_segments(problem, plan, true) && rows.length <= kMostShared)
       plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
-    constexpr int64_t kMostSpread = 1 << 19;
+    constexpr int64_t kMostSpread = 1 << 19, kLongestSpread = 160;  // elements; of the mean segment
     const bool spreads = plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered &&
-                         (rows.elements() <= kMostSpread || (networks_tiles(problem) && merges_segments(problem)));
+                         (rows.elements() <= kMostSpread || (rows.length <= kLongestSpread * problem.offsets &&
+                                                             networks_tiles(problem) && merges_segments(problem)));
     if (plan.algorithm != Algorithm::kNone && !spreads) return plan;
     // A part of a batch that has another plan has less.
     const auto has_workspace = [&](const Plan& of) {
@@ -413,7 +420,8 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   // Partitions: a block sorts bytes in one pass, which takes less time than selecting and then moving elements.
   Plan sorted = plan;
   constexpr int64_t kLeastByteRow = 1500;
-  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= kLeastByteRow && plan_block(problem, shared_limit, gpu, sorted))) {
+  if (problem.kth >= 0 &&
+      !(key_bytes == 1 && rows.length >= kLeastByteRow && plan_block(problem, shared_limit, gpu, sorted))) {
     select::Select one;
     one.rows = {rows.outer * rows.inner, rows.length, 1};
     one.count = 1;

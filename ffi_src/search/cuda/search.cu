@@ -82,50 +82,6 @@ __global__ void __launch_bounds__(kThreads, 8)
   if (number == at) places[at] = static_cast<int32_t>(place);
 }
 
-// Rows of up to kMostFewSearch elements. A thread has four neighbouring queries, and compares them with all elements,
-// which come from L1. `queries_of_row`: 0 if all queries share one row.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    search_few_kernel(const __grid_constant__ Search problem, const T* __restrict__ queries,
-                      const T* __restrict__ sorted, int32_t* __restrict__ places, uint32_t queries_of_row) {
-  constexpr int kEach = 4;
-  struct alignas(kEach * sizeof(T)) Four {
-    T query[kEach];
-  };
-  const int64_t count = problem.rows.elements(), first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kEach;
-  const auto length = static_cast<uint32_t>(problem.length);
-  if (first >= count) return;
-  const bool whole = first + kEach <= count;
-  Four own;
-  if (whole && reinterpret_cast<uintptr_t>(queries) % sizeof(Four) == 0) {
-    own = *reinterpret_cast<const Four*>(queries + first);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) own.query[i] = queries[min(first + i, count - 1)];
-  }
-  Bound<T> bound[kEach];
-  make_bounds(own.query, problem, bound);
-  uint32_t row = queries_of_row ? static_cast<uint32_t>(first) / queries_of_row : 0;
-  uint32_t left = queries_of_row ? (row + 1) * queries_of_row - static_cast<uint32_t>(first) : kEach;  // of the row
-  int32_t place[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i, --left) {
-    if (left == 0 && first + i < count) ++row, left = queries_of_row;
-    const T* const from = sorted + int64_t{row} * length;
-    uint32_t before = 0;
-#pragma unroll 1
-    for (uint32_t j = 0; j < length; ++j) before += sort_key(from[j], problem.order) < bound[i].key;
-    place[i] = static_cast<int32_t>(bound[i].all ? length : before);
-  }
-  if (whole && reinterpret_cast<uintptr_t>(places) % 16 == 0) {
-    __stcs(reinterpret_cast<int4*>(places + first), int4{place[0], place[1], place[2], place[3]});
-  } else {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      if (first + i < count) places[first + i] = place[i];
-  }
-}
-
 }  // namespace
 
 cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Search& problem, const void* queries,
@@ -134,16 +90,12 @@ cudaError_t launch_search(cudaStream_t stream, const SearchPlan& plan, const Sea
   if (plan.algorithm == Searching::kTree) return launch_search_tree(stream, plan, problem, queries, sorted, places);
   if (plan.algorithm == Searching::kRows) return launch_search_rows(stream, plan, problem, queries, sorted, places);
   if (plan.algorithm == Searching::kTable) return launch_search_table(stream, plan, problem, queries, sorted, places);
-  const bool few = plan.algorithm == Searching::kFew;
-  const int64_t count = few ? (problem.rows.elements() + 3) / 4 : problem.rows.elements() * plan.team;
+  const int64_t count = problem.rows.elements() * plan.team;
   Launch config;
   config.grid = dim3(static_cast<unsigned>((count + kThreads - 1) / kThreads));
   config.block = dim3(kThreads);
   return dispatch_key(problem.bits, [&](auto width) {
     using T = decltype(width);
-    if (few)
-      return launch(stream, config, search_few_kernel<T>, problem, static_cast<const T*>(queries),
-                    static_cast<const T*>(sorted), places, static_cast<uint32_t>(plan.rows > 1 ? plan.queries : 0));
     return launch(stream, config, plan.team > 1 ? search_kernel<T, true> : search_kernel<T, false>, problem,
                   static_cast<const T*>(queries), static_cast<const T*>(sorted), places);
   });

@@ -91,14 +91,13 @@ __device__ __noinline__ void find_bound(const CollectArgs& a, bool has) {
   const uint32_t lane = threadIdx.x % 32;
   if (threadIdx.x < 32) {
     const auto* const x = static_cast<const Element*>(a.x) + blockIdx.x * a.chunk;
+    const uint32_t step = static_cast<uint32_t>(a.chunk) / a.samples;
     uint32_t word[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const uint32_t s = i * 32 + lane;
       // From another place of each part, so that periods of the row do no harm.
-      const auto begin = static_cast<uint32_t>(s * a.chunk / a.samples),
-                 end = static_cast<uint32_t>((s + 1) * a.chunk / a.samples);
-      const uint32_t place = begin + __umulhi(s * 0x9e3779b1u, end - begin);
+      const uint32_t place = s * step + __umulhi(s * 0x9e3779b1u, step);
       word[i] = has && s < a.samples ? word_of(static_cast<Key>(sort_key(x[place], a.order))) : ~0u;
     }
     select::sort_in_warp(word);
@@ -162,7 +161,7 @@ __global__ void __launch_bounds__(kCollectThreads, 3) least_kernel(const __grid_
       const uint32_t place = first + i * kCollectThreads;
       if (place >= length || word_of(static_cast<Key>(sort_key(batch[i], a.order))) > bound) continue;
       const uint32_t to = atomicAdd(&a.all->candidates, 1u);
-      if (to >= kMostUniqueCompared) return;
+      if (to >= kMostLeast) return;
       static_cast<Element*>(a.least)[to] = batch[i];
       a.numbers[to] = place;
     }
@@ -357,7 +356,7 @@ cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Uni
     error = dispatch_key(problem.bits, [&](auto element) { return find_least<decltype(element)>(stream, a); });
     if (error != cudaSuccess) return error;
     Unique least = problem;
-    least.rows.length = kMostUniqueCompared;
+    least.rows.length = kMostLeast;
     UniqueBuffers of_least = buffers;
     of_least.x = a.least;
     error = launch_unique_compare(stream, plan, least, of_least, distinct, a.numbers);

@@ -17,8 +17,7 @@
 namespace jaxgpuops::search {
 namespace {
 
-constexpr int kThreads = kUniqueThreads, kWarps = kThreads / 32, kBatch = 4;
-static_assert(kUniquePart == kWarps);  // a warp finds the place of an element
+constexpr int kThreads = kUniqueThreads, kWarps = kThreads / 32, kEach = kUniquePart / kWarps;
 constexpr uint32_t kFree = ~0u;
 
 __device__ __forceinline__ uint32_t hash_of(uint32_t key) { return key * 0x9e3779b1u; }
@@ -46,48 +45,23 @@ struct Slots {
   }
   __device__ __forceinline__ uint32_t next(uint32_t slot) const { return (slot + 1) & ((1u << bits) - 1); }
 
-  // Adds some elements, kThreads apart, of those before `end`. All lanes of a warp call this. Sets in `taken` a bit for
-  // each that has taken a free slot, and makes `key` the keys.
-  template <int kBatch>
-  __device__ __forceinline__ uint32_t add(uint32_t first, uint32_t end, Key (&key)[kBatch]) const {
-    uint32_t slot[kBatch], its[kBatch], left = 0, taken = 0;
-#pragma unroll
-    for (int e = 0; e < kBatch; ++e) {
-      const uint32_t i = first + e * kThreads;
-      key[e] = keys[min(i, end - 1)], slot[e] = first_slot(key[e]);
-      if (i < end) left |= 1u << e;
-    }
+  __device__ __forceinline__ void add(uint32_t i) const {
+    const Key key = keys[i];
+    uint32_t slot = first_slot(key);
 #pragma unroll 1
-    while (left) {  // slots of all elements are asked for before any answer is needed
-#pragma unroll
-      for (int e = 0; e < kBatch; ++e) {
-        if (left >> e & 1) its[e] = *static_cast<const volatile uint32_t*>(slots + slot[e]);
+    for (;; slot = next(slot)) {
+      uint32_t its = *static_cast<const volatile uint32_t*>(slots + slot);
+      if (its == kFree) its = atomicCAS(slots + slot, kFree, i);
+      if (its == kFree) break;
+      if (keys[its] != key) continue;
+      while (is_before(i, its)) {
+        const uint32_t before = atomicCAS(slots + slot, its, i);
+        if (before == its) break;
+        its = before;
       }
-#pragma unroll
-      for (int e = 0; e < kBatch; ++e) {
-        if ((left >> e & 1) && its[e] == kFree) its[e] = atomicCAS(slots + slot[e], kFree, first + e * kThreads);
-      }
-#pragma unroll
-      for (int e = 0; e < kBatch; ++e) {
-        if (!(left >> e & 1)) continue;
-        const uint32_t i = first + e * kThreads;
-        if (its[e] == kFree) {
-          taken |= 1u << e;
-        } else if (keys[its[e]] != key[e]) {
-          slot[e] = next(slot[e]);
-          continue;
-        } else {
-          while (is_before(i, its[e])) {
-            const uint32_t before = atomicCAS(slots + slot[e], its[e], i);
-            if (before == its[e]) break;
-            its[e] = before;
-          }
-        }
-        left ^= 1u << e;
-        atomicAdd(counts + slot[e], 1u);
-      }
+      break;
     }
-    return taken;
+    atomicAdd(counts + slot, 1u);
   }
   // Returns the slot of a key that has one.
   __device__ __forceinline__ uint32_t find(Key key) const {
@@ -111,7 +85,7 @@ __device__ __forceinline__ void count_less(const uint64_t* keys, uint64_t key, u
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads)
     unique_compare_kernel(const __grid_constant__ Unique problem, const __grid_constant__ UniqueBuffers buffers,
                           uint32_t blocks, int slot_bits, Distinct* least_found, const uint32_t* numbers) {
   using Key = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -133,23 +107,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < length; i += kThreads) keys[i] = sort_key(x[i], problem.order);
-  auto* const fours = reinterpret_cast<uint4*>(found.slots);
-#pragma unroll 4
-  for (uint32_t f = threadIdx.x; f < 1u << (slot_bits - 1); f += kThreads)
-    fours[f] = f >> (slot_bits - 2) ? uint4{0, 0, 0, 0} : uint4{kFree, kFree, kFree, kFree};
+  for (uint32_t s = threadIdx.x; s < 1u << slot_bits; s += kThreads) found.slots[s] = kFree, found.counts[s] = 0;
   if (threadIdx.x == 0) listed = 0;
   __syncthreads();
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < length; i += kThreads) found.add(i);
+  __syncthreads();
+
   Key least = ~Key{0};
 #pragma unroll 1
-  for (uint32_t first = threadIdx.x; first - lane < length; first += kBatch * kThreads) {
-    Key key[kBatch];
-    const uint32_t taken = found.add(first, length, key), count = __popc(taken), up_to = sum_up_to_lane(count);
+  for (uint32_t s = threadIdx.x; s - lane < 1u << slot_bits; s += kThreads) {
+    const uint32_t first = found.slots[s];
+    const unsigned lanes = __ballot_sync(kEveryLane, first != kFree);
     uint32_t at = 0;
-    if (lane == 31 && up_to > 0) at = atomicAdd(&listed, up_to);
-    at = shuffle_from(at, 31) + up_to - count;
-#pragma unroll
-    for (int e = 0; e < kBatch; ++e)
-      if (taken >> e & 1) list[at++] = key[e], least = min(least, key[e]);
+    if (lane == 0 && lanes) at = atomicAdd(&listed, static_cast<uint32_t>(__popc(lanes)));
+    at = shuffle_from(at, 0) + __popc(lanes & ((1u << lane) - 1));
+    if (first != kFree) list[at] = keys[first], least = min(least, keys[first]);
   }
   least = fold_lanes(least, [](Key a, Key b) { return min(a, b); });
   if (lane == 0) least_of[warp] = least;
@@ -162,25 +135,37 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < (0u - different) % 4) list[different + threadIdx.x] = ~Key{0};
   __syncthreads();
 
+  // A warp finds the places of some elements at a time.
   T* const out = static_cast<T*>(buffers.out) + int64_t{row} * size;
   int32_t* const counts = buffers.counts + int64_t{row} * size;
   int32_t* const index = problem.index ? buffers.index + int64_t{row} * size : nullptr;
-  const uint32_t own = block * kUniquePart + warp;
-  if (own < length) {
-    const Key key = keys[own];
-    const uint32_t slot = found.find(key);
-    const bool is_first = found.slots[slot] == own;
-    if (is_first || problem.inverse) {
-      uint32_t place = 0;
-#pragma unroll 4
-      for (uint32_t j = 4 * lane; j < different; j += 128) count_less(list + j, key, place);
-      place = sum_of_warp(place);
-      if (lane == 0 && is_first && place < size) {
-        out[place] = x[own], counts[place] = static_cast<int32_t>(found.counts[slot]);
-        if (index) index[place] = static_cast<int32_t>(own);
-      }
-      if (lane == 0 && problem.inverse) buffers.inverse[int64_t{row} * length + own] = static_cast<int32_t>(place);
+  Key key[kEach];
+  uint32_t slot[kEach] = {}, place[kEach] = {};
+  bool is_first[kEach], any = false;
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const uint32_t i = block * kUniquePart + e * kWarps + warp;
+    is_first[e] = i < length;
+    key[e] = keys[min(i, length - 1)];
+    if (is_first[e]) slot[e] = found.find(key[e]), is_first[e] = found.slots[slot[e]] == i;
+    any |= is_first[e] || (problem.inverse && i < length);
+  }
+  if (any) {
+#pragma unroll 2
+    for (uint32_t j = 4 * lane; j < different; j += 128)
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) count_less(list + j, key[e], place[e]);
+  }
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const uint32_t i = block * kUniquePart + e * kWarps + warp;
+    const uint32_t at = sum_of_warp(place[e]);
+    if (lane > 0) continue;
+    if (is_first[e] && at < size) {
+      out[at] = x[i], counts[at] = static_cast<int32_t>(found.counts[slot[e]]);
+      if (index) index[at] = static_cast<int32_t>(i);
     }
+    if (problem.inverse && i < length) buffers.inverse[int64_t{row} * length + i] = static_cast<int32_t>(at);
   }
 
   if (different >= size) return;
