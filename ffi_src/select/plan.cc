@@ -45,8 +45,8 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
   // Networks sort many such rows in less time than warps take for the elements beside a quantile. (A single rank needs
   // an index, with which networks take longer.)
   constexpr int64_t kLeastSorted = 8192;
-  if (problem.count > 1 && problem.bits <= 32 && problem.bits > 8 && rows.length > kMostThreadSelect &&
-      rows.length <= 256 && rows.count() >= kLeastSorted)
+  if (rows.inner == 1 && problem.count > 1 && problem.bits <= 32 && problem.bits > 8 &&
+      rows.length > kMostThreadSelect && rows.length <= 256 && rows.count() >= kLeastSorted)
     return Selecting::kNone;
   if (problem.count > 3)
     return warp_sorts(problem) || (rows.length > 512 && problem.bits == 32) ? Selecting::kWarp : Selecting::kNone;

@@ -115,8 +115,9 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
 
 // Whether a network sorts the segments of tiles, which are merged then if they are long.
 bool networks_tiles(const Problem& problem) {
-  const int64_t longest = problem.key_bits == 8 ? 160 : 640;  // of the mean segment
-  return !problem.indices && problem.key_bits <= 32 && problem.rows.elements() >= 1 << 20 &&
+  const int64_t elements = problem.rows.elements();
+  const int64_t longest = problem.key_bits == 8 || elements < 1 << 22 ? 160 : 640;  // of the mean segment
+  return !problem.indices && problem.key_bits <= 32 && elements >= 1 << 20 &&
          problem.rows.length <= longest * problem.offsets;
 }
 

@@ -99,6 +99,7 @@ __global__ void __maxnreg__(48)
     select_kernel(const __grid_constant__ Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks,
                   const SelectResults results, uint32_t table_at) {
   using Word = typename Found<T>::Word;
+  constexpr bool kIsByte = sizeof(T) == 1;  // a step from the interval of all keys ends with single keys
   constexpr int kPack = Pack<T>::kElements;
   constexpr Word kAll = static_cast<T>(~T{0});
   __shared__ uint32_t sample[32 << kLaneSampleBits];
@@ -139,7 +140,7 @@ __global__ void __maxnreg__(48)
     const bool has = own_rank(problem, length, own_ranks, rank);
     // In shorter rows, a small sample is enough: its interval may hold most of the row, and yet each part of it has few
     // elements. With more ranks the lists would be too many.
-    if constexpr (kIsNarrow<T>) {
+    if constexpr (kIsByte) {
       set_whole_table(kBinBits, wanted, has, rank, found);
     } else if (length <= kFewSampled && wanted <= 3) {
       const auto scale = sample_in_warp<0>(problem.order, x, length, sample);
@@ -183,20 +184,16 @@ __global__ void __maxnreg__(48)
     to_do = found.more;
     if (to_do == 0) break;
 
-    // The next interval of a rank goes from the least to the largest key that is left for it. Of narrow keys, it is the
-    // part, each key of which gets a part of its own.
+    // The next interval of a rank goes from the least to the largest key that is left for it.
     if (warp == 0) choose_tables(found);
     if (threadIdx.x < wanted) least[threadIdx.x] = kAll, most[threadIdx.x] = 0;
     clear_tables(0);
     __syncthreads();
     if (threadIdx.x == 0) found.more = 0;
-    if constexpr (!kIsNarrow<T>) find_bounds<T>(found, for_keys, least, most);
+    find_bounds<T>(found, for_keys, least, most);
     __syncthreads();
-    if (warp == 0 && (found.used >> lane & 1)) {
-      const Word from = kIsNarrow<T> ? found.first[lane] : least[lane];
-      const Word to = kIsNarrow<T> ? from + found.last[lane] : most[lane];
-      found.parts[lane] = Parts<Word>::template between<T>(kBinBits, from, to);
-    }
+    if (warp == 0 && (found.used >> lane & 1))
+      found.parts[lane] = Parts<Word>::template between<T>(kBinBits, least[lane], most[lane]);
     __syncthreads();
   }
 

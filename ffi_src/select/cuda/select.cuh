@@ -330,8 +330,8 @@ __device__ __forceinline__ void set_first_tables(int samples, int bin_bits, floa
   set_tables(samples, bin_bits, wanted, length, has, rank, low, high, found);
 }
 
-// Keys of up to 16 bits need no sample: a step from the interval of all keys leaves parts of 256 keys at most, and the
-// next one single keys.
+// Keys of up to 16 bits can do without a sample: a step from the interval of all keys leaves parts of 256 keys at most,
+// and the next one single keys.
 template <class T>
 constexpr bool kIsNarrow = sizeof(T) <= 2;
 
