@@ -161,7 +161,7 @@ nb::dict plan_dict(const jaxgpuops::scan::Plan& plan) {
   nb::dict dict;
   dict["algorithm"] = name(plan.algorithm);
   dict["layout"] = name(plan.layout);
-  dict["threads"] = plan.algorithm == Algorithm::kEmpty ? 0 : plan.threads() / plan.split;
+  dict["threads"] = plan.algorithm == Algorithm::kEmpty ? 0 : plan.threads();
   dict["tile"] = plan.tile;
   dict["tiles"] = plan.tiles;
   dict["strips"] = plan.strips;

@@ -198,12 +198,16 @@ def ordered(op: str, name: str, x: jax.Array, axis: int) -> int:
 def indexed_axis(op: str, name: str, x: jax.Array, axis: int, argument: str = "axis") -> int:
     """Checks that int32 can index ``x`` along ``axis``; returns the axis counted from the front."""
     axis = axis_of(op, name, x.shape, axis, argument)
-    length = x.shape[axis]
+    indexed_length(op, x.shape[axis], x.shape, axis, argument)
+    return axis
+
+
+def indexed_length(op: str, length: Any, shape: tuple, axis: Any, argument: str = "axis") -> None:
+    """Checks that int32 can index so many elements, those of the axis, or of several, of an array of this shape."""
     if isinstance(length, int) and length >= 1 << 31:
         raise ValueError(
-            f"{op}: indices are int32, so an axis must be shorter than 2**31; got shape {x.shape} and {argument}={axis}"
+            f"{op}: indices are int32, so an axis must be shorter than 2**31; got shape {shape} and {argument}={axis}"
         )
-    return axis
 
 
 def count(op: str, name: str, k: int, x: jax.Array, axis: int, split=None) -> int:

@@ -100,6 +100,10 @@ _ROUTES = {
 }
 
 
+# Their kernels count the places of an axis by int32. (So does JAX's top-k, which refuses longer ones.)
+_INDEXED = ("argmax", "argmin", "sort")
+
+
 class _Name(NamedTuple):
     """A function of JAX, the modules that have it, and our function that replaces it, which also has forward mode."""
 
@@ -155,7 +159,7 @@ def _segments(name: str, original: Callable) -> Callable:
         covered = (
             all(option is None for option in rest)
             and isinstance(length, numbers.Integral)
-            and int(length) >= 0
+            and 0 <= int(length) < 1 << 31
             and jnp.result_type(data) in FLOATS | INTEGERS
             and jnp.result_type(ids) in INTEGERS
             and jnp.ndim(ids) == 1
@@ -207,6 +211,9 @@ def _rule(name: str, original):
         ours = translate(**params)
         call = call_of(ctx.avals_in, **params) if call_of else functools.partial(kernel, **ours)
         x = ctx.avals_in[0]
+        length = x.shape[ours["axis"]]
+        if name in _INDEXED and isinstance(length, int) and length >= 1 << 31:
+            call = "int32 cannot index so long an axis"
         if call_of and x.dtype in COMPLEX:  # the kernel sorts real and imaginary parts
             x = x.update(dtype=np.dtype(f"float{4 * x.dtype.itemsize}"))
         choice = kernel.choose(platform, [x], partitioned=_primitive.asks_partitioner(ctx), **ours)

@@ -321,7 +321,9 @@ class Kernel:
             why = "the kernel's parameters must be known"
         elif platform == "cpu" and not jax.export.is_symbolic_dim(length) and 0 < length < self.shortest:
             why = f"it is faster at rows of {length}"
-        elif planned and any(map(jax.export.is_symbolic_dim, [*whole[axis:], *params.values()])):
+        elif planned and any(
+            map(jax.export.is_symbolic_dim, [*itertools.chain(*(a.shape[axis:] for a in avals)), *params.values()])
+        ):
             why = "the plan must know the axis and what follows it"
         elif (
             platform == "cuda" and not partitioned and self.leaves and self.leaves(_rows(whole, axis), avals, **params)
@@ -374,7 +376,7 @@ class Kernel:
         choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
         own = partitioned and bool(choice.kernel or self.splits_as_one)
         choice = dataclasses.replace(choice, partitioned=own and not _partition.missing)
-        # Of a call that is made of others, these are recorded instead, unless XLA splits it as one.
+        # If a call is made of others, those are recorded in its place, unless XLA splits it as one.
         if choice.kernel or partitioned or not self.splits_as_one:
             record(choice)
         if own and _partition.missing:

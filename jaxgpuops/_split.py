@@ -126,7 +126,7 @@ class Split:
     def join_parts(self, x: jax.Array, dim: int) -> jax.Array:
         """Returns this device's part of what `join` gives."""
         if x.dtype.itemsize == 2 and x.shape[-1] % 2 == 0 and dim < x.ndim - 1:
-            pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), np.uint32)
+            pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2), np.uint32)
             y = lax.bitcast_convert_type(self.sum_parts(pairs, dim), x.dtype)
             return y.reshape(*y.shape[:-2], x.shape[-1])
         return _as_bits(lambda x: self.sum_parts(x, dim), x)
@@ -304,10 +304,8 @@ def manual(op: str, names: tuple[str, ...] | None, part: int) -> Split | None:
     mesh = jax.sharding.get_abstract_mesh()
     manual_axes = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Manual]
     if unknown := [name for name in names if name not in manual_axes]:
-        raise ValueError(
-            f"{op}: axis_name must be of axes of the mesh of a jax.shard_map around the call, of {manual_axes}; got "
-            f"{', '.join(map(repr, unknown))}"
-        )
+        around = f"of a jax.shard_map around the call, which has {manual_axes}" if manual_axes else "of a jax.shard_map"
+        raise ValueError(f"{op}: axis_name must be a mesh axis {around}; got {', '.join(map(repr, unknown))}")
     split = Split(
         mesh, names, part * math.prod(mesh.shape[name] for name in names), bool(varying(lax.axis_index(names)))
     )

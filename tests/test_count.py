@@ -311,6 +311,25 @@ def test_histogram():
     assert jaxgpuops.histogram(np.arange(10), 5)[0].tolist() == [2] * 5
 
 
+@pytest.mark.parametrize(
+    "dtype, low, high, bins",
+    [("float32", 1e6, 1e6 + 1, 256), ("bfloat16", -4, 4, 256), ("bfloat16", -4, 4, 1000), ("float16", -4, 4, 5000)],
+)
+def test_histograms_whose_edges_are_rounded(dtype, low, high, bins):
+    """Rounding moves edges by many bins, so that a number's bin cannot be computed from its value."""
+    x = np.random.default_rng(0).uniform(low, high, 2000).astype(dtype)
+    low, high = (np.asarray(end, dtype) for end in (low, high))
+    counts, edges = jaxgpuops.histogram(x, bins, range=(low, high))
+    assert (np.diff(np.asarray(edges, np.float64)) >= 0).all()
+    place = np.searchsorted(np.asarray(edges, np.float64), x.astype(np.float64), side="right") - 1
+    expected = np.bincount(np.where(x == high, bins - 1, place), minlength=bins)
+    np.testing.assert_array_equal(counts, expected)
+    weighted, _ = jaxgpuops.histogram(x, bins, range=(low, high), weights=np.full(2000, 2, np.int32))
+    np.testing.assert_array_equal(weighted, 2 * expected)
+    rows = jax.vmap(lambda x: jaxgpuops.histogram(x, bins, range=(low, high), weights=jnp.ones_like(x, np.int32))[0])
+    np.testing.assert_array_equal(rows(jnp.asarray(x).reshape(2, 1000)).sum(0), expected)
+
+
 def test_histograms_of_rows_and_columns():
     x = np.random.default_rng(0).standard_normal((5, 300, 3)).astype(np.float32)
     counts, edges = jax.vmap(lambda row: jaxgpuops.histogram(row, 7))(x[..., 0])  # each row has edges of its own
@@ -476,7 +495,7 @@ def test_large_ids_do_not_wrap():
         (lambda: jaxgpuops.histogram([1.0], None), "histogram: bins must be an integer known at trace time, got None"),
         (lambda: jaxgpuops.histogram([1.0], [0, 1j]), "histogram: bins has dtype complex64"),
         (lambda: jaxgpuops.histogram([1.0], [[0], [1, 2]]), "histogram: bins must be an array of numbers"),
-        (lambda: jaxgpuops.histogram([1.0], 2, axis_name="x"), "histogram: axis_name must be of axes of the mesh"),
+        (lambda: jaxgpuops.histogram([1.0], 2, axis_name="x"), "histogram: axis_name must be a mesh axis"),
         (lambda: jaxgpuops.take(1.0, [0]), "take: table must have at least one dimension"),
         (lambda: jaxgpuops.take([1.0], [0.0]), "take: ids has dtype float32"),
     ],

@@ -200,3 +200,15 @@ def test_second_derivatives_where_the_first_are_zero(module, reduction):
     wanted = jax.hessian(lambda z: jax.nn.logsumexp(z, 1).sum())(z)
     for hessian in (jax.hessian(loss), jax.jacrev(jax.grad(loss))):
         np.testing.assert_allclose(jax.jit(hessian)(z), wanted, atol=1e-6)
+
+
+def test_rows_without_classes():
+    """No label is a class then. The gradient has no elements, but the losses are written."""
+    rows, where = np.zeros((3, 0), np.float32), np.array([True, False, True])
+    total = functools.partial(jaxgpuops.softmax_cross_entropy, labels=np.zeros(3, np.int32), reduction="sum")
+    for mask, expected in ((where, np.nan), (where & False, 0)):
+        loss, gradient = jax.jit(jax.value_and_grad(functools.partial(total, where=mask)))(rows)
+        np.testing.assert_array_equal(loss, expected)
+        assert gradient.shape == rows.shape
+    calls = jaxgpuops.explain(jax.value_and_grad(total), rows, platform="cuda")
+    assert [call.kernel for call in calls] == [None]

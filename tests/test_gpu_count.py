@@ -281,7 +281,7 @@ def check_exact_sums(dtype, hot, size, columns, has_table):
 )
 @pytest.mark.parametrize("dtype", ["int16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64"])
 def test_extremes(dtype, length, segments, columns, algorithm):
-    """Of every sign, of zeros, infinities and NaNs; the CPU's handlers are the reference."""
+    """Extremes of numbers of both signs, of zeros, infinities and NaNs, beside those of the CPU's handlers."""
     with jax.enable_x64(dtype.endswith("64")):
         rng = np.random.default_rng(0)
         if "float" in dtype:
@@ -660,7 +660,7 @@ def test_few_of_many_different_elements(dtype, n):
     "rows, n, size", [(1, 3, 9), (1, 4096, 70), (3, 16_384, 17_000), (1, 70_001, 90_000), (1, 1 << 20, 300)]
 )
 def test_unique_by_counts(dtype, rows, n, size):
-    """Of zeros, and of NaNs, the first is kept; rows have fills of their own."""
+    """The first of equal zeros, and of NaNs, is kept; each row has a fill of its own."""
     rng = np.random.default_rng(n)
     for different in (2, 50, 1 << 16):
         key = rng.integers(0, different, (rows, n)).astype(np.uint16)

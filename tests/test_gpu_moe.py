@@ -89,7 +89,7 @@ def operands(seed, tokens=4000, width=1000, dtype="bfloat16", k=6):
 
 
 WIDTHS = [(500, 1, 6), (500, 8, 6), (500, 1000, 6), (500, 1001, 6), (12_000, 91, 6)]
-WIDTHS += [(12_000, 3, 6), (12_000, 8, 2)]  # many narrow rows
+WIDTHS += [(12_000, 3, 6), (12_000, 8, 2), (12_000, 23, 4)]  # many narrow rows
 # So many bytes that the copy engine moves them, a token in one strip or in several.
 WIDTHS += [(12_000, 1000, 6), (1500, 20_000, 6)]
 WIDTHS += [(300, 2048, k) for k in (1, 2, 4, 8, 10)]  # choices that are loaded together, or not

@@ -67,7 +67,7 @@ def test_short_rows_left_to_xla_do_not_depend_on_the_batch():
 
 
 def test_sums_of_rows_that_are_not_whole_vectors():
-    """Of any number of rows, which decides how many threads share a row."""
+    """How many threads share a row depends on the number of rows; the bits of a row do not."""
     rng = np.random.default_rng(0)
     lengths = [513, 1025, 2303, 2305, 9217, 18_435, 36_863, 36_865]
     for dtype, length in itertools.product(("bfloat16", "float16", "float32"), lengths):

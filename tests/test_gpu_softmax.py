@@ -264,7 +264,8 @@ def test_few_rows_have_the_bits_of_many(dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_rows_that_are_not_whole_vectors(dtype):
-    """Of any number of rows, which decides how many warps share a row; rows of 16 bits may begin inside a word."""
+    """Such rows do not begin at vectors, those of 16 bits not even at words. How many warps share a row depends on the
+    number of rows."""
     item = jnp.dtype(dtype).itemsize
     for size in (1026, 1030, 1540, 2050, 3076, 4098, 8210, 12_294, 16_398, 32_766):
         length = size // item
@@ -547,6 +548,28 @@ def test_gradients_of_flat_columns_do_not_depend_on_the_batch(dtype):
             whole = pull(x, t)
             for few in (slice(0, 1), slice(1, 3)):
                 assert same_bits(pull(x[few], t[few]), whole[few]), (length, inner, few)
+
+
+PARTS = ((520, 300), (600, 17), (3001, 20), (3001, 41), (8192, 70), (9001, 40), (30_001, 15), (60_000, 30))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gradients_of_columns_in_parts_do_not_depend_on_the_batch(dtype):
+    """A cluster holds an outer index, or several are held at a time by all multiprocessors."""
+    for length, inner in PARTS:
+        many = min(300, 3 + 2_000_000 // (length * inner))
+        x = (4 * jax.random.normal(jax.random.key(length), (many, length, inner))).astype(dtype)
+        for i, value in enumerate((jnp.nan, jnp.inf, -jnp.inf, -0.0, 60)):
+            x = x.at[0, i % length, i % inner].set(value)
+        x = x.at[1, :, 1].set(-jnp.inf).at[2, length // 2, 3].set(90)
+        t = jnp.roll(x, 1, 0).at[2].set(0.5)
+        for name in ("softmax", "log_softmax"):
+            fn = functools.partial(getattr(jaxgpuops, name), axis=1)
+            pull = jax.jit(lambda x, t, fn=fn: jax.vjp(fn, x)[1](t)[0])
+            whole = pull(x, t)
+            for few in (slice(0, 1), slice(1, 3), slice(many - 1, many)):
+                assert same_bits(pull(x[few], t[few]), whole[few]), (length, inner, name)
+            assert gradient_is_near(name, whole[3:], x[3:], t[3:], 1), (length, inner, name)
 
 
 @regimes

@@ -420,7 +420,21 @@ def test_quantiles_of_many_rows(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(6, 900_001), (300, 60_001), (1, 1 << 22), (5, 300_001), (900, 100), (1500, 40, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (6, 900_001),
+        (300, 60_001),
+        (1, 1 << 22),
+        (5, 300_001),
+        (3, 100_001),
+        (150, 30_001),
+        (900, 100),
+        (1500, 40, 3),
+        (2300, 1101),
+        (4200, 3001),
+    ],
+)
 def test_quantiles_are_those_of_the_elements(shape, dtype):
     """Several quantiles, bit for bit, of rows that are random, of few values, zeros of both signs, in order, of one
     value, or with a NaN. Where blocks share a row, keys tell the elements, but for zeros."""

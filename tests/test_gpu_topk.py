@@ -116,7 +116,9 @@ REGIMES = {
     "rows, columns that are transposed": ((1, 7107, 165), 1, 11),
     "stream, columns that are transposed": ((1, 8192, 47), 1, 354),
     "sort, a warp selects": ((3000, 700), 1, 100),
+    "sort, a warp selects hundreds": ((3000, 700), 1, 300),
     "sort, a warp selects from a column": ((20, 700, 9), 1, 100),
+    "sort, a warp selects from a short column": ((300, 300, 9), 1, 84),
     "buckets, which the sample divides": ((2, 524_288), 1, 4_131),
     "sieve, small k": ((58, 22_091), 1, 73),
     "wave": ((3, 100_003), 1, 50),
@@ -316,6 +318,32 @@ def test_samples_that_mislead():
     assert same_bits(tuple(jaxgpuops.topk(x, k)), tuple(jax.lax.top_k(x, k)))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape, k", [((400, 150), 130), ((700, 600), 90), ((3000, 700), 400), ((900, 3000), 700)])
+def test_zeros_of_both_signs(dtype, shape, k):
+    """The words that `sort` sorts tell -0 from 0, also beside keys of a large range, among which most bits are lost."""
+    random = np.random.default_rng(0)
+    zeros = np.where(random.random(shape) < 0.5, 0.0, -0.0)
+    with jax.enable_x64(dtype == "float64"):
+        for others in (np.round(4 * random.standard_normal(shape)) / 4, 1e30 * random.standard_normal(shape)):
+            x = jnp.asarray(np.where(random.random(shape) < 0.3, zeros, others), dtype)
+            assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "sort"
+            for largest, sorted in [(True, True), (False, True), (True, False)]:
+                expected = expected_topk(x, k, 1, largest, sorted)
+                assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), largest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows, length, k", [(4, 65_536, 433), (7, 98_982, 238), (161, 32_768, 659), (3, 700_001, 600)])
+def test_rows_in_order_of_sieve(dtype, rows, length, k):
+    """The largest elements of a row stand together, and maybe between the parts that `sieve` samples."""
+    rising = jnp.broadcast_to(jnp.linspace(-3, 3, length, dtype=dtype), (rows, length))
+    for x in (rising, -rising):
+        for sorted in (True, False):
+            expected = expected_topk(x, k, 1, True, sorted)
+            assert same_bits(tuple(jaxgpuops.topk(x, k, sorted=sorted)), tuple(expected)), sorted
+
+
 @pytest.mark.parametrize("rows, length, k", [(3, 500_003, 433), (3, 500_003, 2500), (140, 70_003, 700)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_keys_of_few_bits(dtype, rows, length, k):
@@ -348,6 +376,26 @@ def test_ties_below_a_few_elements(dtype, k):
         for largest, sorted in [(True, True), (False, False)]:
             expected = expected_topk(x, k, 1, largest, sorted)
             assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), largest
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "int64"])
+@pytest.mark.parametrize("shape", [(1, 1_200_003), (3, 300_001), (20, 270_001)])
+def test_where_neighbours_are_the_largest(shape, dtype):
+    """Rows in order, whose largest elements are in their middle, or equal: blocks of `wave` share these elements."""
+    rows, n = shape
+    if rows > 16 and dtype in ("uint8", "bfloat16"):
+        pytest.skip("other kernels take them")
+    place = np.arange(n)
+    kinds = [place, n - place, -abs(place - n // 3), place // 9, np.where(place % 50_000 < 30, 9, place % 7), 0 * place]
+    for start in range(0, len(kinds), rows):
+        x = np.stack([kinds[(start + row) % len(kinds)] for row in range(rows)])
+        with jax.enable_x64(dtype == "int64"):
+            x = jnp.asarray(x // (n // 200) if dtype == "uint8" else x, dtype)
+            for k in (3, 24):
+                assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "wave"
+                for largest, sorted in [(True, True), (False, False)]:
+                    expected = expected_topk(x, k, 1, largest, sorted)
+                    assert same_bits(tuple(jaxgpuops.topk(x, k, largest=largest, sorted=sorted)), tuple(expected)), k
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float16", "float32", "int64", "float64"])

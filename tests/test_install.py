@@ -174,6 +174,16 @@ def test_index_dtypes():
         assert targets(lambda x: jnp.argmax(x, 1), x) == ["jaxgpuops.argmax"]
 
 
+def test_axes_that_int32_cannot_index_are_left_to_jax():
+    x = jax.ShapeDtypeStruct(((1 << 31) + 5,), np.int8)
+    with jaxgpuops.install(["argmax", "sort", "segment_sum"]), jax.enable_x64(True):
+        for fn in (lambda x: jax.lax.argmax(x, 0, np.int64), jax.lax.sort):
+            [call] = jaxgpuops.explain(fn, x)
+            assert call.kernel is None and "int32 cannot index" in call.why
+        many = functools.partial(jax.ops.segment_sum, num_segments=1 << 31)
+        assert not jaxgpuops.explain(many, jnp.ones(5), jnp.arange(5))
+
+
 def test_argmax_of_batches():
     x = x_of(4, 5, 6)
     with jaxgpuops.install(FUNCTIONS):

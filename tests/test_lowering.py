@@ -409,6 +409,31 @@ def test_symbolic_shapes_on_cuda(cuda):
     assert call.kernel is None and "axis" in call.why
 
 
+@pytest.mark.parametrize(
+    "fn, shapes",
+    [
+        (lambda x, at: jaxgpuops.sort(x, offsets=at), ("9", "m")),
+        (lambda x, at: jaxgpuops.topk(x, 2, offsets=at), ("n, 9", "m")),
+        (lambda x, at: jaxgpuops.histogram(x, at.astype(np.float32))[0], ("n, 9", "m")),
+        (lambda x, at: jaxgpuops.nonzero(x, size=4), ("n", "m")),
+        (lambda x, at: jaxgpuops.compact(x, x > 0, size=4), ("m, n", "m")),
+    ],
+    ids=["sort", "topk", "histogram", "nonzero", "compact"],
+)
+def test_symbolic_sizes_that_plans_would_need(monkeypatch, cuda, fn, shapes):
+    """On CUDA such calls are exported as plain JAX."""
+    scope = jax.export.SymbolicScope(["m >= 2"])
+    x, at = (jax.export.symbolic_shape(shape, scope=scope) for shape in shapes)
+    export = jax.export.export(jax.jit(fn), platforms=["cuda"], disabled_checks=jaxgpuops.export_checks())
+    export(shape_of(x), shape_of(at, np.int32))
+    monkeypatch.setenv("JAXGPUOPS_DISABLE", "all")  # that plain JAX, run on the CPU
+    exported = jax.export.export(jax.jit(lambda *args: fn(*args)))(shape_of(x), shape_of(at, np.int32))
+    for sizes in ({"m": 3, "n": 7}, {"m": 6, "n": 2}):
+        x, at = (tuple(int(sizes.get(d, d)) for d in shape.split(", ")) for shape in shapes)
+        args = np.random.default_rng(0).normal(size=x).astype(np.float32), np.arange(*at, dtype=np.int32)
+        jax.tree.map(np.testing.assert_array_equal, exported.call(*args), jax.jit(fn)(*args))
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_shortest_rows_on_the_cpu(monkeypatch, length):
     """The shortest rows take plain JAX, unless their length is not known. Kernels give them the same results."""

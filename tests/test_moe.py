@@ -263,6 +263,14 @@ def test_capacity_bounds_the_rows_of_symbolic_tokens():
         jax.tree.map(np.testing.assert_array_equal, exported.call(ids), fn(ids))
 
 
+@pytest.mark.parametrize("fn", [jaxgpuops.moe_dispatch, jaxgpuops.moe_combine])
+def test_choices_must_be_known(fn):
+    (k,) = jax.export.symbolic_shape("k")
+    call = lambda ids: fn(jnp.ones((3, 2)), jaxgpuops.moe_plan(ids, 4))
+    with pytest.raises(ValueError, match="how many experts a token has must be known, got k"):
+        jax.eval_shape(call, jax.ShapeDtypeStruct((3, k), np.int32))
+
+
 def idiom_of_maxtext(ids, x, w, experts, capacity, expert):
     """Plans by an argsort, takes and a bincount, and another argsort for the way back."""
     order = jnp.argsort(ids.ravel())
@@ -710,7 +718,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "
 
 def test_errors_of_axis_names():
     ids = np.zeros((8, 2), np.int32)
-    with pytest.raises(ValueError, match="moe_plan: axis_name must be of axes of the mesh of a jax.shard_map"):
+    with pytest.raises(ValueError, match="moe_plan: axis_name must be a mesh axis of a jax.shard_map"):
         jaxgpuops.moe_plan(ids, 4, axis_name="x")
     with pytest.raises(TypeError, match="moe_plan: axis_name must be a name of a mesh axis"):
         jaxgpuops.moe_plan(ids, 4, axis_name=3)

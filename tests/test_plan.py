@@ -63,9 +63,18 @@ def walks(plan):
     return plan["algorithm"] in ("columns_walk", "rows_tiles")
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+def test_log_sum_exps_of_columns_without_elements(capability):
+    """They are all -inf: there is something to write, but nothing to divide among blocks."""
+    plan_softmax = jaxgpuops._native.modules["cpu"].plan_softmax
+    for dtype, outer, inner in itertools.product(("float16", "float32", "float64"), (1, 103), (2, 7, 93, 100_003)):
+        plan = plan_softmax("logsumexp", outer, 0, inner, dtype, 1.0, False, False, False, capability)
+        assert plan["algorithm"] not in ("empty", "rows_tiles")
+
+
 def test_tiles_of_columns():
-    """Columns that would be walked go through shared memory if an outer index is not too large. Bits do not change, so
-    that the batch may matter."""
+    """Columns that would be walked go through shared memory if an outer index is not too large. Both kernels give the
+    same bits, so the plan may depend on the batch."""
     for op, dtype, length, inner, tiled in (
         ("softmax", "float32", 16, 5, True),
         ("log_softmax", "bfloat16", 24, 3, True),
@@ -521,7 +530,7 @@ def test_gradients_from_x():
             for outer in (1, 100_000):
                 assert planned(outer, length, 9, dtype)[0] == "columns_walk"
             assert planned(1, length, 9, dtype)[2] == 32 * warps, (dtype, length)
-        assert planned(9, longest + 1, 9, dtype)[0] == "none"
+        assert planned(9, longest + 1, 9, dtype)[0] == ("columns" if dtype == "float32" else "none")
     # A flat row is cut into units. A cluster has up to 16 of them; all multiprocessors hold more of few rows; others are
     # split.
     for dtype, size, unit in (("float32", 4, 2048), ("bfloat16", 2, 4096), ("float16", 2, 4096)):
@@ -532,6 +541,29 @@ def test_gradients_from_x():
             assert planned(10**4, of_cluster, inner, dtype) == ("columns_flat", 1, 256, 16)
             assert planned(1, of_cluster + 1, inner, dtype) == ("columns_flat", 1, 256, 17)
         assert planned(1, 1 << 20, 9, dtype)[0] == "none"
+    # Blocks hold the parts of longer columns: a cluster, or as many as run at the same time. Any batch has the same.
+    for length, inner, dtype, threads, blocks in (
+        (3000, 15, "float32", 512, 12),
+        (8192, 70, "float32", 512, 74),
+        (8192, 70, "bfloat16", 512, 74),
+        (513, 300, "float16", 320, 65),
+        (60_000, 30, "float32", 512, 221),  # twice as many elements of a thread
+        (3000, 20, "float32", 512, 15),
+        (20_000, 40, "float32", 480, 105),
+    ):
+        for outer, capability in itertools.product((1, 7, 1000), (80, 90)):
+            plan = planned(outer, length, inner, dtype, capability)
+            assert (plan[0], *plan[2:]) == ("columns", threads, blocks), (outer, length, inner, dtype, plan)
+    for length, inner, dtype in (
+        (3000, 15, "bfloat16"),  # few columns of 16 bits
+        (3000, 72, "bfloat16"),  # vectors of columns
+        (3000, 32, "float32"),
+        (3000, 15, "float64"),
+        (200_000, 15, "float32"),  # more than blocks hold
+        (600, 513, "float32"),
+    ):
+        assert planned(1, length, inner, dtype)[0] == "none", (length, inner, dtype)
+    assert planned(10, 4100) == ("rows", 8, 64, 4)  # of more than 16 KiB, lanes have more vectors, even if rows are few
     taken = {("float32", 170): False, ("float32", 171): True, ("bfloat16", 87_381): False, ("bfloat16", 87_382): True}
     for (dtype, length), expected in taken.items():
         assert (planned(1, length, 3, dtype)[0] == "columns_flat") == expected, (dtype, length)

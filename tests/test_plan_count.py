@@ -322,6 +322,9 @@ def test_plans_of_segments(capability):
         sizes = [plan(op, outer, length, inner, segments, dtype, False) for outer in (600, 133, 132, 9, 8, 3, 1)]
         sizes = [one["workspace_bytes"] for one in sizes]
         assert sizes == sorted(sizes, reverse=True)
+    for length, algorithm in [((1 << 31) - 1, "ordered"), (1 << 31, "none")]:  # the order of rows is one of int32
+        assert plan("segment_sum", 1, length, 64, 10**6, "float32", False)["algorithm"] == algorithm
+        assert plan_softmax(1, length, 64, 10**6)["algorithm"] == algorithm
     found = [plan("segment_max", outer, 12_000, 1, 60, "float32", False)["algorithm"] for outer in (1, 132, 133)]
     assert found == ["scatter", "tables", "lanes"]
     for length, inner in itertools.product((8193, 10**6), (1, 3, 100)):

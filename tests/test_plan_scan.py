@@ -182,11 +182,16 @@ def test_scans_in_pieces():
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
         ("cummax", "int16", (3000, 3), 1 << 20),
+        ("cumprod", "bfloat16", (300, 11), 1 << 19),
+        ("cumprod", "bfloat16", (100, 11), 1 << 20),
         ("cummax", "float32", (2000, 3), 1 << 19),
         ("cumsum", "bfloat16", (200, 104), 3 << 18),
         ("cumsum", "bfloat16", (300, 104), 1 << 18),
         ("linear_scan", "float32", (1000, 5), 1 << 19),
-        ("linear_scan", "bfloat16", (1500, 5), 1 << 15),
+        ("linear_scan", "float64", (100, 5), 1 << 17),
+        ("linear_scan", "float32", (1300, 3), 1 << 18),  # one tile
+        ("linear_scan", "bfloat16", (1500, 5), 1 << 18),  # one tile, too
+        ("linear_scan", "bfloat16", (3000, 5), 1 << 15),
         ("linear_scan", "float32", (1500, 5), 1 << 14),
         ("linear_scan", "bfloat16", (256, 34), 1 << 17),
         ("linear_scan", "float32", (256, 34), 1 << 15),
@@ -212,7 +217,7 @@ def test_scans_in_pieces():
         assert plan_scan(op, 1, 500, 3, "float32", False, 1, 90)["algorithm"] == "spans"
     gradients = "cumprod_jvp", "cumlogsumexp_jvp"
     for dtype in ("bfloat16", "float32", "float64"):  # gradients of many elements, if a few columns have them
-        shapes = (256, 128, 4), (257, 128, 4), (44, 1024, 3), (1, 128, 40)
+        shapes = (512, 128, 4), (513, 128, 4), (44, 1024, 3), (1, 128, 40)
         taken = [
             [plan_scan(op, *rows, dtype, False, 1, 90)["algorithm"] == "pieces" for rows in shapes] for op in gradients
         ]
@@ -293,9 +298,10 @@ def test_scans_of_few_columns():
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (1, 40, 1000)]
         assert tuple(plan["tiles"] for plan in plans) == tiles
-    # Runs of 9 positions, of 17 for logsumexps of 16 bits: a warp has 6 of 5 columns.
-    for dtype, run in (("bfloat16", 17), ("float16", 17), ("float32", 9)):
-        assert plan_scan("cumlogsumexp", 1000, 300, 5, dtype, False, 1, 90)["tile"] == -(-300 // (6 * run)) * 6 * run
+    # Runs of 17 positions, or of 9 along short axes, but for logsumexps of 16 bits: a warp has 6 of 5 columns.
+    for dtype, length, run in (("bfloat16", 45, 17), ("float16", 300, 17), ("float32", 300, 17), ("float32", 45, 9)):
+        tile = plan_scan("cumlogsumexp", 1000, length, 5, dtype, False, 1, 90)["tile"]
+        assert tile == -(-length // (6 * run)) * 6 * run
     # One tile of exact numbers has few warps with long runs.
     for rows, threads, tile in (
         ((1091, 1), 32, 1120),
@@ -435,7 +441,7 @@ def test_scans_in_clusters():
         ("linear_scan", "float32", (7000, 5), 180),
         ("linear_scan", "bfloat16", (65_536, 2), 264),
         ("cumsum", "float32", (5000, 3), 1056),
-        ("cumlogsumexp", "bfloat16", (1024, 20), 1056),
+        ("cumlogsumexp", "bfloat16", (1024, 20), 528),
     ):
         plans = [plan_scan(call, outer, *rows, dtype, False, 1, 90) for outer in (most, most + 1)]
         names = [plan["algorithm"] for plan in plans]
@@ -550,9 +556,9 @@ def test_rare_scans():
         ("cummax", "int32", True),
         ("cumlogsumexp", "bfloat16", True),
         ("cumsum", "float16", True),
-        ("cumlogsumexp", "float64", False),
+        ("cumlogsumexp", "float64", True),
         ("cumprod_jvp", "complex64", False),
-        ("cummax_jvp", "float64", False),
+        ("cummax_jvp", "float64", True),
         ("linear_scan_vjp", "float64", False),
         ("linear_scan_vjp", "complex64", True),
         ("cumprod_jvp", "float32", True),
@@ -563,7 +569,9 @@ def test_rare_scans():
         ("cummax", "float64", True),
         ("cumprod", "complex64", False),
         ("cumlogsumexp", "float32", False),
+        ("cumlogsumexp", "float64", False),
         ("cumprod_jvp", "float32", False),
+        ("cumlogsumexp_jvp", "float64", False),
         ("linear_scan", "float32", True),
         ("linear_scan", "float64", False),
         ("linear_scan", "complex64", False),
@@ -621,11 +629,11 @@ def test_derivatives_make_y_of_x():
         for dtype in ("bfloat16", "float32", "float64"):
             assert takes(op, (7, 4, 1), dtype) == takes(op, (1, 32, 90), dtype) == "small"
         assert takes(op, (7, 33, 1), segmented=True) == "none"
-        # Maxima fold in any order, products of rows in another one than their gradients.
-        assert takes(op, (7, 33, 1), "float64") == ("none" if op == "cumprod_jvp" else "pieces")
+        assert takes(op, (7, 33, 1), "float64") == "rows"
         assert takes(op, (9000, 31, 1), "float64") == "short" and takes(op, (40, 33, 3), "float64") == "pieces"
-    for n in (4, 33):
-        assert takes("cumprod_jvp", (7, n, 1), "complex64") == takes("cumlogsumexp_jvp", (7, n, 1), "float64") == "none"
+    for n, logsumexps in ((4, "none"), (33, "rows"), (1024, "rows"), (1025, "none")):
+        assert takes("cumprod_jvp", (7, n, 1), "complex64") == "none"
+        assert takes("cumlogsumexp_jvp", (7, n, 1), "float64") == logsumexps
     for op in ("cumprod_jvp", "cummax_jvp", "cummin_jvp", "cumlogsumexp_jvp"):
         for dtype, size in (("bfloat16", 2), ("float16", 2), ("float32", 4)):
             for n in (40, 136, 513, 8192 // size):
@@ -645,15 +653,19 @@ def test_derivatives_make_y_of_x():
     assert takes("cummax", (7, 4, 1)) == takes("linear_scan_vjp", (7, 4, 1)) == "none"
 
 
-def test_blocks_of_clusters_share_few_tiles():
-    """Where the order of folding does not matter, and the tiles of all rows are few."""
-    for op, dtype, rows, length, tiles, threads in (
-        ("cummax", "float32", 7, 4428, 2, 64),
-        ("cumsum", "int32", 30, 8192, 2, 128),
-        ("cummin", "bfloat16", 17, 13_022, 2, 128),
-        ("cummax", "bfloat16", 37, 32_768, 4, 256),
-        ("cumsum", "float32", 7, 8192, 2, 256),
-        ("linear_scan", "float32", 7, 4428, 2, 256),
+def test_tiles_of_clusters_have_a_block_each():
+    for op, dtype, rows, length, tiles in (
+        ("cummax", "float32", 7, 4428, 2),
+        ("cummin", "bfloat16", 17, 13_022, 2),
+        ("cummax", "bfloat16", 37, 32_768, 4),
+        ("linear_scan", "float32", 7, 4428, 2),
     ):
         plan = plan_scan(op, rows, length, 1, dtype, False, 1, 90)
-        assert (plan["algorithm"], plan["tiles"], plan["threads"]) == ("resident", tiles, threads), (op, rows, plan)
+        assert (plan["algorithm"], plan["tiles"], plan["threads"]) == ("resident", tiles, 256), (op, rows, plan)
+
+
+def test_rows_of_slow_logsumexps_are_read_twice():
+    """Those of float64, if blocks share them and do not all run at the same time."""
+    for dtype, algorithm in (("float32", "row_look_ahead"), ("float64", "chunk_twice")):
+        assert plan_scan("cumlogsumexp", 15, 1 << 20, 1, dtype, False, 1, 90)["algorithm"] == algorithm
+        assert plan_scan("cumlogsumexp", 3, 300_000, 1, dtype, False, 1, 90)["algorithm"] == "resident"

@@ -277,7 +277,7 @@ def test_logsumexp_of_float64_has_its_digits(scale):
 
 @pytest.mark.parametrize("length", (2, 4, 5, 8, 16))
 def test_logsumexp_of_short_rows(length):
-    """Rows that share a vector with others do not know of them."""
+    """Such rows share a vector with others, which do not change their results."""
     for dtype in (np.float16, np.float32):
         x = np.random.default_rng(0).choice(np.array([-INF, -300.0, 0.0, 1.0, 250.0], dtype), (3001, length))
         for reverse in (False, True):

@@ -99,6 +99,7 @@ def test_quantile_is_numpys(method):
         np.testing.assert_allclose(found, np.quantile(x, q, axis=-1, method=method), rtol=1e-14, atol=1e-15)
         one = jaxgpuops.quantile(x, 0.5, axis=None, method=method, keepdims=True)
         np.testing.assert_allclose(one, np.quantile(x, 0.5, method=method, keepdims=True), rtol=1e-14, atol=1e-15)
+    np.testing.assert_array_equal(jax.jit(jaxgpuops.quantile)(x, jnp.array([0, 1])), [x.min(-1), x.max(-1)])
     x = rng.standard_normal((2, 3, 4))
     for axis in (0, 1, (0, 2), (1, 2)):
         found = jaxgpuops.quantile(x, q, axis=axis, method=method, keepdims=True)
@@ -188,7 +189,7 @@ def test_quantiles_lie_as_they_are_wanted():
 
 
 def test_quantiles_of_several_calls():
-    """Of a batch of probabilities, of some that are none, and of none."""
+    """A batch of probabilities, numbers that are no probabilities, and no numbers at all."""
     x = np.random.default_rng(6).standard_normal((4, 600)).astype(np.float32)
     q = np.array([[0.1, 0.5], [0.25, 1.0], [-1.0, 0.3]], np.float32)
     found = jax.jit(jax.vmap(lambda q: jaxgpuops.quantile(x, q), out_axes=1))(q)
@@ -318,6 +319,34 @@ def test_compact(seed, n, size):
     np.testing.assert_array_equal(gradient, np.broadcast_to(first[..., None], x.shape).astype(x.dtype))
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, "float8_e4m3fn", "float8_e5m2"])
+def test_elements_are_moved_bit_for_bit(dtype, monkeypatch):
+    """All patterns of 8 bits, and denormal numbers and NaNs of 16 and 32 bits."""
+    bits = np.arange(256, dtype=f"u{np.dtype(dtype).itemsize}")
+    bits = np.concatenate([bits, ~bits, bits << 7, np.asarray(np.full(8, np.inf, dtype)).view(bits.dtype) + bits[:8]])
+    x, mask = bits.view(dtype), np.arange(bits.size) % 3 > 0
+    read = lambda y: np.asarray(y).view(bits.dtype).tolist()
+    expected, order = read(x[mask]), np.random.default_rng(0).permutation(bits.size)
+    for disabled in ("", "all"):
+        monkeypatch.setenv("JAXGPUOPS_DISABLE", disabled)
+        for run in (jax.jit, lambda f: f):
+            compact = run(lambda x: jaxgpuops.compact(x, mask, size=len(expected)))
+            assert read(compact(x)) == expected
+            assert read(compact(x[:, None])[:, 0]) == expected
+            carried = run(lambda x: jaxgpuops.sort_key_val(np.argsort(order), x, x))(x)
+            assert [read(y) for y in carried[1:]] == [read(x[order])] * 2
+
+
+@pytest.mark.parametrize("n", [9, 1 << 19])
+def test_the_inverse_of_no_elements(n):
+    """With size 0 there is still an inverse to write."""
+    x = np.arange(n, dtype=np.int32) * 7 % n
+    inverse = jax.jit(lambda x: jaxgpuops.unique(x, size=0, return_inverse=True)[1])
+    np.testing.assert_array_equal(inverse(x), x)  # a permutation of all numbers below n
+    calls = jaxgpuops.explain(inverse, x, platform="cuda")
+    assert not [call for call in calls if call.op == "unique" and call.kernel]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 2, 30])
 def test_unique_is_jaxs(dtype, size):
@@ -373,6 +402,7 @@ def test_unique_of_many_elements_of_few_bits(dtype):
         assert sorted(np.flatnonzero(gradient).tolist()) == sorted(order[starts[:5]].tolist())
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a test of the CPU's kernel")
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
 @pytest.mark.parametrize("fill", [False, True])
 def test_kernel_of_unique_is_its_fallback(dtype, fill):
@@ -512,6 +542,13 @@ WRONG = {
     "quantile q dtype": (lambda: jaxgpuops.quantile(X, 0.5j), TypeError, "quantile: q must be floats, got complex"),
     "quantile method": (lambda: jaxgpuops.quantile(X, 0.5, method="mean"), ValueError, "quantile: method must be "),
     "quantile weights": (lambda: jaxgpuops.quantile(X, 0.5, weights=X), ValueError, "weights go with method"),
+    "median length": (
+        lambda: jax.eval_shape(
+            functools.partial(jaxgpuops.median, axis=None), jax.ShapeDtypeStruct((1 << 16, 1 << 15), np.int8)
+        ),
+        ValueError,
+        "median: indices are int32, so an axis must be shorter than",
+    ),
     "median dtype": (lambda: jaxgpuops.median(X + 0j), TypeError, "median: x has dtype complex64"),
     "kth_value k": (lambda: jaxgpuops.kth_value(X, 3), ValueError, "kth_value: k must be between -3 and 2"),
     "partition kth": (lambda: jaxgpuops.partition(X, 1.0), TypeError, "partition: kth must be an integer"),

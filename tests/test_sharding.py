@@ -237,6 +237,13 @@ SPLIT_OPERANDS = {
         (example()[0, 0], np.linspace(0, 1, 8, dtype=np.float32)),
         (P("b"), P("a")),
     ),
+    "gradients of a batch of ranks": (
+        lambda x, q: jax.grad(
+            lambda x: jax.vmap(functools.partial(jaxgpuops.quantile, method="midpoint"), (None, 0))(x, q).sum()
+        )(x),
+        (example()[0, 0, 0], np.linspace(0, 1, 8, dtype=np.float32)),
+        (P(), P("a")),
+    ),
     "a split axis with weights": (
         lambda x, w: jax.value_and_grad(
             lambda x: (jaxgpuops.quantile(x, [0.3, 0.7], method="inverted_cdf", weights=w) ** 2).sum()

@@ -539,7 +539,7 @@ def test_few_short_rows_are_spread_over_more_blocks():
     ],
 )  # fmt: skip
 def test_tiles_exchange_counts_if_all_run_at_once(outer, length, inner, bits, values, indices):
-    """Else a kernel counts before the passes, which also finds passes to skip."""
+    """Otherwise a kernel counts before the passes; it also finds passes that can be skipped."""
     found = [plan_sort(outer, length, inner, bits, wanted, not wanted, 90) for wanted in (True, False)]
     assert [plan["algorithm"] for plan in found] == ["sweep", "sweep"]
     assert [plan["exchanges"] for plan in found] == [values, indices]

@@ -253,6 +253,21 @@ def test_nothing_to_do(shape, axis):
     assert gradient.shape == shape and not gradient.any()
 
 
+def test_groups_without_experts(paths):
+    weights, indices = jaxgpuops.topk_softmax(np.zeros((3, 0), np.float32), 0, groups=2, topk_groups=1)
+    assert weights.shape == indices.shape == (3, 0)
+
+
+@pytest.mark.parametrize("length", [16, 2000])
+def test_no_rows_of_groups(length):
+    """The composition of more experts than the kernel takes has no rows, either."""
+    gate = lambda x: jaxgpuops.topk_softmax(x, 4, axis=1, groups=8, topk_groups=4).weights
+    x = np.zeros((0, length), np.float32)
+    assert gate(x).shape == (0, 4)
+    assert jax.vmap(gate)(x[None]).shape == (1, 0, 4)
+    assert jax.grad(lambda x: gate(x).sum())(x).shape == x.shape
+
+
 # ---- Groups, other scores, a factor ---------------------------------------------------------------------------------
 
 

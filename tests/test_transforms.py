@@ -380,7 +380,7 @@ MOE_CASES = [
 
 
 def softmax_of_segments(x, ids):
-    """Of segments 0 and 1, which may have no rows."""
+    """The softmax in segments 0 and 1, which may have no rows."""
     return sum(jax.nn.softmax(jnp.where(ids == s, x, -1e9), 0) * (ids == s) for s in (0, 1))
 
 

@@ -324,6 +324,9 @@ COLUMNS = [
     (2, 3001, 2),  # the same
     (2, 8093, 5),  # flat rows, shared by clusters; float32: gradients made of logits, by all multiprocessors
     (2, 3001, 7),  # the same; gradients made of results, and of float32 of logits, by clusters
+    (2, 3001, 15),  # float32: gradients in parts that a cluster holds
+    (3, 8093, 70),  # gradients in parts that all multiprocessors hold
+    (1, 60_000, 30),  # the same; float32: twice as many elements of a thread
     (2, 28_001, 5),  # split flat rows
     (2, 66_001, 4),  # the same; 16 bits: gradients made of logits, too
     (5, 66_001, 4),  # too many elements for all multiprocessors to hold
@@ -475,6 +478,7 @@ SCANS = [  # along axis 1
     ((3, 5001), "float8_e5m2"),
     ((1, 1_600_001, 3), "float32"),
     *(((2, 3001, 40), dtype) for dtype in ("float16", "float64", "complex64")),  # columns that are read twice
+    *((shape, "float64") for shape in ((900, 481), (300, 9001), (40, 20_001), (150, 301, 64))),
     ((1, 60_001, 128), "float32"),  # columns that look ahead
     ((3, 900_001), "bfloat16"),  # rows of 16 bits: gradients and segments read them twice
 ]

@@ -40,6 +40,9 @@ constexpr int64_t kOddTiles = 8;     // the least tiles of a row that is shared 
 
 constexpr int64_t kManyTiles = 256;       // kSpans of several operands: tiles are larger if there are more
 constexpr int kSlimRun = 33;              // kSpans of lines that are too long for one span: positions of a run
+constexpr int64_t kLongColumn = 256;      // kSpans: the longest axis along which gradients of 4 bytes have short runs
+constexpr int kHalfRun = 33;              // kSpans: positions of a run of 16 bits, if there are few tiles
+constexpr int64_t kShortColumn = 48;      // kSpans: the longest axis along which runs may have less than 17 positions
 constexpr int64_t kExactBlocks = 132;     // kSpans of exact operations: tiles are smaller if there are fewer
 constexpr int64_t kOnceBytes = 24 << 20;  // columns of more bytes are not read twice if a kernel can read them once
 // kResident of spans, without clusters: the most tiles of all strips, of a strip, and sums that a block reads.
@@ -49,9 +52,6 @@ constexpr int64_t kResidentSpans = 396, kResidentStrip = 256, kResidentSums = 10
 // not (half as many where a block could walk along spans); kClusterWalks where that is nearly as fast.
 constexpr int64_t kClusterTiles = 16, kClusterFewTiles = 8;
 constexpr int64_t kClusterBlocks = 3, kClusterTurns = 32, kClusterWalks = 6;
-// Blocks of half the size, or a quarter, share a tile of a row as long as there are at most kSplitBlocks. (Only where
-// the order of folding does not matter: otherwise each would have to send the sums of its warps, which took longer.)
-constexpr int64_t kClusterSplit = 4, kSplitBlocks = 132;
 // Few elements are left to clusters, not to kPieces, if the lines of memory that hold a column have more than
 // kClusterLines bytes, or if there are more than kClusterElements along at most kClusterInner columns.
 constexpr int64_t kClusterLines = 64 << 10, kClusterElements = 5 << 15, kClusterInner = 64;
@@ -167,7 +167,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
   // axes.
   const bool logs = problem.kind == Kind::kCumulative && problem.op == Op::kLogSumExp;
   const bool pairs = problem.kind == Kind::kLinear && problem.a.axis_stride == inner;
-  const bool sums = problem.kind == Kind::kCumulative && !logs;
+  const bool cumulative = problem.kind == Kind::kCumulative, sums = cumulative && !logs;
   const bool along = (logs || pairs) && bytes <= 4 && length >= kOddLength;
   const bool odd_lines = (sums || along) && inner * bytes % 16 != 0 && inner <= (logs ? 2 * kOddLines : kOddLines);
   const bool across = inner * bytes % 4 == 0 && inner > 32 && simple && !odd_lines;
@@ -199,7 +199,13 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     // memory.
     plan.per_lane = slim ? kSlimRun : single ? run_shape(plan.layout, 1, bytes).per_lane : shape.per_lane;
     const int64_t lanes = plan.runs * plan.axis_warps;  // lanes that share a column
+    // Runs of 16 bits are half as long if the tiles of a strip have a cluster then; gradients of 4 bytes have longer
+    // ones along long axes.
     const bool exact = is_exact(problem) && !problem.segmented;
+    const bool halved = cumulative && bytes == 2 && !exact && ceil_div(length, lanes * kHalfRun) <= kClusterTiles;
+    if (halved && !slim) plan.per_lane = std::min(plan.per_lane, kHalfRun);
+    const bool doubled = problem.kind == Kind::kTangent && bytes == 4 && length > kLongColumn;
+    if (doubled) plan.per_lane = 2 * plan.per_lane - 1;
     if (exact && lanes * plan.per_lane >= length) {
       // Few warps with long runs take fewer instructions in all; few elements take kPieces, which has runs of its own.
       plan.axis_warps = static_cast<int>(ceil_div(length, plan.runs * plan.per_lane));
@@ -216,10 +222,10 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
         return workspace_bytes < 0 || bytes_of_twice(tiles, inner, parts * kThreads, state_bytes) <= workspace_bytes;
       };
       // Two parts of a logsumexp and one position: with a single part, the position would take most of the time.
-      const int least = logs && bytes <= 2 ? 17 : 9;
+      const int least = (logs && bytes <= 2) || (!exact && operands < 3 && length > kShortColumn) ? 17 : 9;
       while (plan.per_lane > least && few(plan.per_lane / 2 + 1)) plan.per_lane = plan.per_lane / 2 + 1;
       // Much of the work for a tile does not depend on its size.
-      const bool more = (operands == 2 && !single) || (problem.kind == Kind::kTangent && bytes <= 4);
+      const bool more = (operands == 2 && !single) || (problem.kind == Kind::kTangent && bytes <= 4 && !doubled);
       if (more && ceil_div(length, lanes * plan.per_lane) > kManyTiles) plan.per_lane = 2 * plan.per_lane - 1;
     }
     plan.axis_warps = static_cast<int>(std::min<int64_t>(plan.axis_warps, ceil_div(length, plan.runs * plan.per_lane)));
@@ -248,8 +254,8 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
     plan.strips = strips();
   }
   const bool cut = problem.kind == Kind::kCumulative && problem.segmented;
-  const int stayers =
-      plan.layout == Layout::kAlong ? row_blocks(operands, cut) : 0;  // blocks per multiprocessor of row_look_ahead
+  const int stayers = plan.layout == Layout::kAlong ? row_blocks(problem.kind, problem.op, cut, problem.dtype)
+                                                    : 0;  // blocks per multiprocessor of row_look_ahead
   const bool once = reads_once(plan.layout, problem.kind, problem.op, cut, problem.dtype);
   // The kernel in which a block has all of an axis, and the one in which blocks share it.
   Algorithm alone = Algorithm::kSpans, shared_out = Algorithm::kSpanTwice;
@@ -320,11 +326,7 @@ Plan plan_scan(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes, 
                       plan.tiles * plan.tile - length <= length / 16 && gpu.bulk_copy;
   if (cluster) {
     plan.algorithm = Algorithm::kResident;
-    const int64_t blocks = plan.strips * plan.tiles;
-    while (plan.layout == Layout::kAlong && is_exact(problem) && plan.split < kClusterSplit &&
-           2 * plan.split * blocks <= kSplitBlocks && 2 * plan.split * plan.tiles <= kClusterFewTiles)
-      plan.split *= 2;
-    plan.cluster = static_cast<int>(plan.tiles * plan.split);
+    plan.cluster = static_cast<int>(plan.tiles);
     plan.stages = 1;
     return plan;
   }

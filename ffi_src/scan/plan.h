@@ -60,7 +60,6 @@ struct Plan {
   int stages = 1;        // tiles that a block has in shared memory at a time
   int warps = 0;         // kPieces, kFew, kLaneRows: warps of a block
   int cluster = 1;       // kResident: blocks of a cluster
-  int split = 1;         // kResident: blocks of a cluster that share a tile of a row, a power of two
   bool overlap = false;  // the second of two kernels may start before the first ends
   int64_t workspace_bytes = 0;  // workspace of one outer index
 

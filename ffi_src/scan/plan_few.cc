@@ -30,15 +30,17 @@ constexpr int64_t kLanesElements = 1 << 21, kLanesPairs = 3 << 18;
 // kPieces: a block waits for all of its columns before it computes, so arrays must be small. The most elements of an
 // array, of all operands:
 constexpr int64_t kPieceAcross = 1 << 18;  // if columns lie across
-constexpr int64_t kPieceSpans = 1 << 20;   // otherwise; half as many of exact operations (is_exact) that are not rare
+constexpr int64_t kPieceSpans = 1 << 20;   // otherwise; half as many of exact operations (is_exact) that are not rare,
+constexpr int64_t kPieceHalves = 128;      // and of floats of 16 bits along more positions than these
 // The most elements of an array whose columns lie across and are one tile of kColumns, which would have few threads.
 constexpr int64_t kPieceTile = 3 << 18, kPieceTilePairs = 1 << 19;  // of recurrences
 // The most elements of gradients; more only if they have at most kPieceBlocks columns.
-constexpr int64_t kPieceTangents = 1 << 17;
+constexpr int64_t kPieceTangents = 1 << 18;
 // Recurrences read twice as much for a column. Along more than kPiecePair positions, arrays have at most kPieceFewPairs
-// elements (of 16 bits twice as many); several tiles of columns of 4 or 8 bytes that lie across, at most
-// kPieceWidePairs.
+// elements (of 16 bits twice as many), or kPieceOnePairs if they are one tile; several tiles of columns of 4 or 8 bytes
+// that lie across, at most kPieceWidePairs; columns of 8 bytes, at most kPieceLongPairs.
 constexpr int64_t kPiecePair = 1024, kPieceFewPairs = 1 << 14, kPieceWidePairs = 1 << 15;
+constexpr int64_t kPieceOnePairs = 1 << 18, kPieceLongPairs = 1 << 17;
 constexpr int64_t kPieceLength = 8192;     // the longest axis, if inner is not 1; that of 8 bytes across is 1024
 constexpr int64_t kPieceBytes = 64 << 10;  // the most bytes of a block's columns
 constexpr int64_t kPieceLines = 1 << 18;   // the most bytes of the lines of memory that hold them, which a block reads
@@ -251,14 +253,19 @@ Plan plan_pieces(const Problem& problem, const Gpu& gpu, const Plan& plan) {
   const bool across = plan.layout == Layout::kAcross, exact = is_exact(problem);
   if (tangent && across && problem.op == Op::kLogSumExp) return plan;  // kColumns takes other numbers together
   if (!exact && plan.tiles > kGroup) return plan;
-  const int64_t most_spans = exact && !is_rare(problem) ? kPieceSpans / 2 : kPieceSpans;
+  const int element_bytes = bytes_of(problem.dtype);
+  const bool half =
+      (exact && !is_rare(problem)) || (!exact && cumulative && element_bytes == 2 && length > kPieceHalves);
+  const int64_t most_spans = half ? kPieceSpans / 2 : kPieceSpans;
   const int64_t elements = problem.rows.elements();
-  const bool one_tile = across && plan.tiles == 1 && bytes_of(problem.dtype) <= 4;
+  const bool one_tile = across && plan.tiles == 1 && element_bytes <= 4;
   const int64_t most_tile = linear ? kPieceTilePairs : kPieceTile;
   if (one_tile ? elements > most_tile : operands * elements > (across ? kPieceAcross : most_spans)) return plan;
-  const int64_t most_pairs = length > kPiecePair ? kPieceFewPairs * (bytes_of(problem.dtype) > 2 ? 1 : 2)
-                             : across && bytes_of(problem.dtype) > 2 && !one_tile ? kPieceWidePairs
-                                                                                  : kPieceSpans;
+  const int64_t most_long = plan.tiles == 1 ? kPieceOnePairs : kPieceFewPairs * (element_bytes > 2 ? 1 : 2);
+  const int64_t most_pairs = length > kPiecePair                        ? most_long
+                             : across && element_bytes > 2 && !one_tile ? kPieceWidePairs
+                             : element_bytes == 8                       ? kPieceLongPairs
+                                                                        : kPieceSpans;
   if (linear && elements > most_pairs) return plan;
   if (inner > 1 && length * (across ? bytes : 1) > kPieceLength) return plan;
   if (inner > 1 && length * std::min<int64_t>(inner * bytes_of(problem.dtype), kLineBytes) > kPieceLines) return plan;

@@ -192,8 +192,9 @@ constexpr int64_t kMostUniquePairs = 1 << 24, kUniqueFill = 4096;
 UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   UniquePlan plan;
   const Rows& rows = problem.rows;
-  if (rows.count() == 0 || problem.size == 0) return plan;
+  if (rows.count() == 0 || (problem.size == 0 && !problem.inverse)) return plan;
   plan.algorithm = Finding::kNone;
+  if (problem.size == 0) return plan;  // the inverse alone
   const int64_t length = rows.length;
   const auto plan_compare = [&](int64_t elements) {
     plan.slot_bits = 5;

@@ -440,6 +440,10 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   const bool sums = problem.op == Op::kSum;
   const Rows& rows = problem.rows;
   plan.algorithm = problem.sorted ? Segmenting::kSorted : Segmenting::kOrdered;
+  if (!problem.sorted && rows.length >= int64_t{1} << 31) {  // the order of the rows is one of int32
+    plan.algorithm = Segmenting::kNone;
+    return;
+  }
   if (!problem.sorted) plan.order = plan_order(problem, gpu);
   plan.overlap = gpu.dependent_launch;
   // An H200 runs `warps` warps of the kernel at a time, which is how many warps tiles of `all` rows would need. If such

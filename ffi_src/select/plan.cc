@@ -144,8 +144,8 @@ bool plan_select_teams(const Select& problem, const Gpu& gpu, SelectPlan& plan) 
     if (length > 4096) return false;
     if (!is_long) least = (length <= 2048 ? 1 : 4) * gpu.multiprocessors;
   } else if (problem.count > 3) {
-    if (length > 2048) return false;
-    least = most;
+    if (length > (is_long ? 3072 : 4096)) return false;
+    if (length > 2048) least = most;
   } else if (length > 4096) {
     if (length > (is_long ? 6144 : 8192)) return false;
     least = is_long ? many : 2 * most;

@@ -37,8 +37,9 @@ constexpr int64_t kFewTeams = 8, kManyTeams = 64, kManyFolds = 16;
 // more than kMostLoose bytes are faster from y, by tiles. (300000 x 29 bfloat16 took 30 us with the forward pass, and
 // 35 from x.)
 constexpr int64_t kLooseRow = 64, kMostLoose = 4 << 20;
-// Gradients of longer rows: a lane has two vectors if that makes at most so many warps per multiprocessor.
-constexpr int64_t kFewWideWarps = 32;
+// Gradients of longer rows: a lane has two vectors if that makes at most so many warps per multiprocessor, and in a
+// block, but for float64. (10 x 8191 float32 took 6.9 us in 32 warps, and 3.8 in a cluster of fewer.)
+constexpr int64_t kFewWideWarps = 32, kMostWideWarps = 16;
 // Longer rows of float32 are taken in any number if they have at most so many warps.
 constexpr int64_t kFullWideWarps = 7;
 // Gradients along short axes: the most positions that a lane holds, and the same for float64.
@@ -263,7 +264,8 @@ RowPlan plan_row_gradient(const Problem& problem, const Gpu& gpu) {
   plan.lane_bits = 5;
   const int64_t warps = wide_warps(problem);
   const bool few = problem.rows.outer * warps <= kFewWideWarps * gpu.multiprocessors;
-  if (warps <= kMaxBlockWarps && (few || is_always_wide(problem, warps))) {
+  const int64_t most = problem.dtype == DType::kFloat64 ? kMaxBlockWarps : kMostWideWarps;
+  if (warps <= most && (few || is_always_wide(problem, warps))) {
     plan.wide = plan.vectors = kWideVectors;
     plan.block_warps = static_cast<int>(warps);
     return plan;
@@ -291,6 +293,60 @@ bool is_short_axis(const Problem& problem) {
   if (inner == 1 || length <= 2) return false;
   return is_held_by_lanes(problem) ||
          (inner > kGradientColumns && length <= kMostSharedWarps * shared_positions(bytes));
+}
+
+// Gradients along longer axes (cuda/gradient_parts.cu): elements of a thread, or twice as many; the most parts of a
+// flat row in blocks that wait for each other, and the same with twice as many elements.
+constexpr int kPartElements = 8;
+constexpr int64_t kMostParts = 128, kMostLargeParts = 256;
+// Vectors of columns take it only if they are narrow or have more positions than a cluster holds, and 16 bits only if
+// they are no vectors and have many columns: of large batches, other kernels are faster. (Of 200 x 3000 x 20 bfloat16,
+// it took 107 us, and the two others 62; of 1 x 8192 x 70, 9.8 and 19.8.)
+constexpr int64_t kNarrowPart = 128, kHeldByCluster = 8192, kLeastHalfPart = 64;
+
+// Positions of a column that a block takes at a time.
+int64_t part_turns(const Rows& rows) { return rows.inner > 0 ? kGradientPartThreads / rows.inner : 0; }
+
+// Elements of a thread, of so few parts of a flat row as hold it. Twice as many are better if a cluster then has all
+// parts, or if there would be too many. Returns 0 if there are too many all the same.
+int part_elements(const Rows& rows) {
+  const int64_t turns = part_turns(rows);
+  if (turns == 0) return 0;
+  const auto parts = [&](int each) { return ceil_div(rows.length, each * turns); };
+  const int64_t few = parts(kPartElements), large = parts(2 * kPartElements);
+  if (few <= kMaxCluster || (large > kMaxCluster && few <= kMostParts)) return kPartElements;
+  return large <= kMostLargeParts ? 2 * kPartElements : 0;
+}
+
+// The length, inner and the dtype decide.
+bool takes_parts(const Problem& problem) {
+  const auto& [outer, length, inner] = problem.rows;
+  if (inner <= kGradientColumns || problem.dtype == DType::kFloat64 || is_short_axis(problem)) return false;
+  const int64_t beside = inner * bytes_of(problem.dtype);
+  const bool vectors = beside % 16 == 0;
+  if (problem.dtype == DType::kFloat32 ? vectors && beside >= kNarrowPart && length <= kHeldByCluster
+                                       : vectors || inner < kLeastHalfPart)
+    return false;
+  return part_elements(problem.rows) > 0;
+}
+
+RowPlan plan_parts(const Problem& problem, const Gpu& gpu) {
+  RowPlan plan;
+  const auto& [outer, length, inner] = problem.rows;
+  if (outer == 0) return plan;
+  const int64_t turns = part_turns(problem.rows);
+  plan.algorithm = RowAlgorithm::kColumns;
+  plan.traits = traits_of(problem);
+  plan.traits.stat_bytes = plan.traits.final_bytes = 5 * 4;
+  plan.each = part_elements(problem.rows);
+  plan.part_length = ceil_div(length, ceil_div(length, plan.each * turns));
+  plan.blocks = plan.units = ceil_div(length, plan.part_length);
+  plan.split = plan.blocks > gpu.max_cluster;
+  plan.workspace_bytes = (plan.blocks + 1) * inner * plan.traits.stat_bytes;
+  plan.block_warps = static_cast<int>(ceil_div(turns * inner, 32));
+  plan.lane_bits = 5;
+  while (inner << plan.lane_bits > plan.threads()) --plan.lane_bits;
+  return plan;
 }
 
 RowPlan plan_column_gradient(const Problem& problem, const Gpu& gpu) {
@@ -388,7 +444,7 @@ bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, boo
 bool takes_logits(const Problem& problem) {
   const bool derivative = problem.op == Op::kSoftmaxJvp || (problem.op == Op::kLogSoftmaxJvp && problem.transpose);
   if (!derivative || problem.general || problem.factor != 1) return false;
-  if (is_short_axis(problem)) return true;
+  if (is_short_axis(problem) || takes_parts(problem)) return true;
   const int64_t inner = problem.rows.inner;
   if (problem.dtype == DType::kFloat64) return inner == 1 && row_spans(problem) <= kRowWarps * kMaxCluster;
   if (inner == 1) return true;
@@ -412,6 +468,7 @@ RowPlan plan_softmax(const Problem& problem, const Gpu& gpu, int64_t workspace_b
   if (!tuned && is_loose(problem)) return plan_loose(problem, gpu);
   if (problem.of_logits) {
     if (is_short_axis(problem)) return plan_column_gradient(problem, gpu);
+    if (takes_parts(problem)) return plan_parts(problem, gpu);
     if (problem.rows.inner != 1 || row_bytes(problem) > kMostClusterBytes) return plan_split_gradient(problem, gpu);
     if (row_bytes(problem) > kMostTeamBytes) return plan_row_gradient(problem, gpu);
   }

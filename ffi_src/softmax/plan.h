@@ -36,6 +36,9 @@ constexpr int kRowWarps = 16;
 constexpr int columns_of_lane(int item_bytes, int64_t length) { return item_bytes == 2 && length <= 8 ? 2 : 1; }
 constexpr int shared_positions(int item_bytes) { return item_bytes == 8 ? 8 : 16; }
 
+// cuda/gradient_parts.cu: the most threads of a block, and columns.
+constexpr int kGradientPartThreads = 512;
+
 // Returns the value of Problem::general. Derivatives are general if they mask entries. The tangent of log_softmax is
 // also general if it is not transposed, since the fast kernels have only the transpose, which gradients need.
 bool is_general(Op op, double factor, bool scaled, bool biased, bool masked, bool transpose = false);

@@ -78,12 +78,8 @@ Plan plan_compare(Rows rows, int key_bytes, bool sorted, bool in_teams, const Gp
 Plan plan_held(Rows rows, int key_bytes, const Gpu& gpu) {
   Plan plan;
   const HeldShape shape = held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors);
-  if (shape.threads == 0) return plan;
+  if (!held_fits(shape, rows.count(), rows.length, gpu.multiprocessors)) return plan;
   if (key_bytes == 4 && shape.threads == 256) return plan;  // rows so short that kRows takes them
-  // Clusters load a whole row at once, select, and then load the next. If the rows come in many waves, it is better
-  // that a block loads while another one selects.
-  const int64_t waves = rows.length <= kMaxHeldLength ? 4 : 1;
-  if (rows.count() * shape.blocks * shape.threads > waves * gpu.multiprocessors * kHeldThreads) return plan;
   plan.algorithm = Algorithm::kHeld;
   plan.threads = shape.threads;
   plan.slices = shape.blocks;
@@ -146,14 +142,16 @@ Plan plan_wave(Rows rows, int64_t k, int key_bytes, const Gpu& gpu, int64_t work
   const int64_t vectors = rows.length * key_bytes / 16, composite = composite_bytes(key_bytes);
   int64_t slices = std::min(gpu.multiprocessors / rows.count(), ceil_div(vectors, 2 * kWaveThreads));
   if (slices * kWaveLoads * kWaveThreads < vectors) slices = 2 * gpu.multiprocessors / rows.count();
-  while (slices > 1 && workspace_bytes >= 0 && wave_exchange_bytes(k, slices, composite) > workspace_bytes) --slices;
-  if (slices <= 1 || !wave_tells_enough(k, slices)) return plan;
+  const auto places = [&] { return wave_places(key_bytes, rows.length * key_bytes, slices); };
+  while (slices > 1 && workspace_bytes >= 0 && wave_exchange_bytes(k, slices, places(), composite) > workspace_bytes)
+    --slices;
+  if (slices <= 1 || !wave_tells_enough(k, slices, places(), composite)) return plan;
   plan.algorithm = Algorithm::kWave;
   plan.threads = kWaveThreads;
   plan.slices = static_cast<int>(slices);
   plan.overlap = gpu.dependent_launch;
   plan.blocks = rows.count() * slices;
-  plan.workspace_bytes = wave_exchange_bytes(k, slices, composite);
+  plan.workspace_bytes = wave_exchange_bytes(k, slices, places(), composite);
   plan.shared_limit = gpu.shared_bytes;
   plan.shared_bytes = static_cast<int64_t>(wave_shared_bytes(composite));
   return plan;
@@ -328,7 +326,8 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   // Where both the few and the compare kernel may be taken, few is faster for k up to 4, and compare for larger k.
   const bool columns = may(Algorithm::kRows) && holds_columns(rows, k, key_bytes);
   const bool few = may(Algorithm::kFew) && takes_few(rows, k) &&
-                   (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2)));
+                   (forced >= 0 || (prefers_few(rows, k, key_bytes) && !(columns && key_bytes <= 2) &&
+                                    !(!sorted && rows.inner > 1 && k == rows.length && key_bytes >= 4)));
   if (few && k <= 4) return plan_few(rows, k, key_bytes, gpu);
   if (forced < 0 && columns && rows_shape(rows.count(), rows.length, k, key_bytes).network)
     return plan_rows(rows, k, key_bytes, gpu);
@@ -399,7 +398,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   const bool divides = takes_buckets(rows, k, key_bytes, sorted, gpu);
   const bool whole = sorted && sorts_whole(rows, k, key_bytes, divides);
   if (forced < 0 && sorted && selects_first(rows, k, key_bytes)) {
-    if (const Plan plan = plan_radix(rows, k, key_bytes, sorted, gpu); has_room(plan)) return plan;
+    if (const Plan plan = plan_any(rows, k, key_bytes, sorted, gpu); has_room(plan)) return plan;
   }
   const bool prefers = prefers_buckets(rows, k, key_bytes, gpu) && (k <= kMaxStreamK || !whole);
   if (divides && (forced < 0 ? prefers : may(Algorithm::kBuckets))) {

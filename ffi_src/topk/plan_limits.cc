@@ -25,7 +25,7 @@ constexpr int64_t kFewRows = 4096;
 bool streams_short(Rows rows, int64_t k, const Gpu& gpu) {
   if (rows.length > kMaxSortLength / 2) {
     const bool few = rows.inner > 1 || rows.count() <= (k <= 256 ? 2 : 1) * gpu.multiprocessors;
-    return k <= 512 && (few || (k <= 256 && rows.length < 6000));
+    return k <= (rows.length == kMaxSortLength && few ? 512 : 256) && (few || rows.length < 6000);
   }
   if (rows.length < kMaxSortLength / 4 || k <= kMaxRowsK) return false;
   if (rows.inner > 1) return k <= 128 && rows.count() <= 4 * gpu.multiprocessors;
@@ -99,7 +99,7 @@ bool holds_wide(Rows rows, int64_t k) {
 // all candidates with each other, and use at least four lanes for a row, or a block for up to 64 columns.
 bool sorts(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.length > kMaxSortLength) return false;
-  if (key_bytes == 8 && rows.length > kMaxSortLength / 2 && k <= kMaxStreamK) return false;
+  if (key_bytes == 8 && rows.length > kMaxSortLength / 2 && k <= kMaxStreamK / 2) return false;
   if (key_bytes == 4 && streams_short(rows, k, gpu)) return false;
   const bool few = rows.inner == 1 && rows.count() <= 2 * gpu.multiprocessors;
   if (key_bytes == 8) return k > 32 || rows.length < (few ? 1024 : 1536);
@@ -195,6 +195,7 @@ bool compares(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) 
   if (rows.inner > 1 && key_bytes == 8 && k <= kMaxRowsK && rows.length >= std::max<int64_t>(256, 8 * k)) return false;
   if (rows.inner > 1 && selects && key_bytes == 4) return pairs <= 1 << (k > 32 ? 24 : 22);
   if (rows.inner > 1) return pairs <= 1 << (selects || key_bytes == 8 || k == rows.length ? 24 : 25);
+  if (selects && key_bytes <= 2 && k > 16 && rows.length > 64 && rows.length <= 512) return places <= 1 << 15;
   if (selects)
     return k > 8 && rows.length <= (key_bytes == 4 ? 512 : 1024) && pairs <= (key_bytes == 4 ? 1 << 21 : 1 << 22);
   const bool few_bytes = key_bytes == 1 || (key_bytes == 2 && rows.length <= 20);  // quick to sort
@@ -223,7 +224,7 @@ bool streams_columns(Rows rows, int key_bytes, const Gpu& gpu) {
 
 // The longest rows that the held kernel takes. The wave kernels take less time for longer ones, if they are few.
 int64_t longest_held(Rows rows, int key_bytes) {
-  const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows : 4);
+  const bool few = rows.count() <= (key_bytes == 1 ? kMaxWaveRows / 4 : 4);
   return kMaxHeldLength * (key_bytes == 2 ? (few ? 2 : 4) : few ? 1 : 2);
 }
 
@@ -263,10 +264,15 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
-  if (rows.length * key_bytes < kMinWaveBytes) return false;
-  const bool holds =
-      has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK && rows.length <= longest_held(rows, key_bytes);
-  return rows.count() <= (!holds ? kMaxWaveRows : key_bytes == 2 ? 0 : 4);
+  if (rows.length * key_bytes < (key_bytes == 8 ? kMinWaveBytes / 2 : kMinWaveBytes)) return false;
+  // If a row has few blocks, these have too much to tell each other.
+  const int64_t most = 4 * rows.count() > kMaxWaveRows ? 8 : key_bytes == 8 ? 12 : kMaxWaveK;
+  if (k > most * (gpu.multiprocessors / rows.count())) return false;
+  const bool holds = has_clusters(gpu) && key_bytes <= 4 && k <= kMaxHeldK &&
+                     rows.length <= longest_held(rows, key_bytes) &&
+                     held_fits(held_shape(rows.count(), rows.length * key_bytes, gpu.multiprocessors), rows.count(),
+                               rows.length, gpu.multiprocessors);
+  return rows.count() <= (holds ? (key_bytes == 2 ? 0 : 4) : key_bytes >= 4 ? kMaxWaveRows : kMaxWaveRows / 4);
 }
 
 // Whether the sieve, with one block for each row, is faster than the streaming kernel for a smaller k than usual. If
@@ -289,15 +295,21 @@ bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 // select.
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes) {
   const int64_t length = rows.length, elements = rows.elements();
+  if (key_bytes > 2 || length <= kMaxSortLength) return false;
+  if (key_bytes == 2 && rows.inner > 1) return rows.inner <= 16 && k > 256 && elements <= 1 << 18;
   if (rows.inner > 1) return false;
-  if (key_bytes == 2 && length > kMaxSortLength && length <= 2 * kMaxSortLength) return k > 2048 && elements <= 1 << 16;
-  if (length <= 2 * kMaxSortLength) return false;
   if (key_bytes == 2) {
-    const bool sieves = 16 * k <= length;
+    if (length < kMinWholeLength) return k > kMostRowsK && elements <= (k > 1024 ? 1 << 18 : 1 << 17);
+    const bool sieves = 16 * k <= length && length <= kMaxWholeLength;  // in one block
     return elements <= (sieves ? 1 << 17 : 1 << 18) && k > (sieves ? 1500 : 256);
   }
-  if (key_bytes == 1 && sweeps_bytes(rows)) return true;
-  return key_bytes == 1 && elements <= (rows.count() <= 2 ? 1 << 20 : 1 << 19) && k > 64;
+  if (length <= 2 * kMaxSortLength) return k > kMostRowsK && elements <= 1 << 18;
+  if (sweeps_bytes(rows)) return true;
+  if (k <= 64) return false;
+  const int64_t most = length >= 1 << 19 && length < 1 << 22 && rows.count() <= 4 ? 1 << 22
+                       : rows.count() <= 2                                        ? 1 << 20
+                                                                                  : 3 << 18;
+  return elements <= most;
 }
 
 // Whether the digits kernel takes less time than those that would sort, stream or divide. The limits are from some
@@ -314,13 +326,14 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     if (length <= 2 * kMaxSortLength && k > (key_bytes == 4 ? 512 : kMaxRowsK) && count <= (4 * k <= length ? 40 : 12))
       return true;
     if (key_bytes <= 2)
-      return 8 * k <= length &&
-             (elements <= 1 << 21 || (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
+      return 8 * k <= length && (elements <= (key_bytes == 2 && rows.inner < 8 ? 1 << 22 : 1 << 21) ||
+                                 (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
     return (k > 512 || (k > kMaxRowsK && count <= 12)) && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
   }
   if (!longer) return false;
   if (!sorted) {
-    if (3 * k > length || k <= (key_bytes == 4 ? 192 : 128)) return false;
+    const bool few = rows.count() <= kMostWideClusters && elements <= 1 << 19 && length > kMaxSortLength;
+    if ((3 * k > length && !few) || k <= (key_bytes == 4 ? 192 : 128)) return false;
     if (elements <= 1 << 22 && k > kMaxSieveK) return true;
     // The sieve takes about as long for a few short rows.
     const bool few_short = (2 * rows.count() <= gpu.multiprocessors && length <= 1 << 16) ||
@@ -330,6 +343,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
                         : 4 * rows.count() <= gpu.multiprocessors ? 1 << 16
                                                                   : 1 << 15);
     if (elements > 1 << 22 && 5 * k > length) return false;
+    if (key_bytes == 2 && rows.count() <= kMostWideClusters && length <= 1 << 19) return true;
     return length <= 1 << 18 &&
            (key_bytes == 1 || few_short || length < kMinWholeLength || k > kMaxSieveK || 16 * k > length);
   }
@@ -352,11 +366,16 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
 // or with ties, and hardly longer than to select from random data.
 bool sorts_at_once(Rows rows, int64_t k, int key_bytes) {
   const int64_t length = rows.length, elements = rows.elements();
-  if (elements > 1 << 17)
-    return key_bytes == 8 && k > kMaxStreamK && 16 * k >= length && length > kMaxSortLength && elements <= 1 << 18 &&
-           rows.inner == 1;
+  if (elements > 1 << 18) return false;
+  if (elements > 1 << 17) {
+    if (key_bytes == 4) return k > kMaxSieveK && 16 * k >= length && rows.inner == 1;
+    return key_bytes == 8 && k > kMaxStreamK && length > kMaxSortLength && rows.inner <= 8 &&
+           (rows.inner > 1 || 16 * k >= length);
+  }
   if (key_bytes == 8) return rows.inner <= 8 && k > (length >= 1 << 15 && rows.inner == 1 ? 384 : 1024);
-  return key_bytes == 4 && length > kMaxSortLength && k > 1024 && 16 * k >= length;
+  if (key_bytes < 4 || (rows.inner > 1 && length <= kMaxSortLength)) return false;
+  if (length <= kMaxSortLength) return length > kMaxSortLength / 2 && k > 1024 && rows.count() <= 10;
+  return length < 2 * kMaxSortLength && rows.inner == 1 ? k > 256 : k > 1024 && 32 * k >= length;
 }
 
 // Whether results in the order of indices, of elements of 64 bits, are best found by reading a small array twice.
@@ -411,17 +430,17 @@ bool sorts_whole(Rows rows, int64_t k, int key_bytes, bool divides) {
 bool selects_first(Rows rows, int64_t k, int key_bytes) {
   const int64_t chosen = rows.count() * k, elements = rows.elements(), length = rows.length;
   const bool many = rows.count() >= (key_bytes == 8 ? 40 : 128);  // then they may be shorter
-  if (rows.inner > 1 || k <= kMaxStreamK ||
+  const bool large = 4 * k >= length;  // the whole row would be sorted; else candidates would be divided
+  if ((rows.inner > 1 && (key_bytes != 4 || !large)) || k <= kMaxStreamK ||
       length < (!many || key_bytes < 4 ? 1 << 16
                 : key_bytes == 4       ? (1 << 14) + 1
                                        : 1 << 14))
     return false;
-  const bool large = 4 * k >= length;  // the whole row would be sorted; else candidates would be divided
   if (key_bytes == 8) {
     if (chosen < (large || many ? 1 << 17 : 3 << 17)) return false;
     return 2 * k <= length ? elements > 1 << 18 : elements >= 1 << 22 && 4 * k <= 3 * length;
   }
-  if (elements < 1 << 22 && (large || key_bytes < 4)) return false;
+  if (elements < (key_bytes == 4 ? 3 << 20 : 1 << 22) && (large || key_bytes < 4)) return false;
   if (key_bytes == 4) return chosen >= 1 << 19 && 2 * k <= length;
   return chosen >= 1 << 18 && 8 * k <= length && length >= (key_bytes == 1 ? 1 << 19 : 1 << 16);
 }
@@ -448,7 +467,7 @@ bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm i
     // Narrow columns are copied to shared memory element by element.
     case Algorithm::kColumns: return once && length >= 1024 && key_bytes <= 2;
     case Algorithm::kSort:
-      return rows.inner >= 32 && rows.elements() >= 1 << 20 && length >= kMaxSortLength / 4 && key_bytes <= 4;
+      return rows.inner >= 8 && rows.elements() >= 1 << 20 && length >= kMaxSortLength / 4 && key_bytes <= 4;
     default: return false;
   }
 }

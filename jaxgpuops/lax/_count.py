@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -53,38 +54,31 @@ def bincount(x: jax.Array, axis: int, length: int, split=None) -> jax.Array:
     return bincount_p(x, axis=axis, length=length, split=split)[0]
 
 
-def bins_of(x, edges, axis, even=True):
-    """The bin of each number, as int32, -1 if it has none. Edges ascend along the axis; ``even`` ones are at equal
-    distances, but for rounding."""
+def bins_of(x, edges, axis):
+    """The bin of each number, as int32, -1 if it has none. Edges ascend along the axis."""
     count = edges.shape[axis] - 1
     at = lambda place: jax.lax.slice_in_dim(edges, place, place + 1, axis=axis)
     first, last = at(0), at(count)
-    if even:
-        # The guess is wrong by at most one bin, and comparing with the edges corrects it.
-        guess = jnp.floor((x - first) * (count / (last - first))).clip(0, count - 1)
-        place = jnp.where(jnp.isfinite(guess), guess, 0).astype(np.int32)
-        if edges.size == count + 1:
-            edge = lambda place: edges.ravel()[place]
-        else:
-            rows = jnp.broadcast_to(edges, (*x.shape[:axis], count + 1, *x.shape[axis + 1 :]))
-            edge = lambda place: take_along_axis(rows, place, axis)
-        begin, end = edge(place), edge(place + 1)
-        place = jnp.where(x < begin, place - 1, jnp.where(x >= end, place + 1, place))
-    else:
-        place = _last_not_above(edges.ravel(), x)
-    place = jnp.where(x == last, count - 1, place)
-    return jnp.where((x >= first) & (x <= last), place, -1)
+    place = jnp.where(x == last, _arguments.int32(count - 1), _last_not_above(edges, x, axis))
+    return jnp.where((x >= first) & (x <= last), place, np.int32(-1))
 
 
-def _last_not_above(edges, x):
+def _last_not_above(edges, x, axis):
     """Returns the last place whose edge is not above x: an unrolled binary search, which XLA fuses. (In a `shard_map`,
-    `jnp.searchsorted` of jax 0.11 and 0.12 fails.)"""
-    count = edges.shape[0]
+    `jnp.searchsorted` of jax 0.11 and 0.12 fails.) To compute the places of even edges is no way: rounding moves edges
+    by many bins where these are narrow."""
+    count = edges.shape[axis]
+    if edges.size == count:
+        edge = lambda place: edges.ravel()[place]
+    else:
+        rows = jnp.broadcast_to(edges, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+        edge = lambda place: take_along_axis(rows, place, axis)
+    bits, count = 31 if jax.export.is_symbolic_dim(count) else (count - 1).bit_length(), _arguments.int32(count)
     place = jnp.zeros_like(x, np.int32)
-    for bit in reversed(range((count - 1).bit_length())):
+    for bit in reversed(range(bits)):
         further = place + np.int32(1 << bit)
-        edge = edges[jnp.minimum(further, count - 1)]
-        place = jnp.where((further < count) & (edge <= x), further, place)
+        found = edge(jnp.minimum(further, count - np.int32(1)))
+        place = jnp.where((further < count) & (found <= x), further, place)
     return place
 
 

@@ -331,7 +331,7 @@ RULES["moe_combine_vjp"] = lambda choices, **_: Rule(
 
 
 def _typed_weight_cotangent(tokens, rows, row_of_assignment, aval, axis, choices):
-    """The same over an explicit mesh, too: of this type."""
+    """Returns `weight_cotangent` with the type ``aval``, over an explicit mesh, too."""
     function = lambda *operands: weight_cotangent(*operands, aval, axis, choices)
     return like(as_automatic(function, aval.sharding.spec, tokens, rows, row_of_assignment), aval)
 

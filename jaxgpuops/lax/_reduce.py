@@ -66,7 +66,7 @@ def _leaves_extreme(rows, avals, *, masked, **_):
     float32 45, XLA's 56."""
     (outer, length, inner), dtype = rows, avals[0].dtype
     size = outer * length * inner * dtype.itemsize
-    # Lines that are not whole sectors: 20000 x 100 x 10 take 47 us, XLA's 79. (Of 16, 63 and 59; of 45, 112 and 110.)
+    # Lines that are not whole sectors: 20000 x 100 x 10 take 47 us, XLA's 79. (x 16: 63 and 59; x 45: 112 and 110.)
     if not masked and dtype in FLOATS and dtype.itemsize == 8 and 1 < inner <= 32 and inner % 16 and size >= 8 << 20:
         return not (8 < length <= 128 or (length > 4096 and size >= 64 << 20))  # 6 x 72224 x 21: 24 us, XLA's 28
     # Lines and axes that are not whole vectors: 10582 x 31 x 10 float16 take 6.4 us, XLA's 10.2.
@@ -88,8 +88,8 @@ def _leaves_sum(rows, avals, **params):
     # Our kernels take rows of SHORT floats: 800000 x 16 float32 take 14 us, the expression 24.
     if params["masked"] or dtype not in FLOATS or inner > 1 or not 0 < length <= SHORT - (dtype.itemsize < 8):
         return False
-    # They also take many rows of which a vector of 16 bytes has one or two, and add up in the order of the expression:
-    # 5993813 x 4 bfloat16 take 15 us, that 30.
+    # They also take many rows of 8 or 16 bytes. There both add up in the same order, so that it does not matter which
+    # of them a call takes: 5993813 x 4 bfloat16 take 15 us, the expression 30.
     return not (dtype.itemsize == 2 and length in (4, 8) and outer * length >= 1 << 22)
 
 

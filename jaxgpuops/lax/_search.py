@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -87,9 +88,10 @@ def _choose_fallback(mask, fill, *, axis, size):
     target = jnp.where(mask, count - np.int32(1), total + place - count)
     place, target = align(place, target)
     chosen = put_along_axis(place, target, axis, length)
-    chosen = lax.slice_in_dim(chosen, 0, min(size, length), axis=axis)
-    if size > length:
-        chosen = lax.pad(chosen, np.int32(0), [(0, size - length if d == axis else 0, 0) for d in range(mask.ndim)])
+    known = jax.core.min_dim(size, length)
+    chosen = lax.slice_in_dim(chosen, 0, known, axis=axis)
+    if known != size:
+        chosen = lax.pad(chosen, np.int32(0), [(0, size - known if d == axis else 0, 0) for d in range(mask.ndim)])
     return (jnp.where(lax.broadcasted_iota(np.int32, chosen.shape, axis) < total, chosen, fill),)
 
 

@@ -16,7 +16,7 @@ from jaxgpuops._derivatives import def_jvp, def_linear, sum_to
 from jaxgpuops._primitive import Kernel, batch_first
 from jaxgpuops._split import RULES, Rule, all_axes, ends, filled_axes, plain_rule
 from jaxgpuops.lax.along_axis import along
-from jaxgpuops.lax.order import from_keys, identity, to_keys
+from jaxgpuops.lax.order import from_keys, identity, moved, to_keys
 
 # Ids stand along the axis (or axes; segments may have several). After it they have size 1. Before it, ids, data and
 # tables may have size 1 where others have more: the ids of several features may share data.
@@ -106,8 +106,10 @@ def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
         ids = ids if rows.ndim > 1 else ids[:, None]
         features = tuple(range(ids.ndim - 1, ids.ndim + rows.ndim - 2))
         numbers = jax.lax.GatherDimensionNumbers(features, collapsed_slice_dims=(0,), start_index_map=(0,))
-        mode = "fill" if fill else "clip"
-        return jax.lax.gather(rows, ids, numbers, (1, *rows.shape[1:]), mode=mode, fill_value=0).reshape(shape)
+        gather = functools.partial(jax.lax.gather, mode="fill" if fill else "clip", fill_value=0)
+        take = lambda rows: gather(rows, ids, numbers, (1, *rows.shape[1:])).reshape(shape)
+        # Floats of 16 bits come through as they are, and XLA for GPUs need not see a table of other numbers.
+        return moved(take, rows) if rows.dtype.itemsize == 1 else take(rows)
 
     return (_each(one, table, ids, axis),)
 

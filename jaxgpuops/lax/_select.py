@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxgpuops import _arguments, _native
+from jaxgpuops._arguments import int32
 from jaxgpuops._derivatives import def_jvp, def_jvp_by_formula, def_linear, differentiated
 from jaxgpuops._primitive import Kernel, align, batch_first
 from jaxgpuops._split import RULES, Rule
@@ -114,8 +115,7 @@ def_jvp(select_p, _select_jvp)
 
 def _and_last(length, ranks, axis):
     """Returns the ranks and, after them, that of the last element, which is NaN if any element of the row is."""
-    shape = (*ranks.shape[:axis], 1, *ranks.shape[axis + 1 :])
-    return jnp.concatenate([ranks, jnp.full(shape, length - 1, np.int32)], axis)
+    return lax.pad(ranks, int32(length - 1), [(0, int(d == axis), 0) for d in range(ranks.ndim)])
 
 
 def _taken_from_sort(x, ranks, axis):

@@ -98,11 +98,11 @@ def losses(op, label_smoothing, z_loss, reduction):
     return label_smoothing, z_loss, _arguments.choice(op, "reduction", reduction, (None, "sum", "mean"))
 
 
-def cross_entropy_operands(op, logits, labels, where, axis, names) -> tuple[Any, ...]:
-    """Returns aligned logits, labels and ``where`` (or None) with the axis, the axis counted from the front, and its
-    split."""
+def cross_entropy_operands(op, logits, labels, where, axis, names, reduction) -> tuple[Any, ...]:
+    """Returns aligned logits, labels and ``where`` (or None) with the axis, the axis counted from the front, its split,
+    and what the sum of the losses is multiplied by."""
     _arguments.dtype(op, "logits", logits.dtype, FLOATS | FLOATS8)
-    axis = _arguments.axis_of(op, "logits", logits.shape, axis)
+    axis = _arguments.indexed_axis(op, "logits", logits, axis)
     _arguments.dtype(op, "labels", labels.dtype, INTEGERS)
     rows = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     if labels.shape != rows:
@@ -116,10 +116,13 @@ def cross_entropy_operands(op, logits, labels, where, axis, names) -> tuple[Any,
     where = _arguments.mask(op, "where", where, rows)
     if where is not None:
         where = lax.expand_dims(where, (axis,))
-    return *align(*given(logits, labels, where)), *(() if where is not None else (None,)), axis, split
+    # The weight is computed before operands are aligned: devices that share the axis have the same number of rows.
+    dtype = _arguments.wide(logits.dtype)
+    weight = _mean_weight(labels, where, dtype) if reduction == "mean" else np.ones((), dtype)
+    return *align(*given(logits, labels, where)), *(() if where is not None else (None,)), axis, split, weight
 
 
-def mean_weight(labels, where, dtype) -> jax.Array:
+def _mean_weight(labels, where, dtype) -> jax.Array:
     """Returns one over the number of rows that count, or 1 if there are none."""
     rows = labels.shape
     if where is None:
@@ -234,17 +237,16 @@ def logsumexp(
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=True)
 def _cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.lax.softmax_cross_entropy"
-    operands = cross_entropy_operands(op, logits, labels, where, axis, names)
-    return reduced_cross_entropy(*operands, label_smoothing, z_loss, reduction)
+    operands = cross_entropy_operands(op, logits, labels, where, axis, names, reduction)
+    return reduced_cross_entropy(*operands, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
 
 
-def reduced_cross_entropy(logits, labels, where, axis, split, label_smoothing, z_loss, reduction):
+def reduced_cross_entropy(logits, labels, where, axis, split, weight, *, label_smoothing, z_loss, reduction):
     params = {"masked": where is not None, "label_smoothing": label_smoothing, "z_loss": z_loss}
     operands, params = given(logits, labels, where), params | {"axis": axis, "split": split}
     if reduction is None:
         return cross_entropy_p(*operands, **params)[0]
-    total = sum_of_losses(*operands, **params)
-    return total * (mean_weight(labels, where, total.dtype) if reduction == "mean" else 1)
+    return sum_of_losses(*operands, **params) * weight
 
 
 def softmax_cross_entropy(

@@ -145,11 +145,11 @@ def bounds(offsets: jax.Array, length: int) -> jax.Array:
 def _segments(shape: Sequence[int], offsets: jax.Array, axis: int, split, most: int) -> jax.Array:
     """Returns the number of the segment of each place, which is how many offsets are at or before it."""
     length, count = shape[axis] if split is None else split.length, offsets.shape[0]
-    dtype = np.min_scalar_type(count)
+    dtype = np.dtype(np.int32) if jax.export.is_symbolic_dim(count) else np.min_scalar_type(count)
     known = not any(map(jax.export.is_symbolic_dim, (length, count)))
     if split is None and known and count * length <= most:
         place, number = (lax.broadcasted_iota(np.int32, (length, count), d) for d in (0, 1))
-        # As many as stand before the first offset behind the place, so that offsets need not ascend.
+        # A place has passed all offsets that stand before the first one beyond it. So offsets need not ascend.
         passed = jnp.min(jnp.where(_clipped(offsets, length) > place, number, count), 1, initial=count).astype(dtype)
     else:
         passed = cumsum(bincount(bounds(offsets, length), 0, length + 1), 0)[:length].astype(dtype)

@@ -53,7 +53,8 @@ def _shares(scores, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-# For z below this, softplus(z) equals e^z in every dtype; it underflows for z at which its square root does not.
+# Below this, softplus(z) rounds to e^z in every dtype, and its square root is computed as e^(z/2): e^z may underflow
+# where e^(z/2) does not.
 _FAR = -40.0
 
 
@@ -97,7 +98,7 @@ def _scores_of(logits, axis, score, split=None):
 
 
 def _softmax(logits, axis, split=None):
-    """One kernel, where XLA might make three of `_shares`."""
+    """Returns `_shares` by one kernel. XLA might make three."""
     return bind(softmax_p, (logits, None, None, None), axis, 1.0, None, split)[0]
 
 
@@ -111,7 +112,8 @@ def shares_of(logits, axis, score):
 
 def _best_sums(keys, axis, chunks, best):
     """Returns the ``best`` largest keys of each of ``chunks`` equal parts of the axis."""
-    grouped = keys.reshape(*keys.shape[:axis], chunks, -1, *keys.shape[axis + 1 :])
+    # All sizes are named: JAX cannot compute one of an array without elements.
+    grouped = keys.reshape(*keys.shape[:axis], chunks, keys.shape[axis] // chunks, *keys.shape[axis + 1 :])
     return top_k_p(grouped, axis=axis + 1, k=min(best, grouped.shape[axis + 1]), largest=True, sorted=True)[0]
 
 
@@ -126,7 +128,7 @@ def _in_chosen_groups(keys, axis, groups, topk_groups, best, split):
     if split is not None:
         of_groups = split.gather(of_groups, axis)
     if own != size:
-        of_groups = of_groups.reshape(*keys.shape[:axis], -1, *keys.shape[axis + 1 :])
+        of_groups = jax.lax.collapse(of_groups, axis, axis + 2)
         of_groups = _best_sums(of_groups, axis, groups, best)
     of_groups = of_groups.sum(axis + 1)
     of_groups = jnp.where(jnp.isnan(of_groups), jnp.nan, of_groups) if best > 1 else of_groups
@@ -163,7 +165,7 @@ def composed(
     if biased:
         keys = jax.lax.stop_gradient(scores) + bias[0]
         keys = jnp.where(jnp.isnan(keys), jnp.nan, keys)  # all NaNs get the same sign
-    if groups > 1:
+    if groups > 1 and keys.shape[axis] != 0:
         keys = _in_chosen_groups(keys, axis, groups, topk_groups, 2 if biased else 1, split)
     found, indices = top_k_p(keys, axis=axis, k=k, largest=True, sorted=True, split=split)
     if normalize:

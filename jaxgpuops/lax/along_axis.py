@@ -9,6 +9,8 @@ otherwise only the operand of take and the result of put, which have the whole a
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,7 @@ from jax.sharding import NamedSharding
 from jaxgpuops._derivatives import def_linear
 from jaxgpuops._primitive import Kernel, is_iota
 from jaxgpuops._split import RULES, Rule, by_rows
-from jaxgpuops.lax.order import from_bits, to_bits
+from jaxgpuops.lax.order import from_bits, moved, to_bits
 
 
 def _take_fallback(x, indices, *, axis, permutes=False):
@@ -31,7 +33,8 @@ def _take_fallback(x, indices, *, axis, permutes=False):
         start_indices_batching_dims=others,
     )
     mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return (lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode),)
+    take = lambda x: lax.gather(x, indices[..., None], dims, (1,) * x.ndim, mode=mode)
+    return (moved(take, x),)
 
 
 def _put_fallback(updates, indices, *, axis, length, along=None, permutes=False, drops=False):
@@ -45,9 +48,10 @@ def _put_fallback(updates, indices, *, axis, length, along=None, permutes=False,
         operand_batching_dims=others,
         scatter_indices_batching_dims=others,
     )
-    zeros = jnp.zeros((*updates.shape[:axis], length, *updates.shape[axis + 1 :]), updates.dtype)
+    shape = (*updates.shape[:axis], length, *updates.shape[axis + 1 :])
     mode = lax.GatherScatterMode.FILL_OR_DROP if drops else lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return (lax.scatter(zeros, indices[..., None], updates, dims, unique_indices=True, mode=mode),)
+    scatter = functools.partial(lax.scatter, unique_indices=True, mode=mode)
+    return (moved(lambda x: scatter(jnp.zeros(shape, x.dtype), indices[..., None], x, dims), updates),)
 
 
 def _accepts(dtype):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,15 @@ def to_bits(x: jax.Array) -> jax.Array:
 
 def from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
     return bits.astype(dtype) if dtype == np.dtype(bool) else lax.bitcast_convert_type(bits, dtype)
+
+
+def moved(move: Callable, *arrays: jax.Array) -> jax.Array:
+    """Returns ``move(*arrays)``, which moves elements of arrays of one dtype. Floats of 8 and 16 bits are moved as bits:
+    XLA's CPU backend may make wider floats of them, which changes NaNs, and flushes denormals to zero."""
+    dtype = arrays[0].dtype
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits not in (8, 16):
+        return move(*arrays)
+    return from_bits(move(*map(to_bits, arrays)), dtype)
 
 
 def to_keys(x: jax.Array) -> jax.Array:

@@ -78,6 +78,8 @@ def _kernel(name, operands, *, plan=True, shortest=2, make=Kernel, **kwargs):
         of_logits=False,
         **_,
     ):
+        if name == "cross_entropy_grad" and rows[1] == 0:  # the kernel takes it that there is nothing to write
+            return {"algorithm": "none"}
         options = factor, scaled, biased, masked or query_axis is not None
         dtype = avals[0].dtype.name
         plan = _native.modules["cpu"].plan_softmax
@@ -111,9 +113,8 @@ def _position(shape, axis, split=None):
 
 
 def _sum(x, axis, split):
-    """Sums rows, also over the devices that have parts of them."""
-    total = jnp.sum(x, axis)
-    return total if split is None else split.sum(total)
+    """Sums rows, also over the devices that have parts of them. What pads their parts is not counted."""
+    return jnp.sum(x, axis) if split is None else split.sum(jnp.sum(split.fill(x, axis, 0), axis))
 
 
 def _mask(where, shape, axis, query_axis, split=None):
@@ -250,7 +251,8 @@ class _Derivative(Kernel):
         # The same holds for columns of few positions, whose sums are added up in another order.
         if choice.plan["algorithm"] in ("rows_split", "columns_flat", "columns_walk", "small"):
             return True
-        # So it does for the rows that loose_rows.cu takes, but not where something else needs y: such arrays are large.
+        # The same holds for the rows that loose_rows.cu takes. There, x is not kept if something else needs y anyway: such
+        # arrays are large.
         if _is_loose(aval, choice.params["axis"]):
             return unused
         size, row = math.prod(aval.shape) * aval.dtype.itemsize, aval.shape[choice.params["axis"]] * aval.dtype.itemsize

@@ -138,7 +138,7 @@ def histogram(
     edges = edges.astype(x.dtype)
     if even and weights is None and count > 0:
         return _jitted_histogram(x, edges, names), edges
-    return _jitted_bincount(_places(x, edges, even), weights, count, op, names), edges
+    return _jitted_bincount(_places(x, edges), weights, count, op, names), edges
 
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
@@ -146,10 +146,10 @@ def _even_edges(x, count, ends):
     return jnp.histogram_bin_edges(x, count, ends)
 
 
-@functools.partial(jax.jit, static_argnums=2, inline=True)
-def _places(x, edges, even) -> Any:
+@functools.partial(jax.jit, inline=True)
+def _places(x, edges) -> Any:
     """Returns the bin of each number."""
-    flat = lambda x, edges: _lax.bins_of(x, edges.reshape(*(1,) * (x.ndim - 1), -1), x.ndim - 1, even)
+    flat = lambda x, edges: _lax.bins_of(x, edges.reshape(*(1,) * (x.ndim - 1), -1), x.ndim - 1)
     return as_automatic(flat, jax.typeof(x).sharding.spec, x, edges)
 
 

@@ -7,6 +7,7 @@ import math
 from typing import Literal, NamedTuple, overload
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -262,6 +263,8 @@ def _plan_of(op, plan):
             f"{op}: plan must have assignment_of_row of shape (*batch, rows) and row_of_assignment of shape (*batch, "
             f"tokens, k), got {rows.shape} and {assignments.shape}"
         )
+    if jax.export.is_symbolic_dim(assignments.shape[-1]):
+        raise ValueError(f"{op}: how many experts a token has must be known, got {assignments.shape[-1]}")
     return plan._replace(assignment_of_row=rows, row_of_assignment=assignments)
 
 

@@ -21,6 +21,7 @@ from jaxgpuops._split import manual
 from jaxgpuops.lax import _search as _lax
 from jaxgpuops.lax._segments import take_rows
 from jaxgpuops.lax.along_axis import gathered
+from jaxgpuops.lax.order import moved
 
 
 def searchsorted(
@@ -250,7 +251,17 @@ def _compact(x, mask, fill, size, computed):
     place = _lax.choose(_padded(mask) if computed else mask, size)
     place = place.reshape(*place.shape, *(1,) * (x.ndim - mask.ndim))
     rows, place = align(gathered(x, axis), place)
-    return jnp.where(place < int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
+    select = _selected if jnp.issubdtype(x.dtype, jnp.floating) else jnp.where
+    return select(place < int32(x.shape[axis]), take_rows(rows, place, axis, True), fill)
+
+
+@jax.custom_jvp
+def _selected(condition, x, y):
+    return moved(functools.partial(jnp.where, condition), x, y)
+
+
+# To JAX, bits have no derivative: tangents are moved as floats.
+_selected.defjvp(lambda primals, tangents: (_selected(*primals), jnp.where(primals[0], *tangents[1:])))
 
 
 @overload

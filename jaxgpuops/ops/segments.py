@@ -229,7 +229,7 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
 
     Raises:
       TypeError: for other dtypes of the table, and ids that are not integers.
-      ValueError: for a table that is a scalar.
+      ValueError: for a table that is a scalar, or has 2**31 rows or more.
 
     >>> import jax, jax.numpy as jnp
     >>> import jaxgpuops
@@ -242,7 +242,7 @@ def take(table: ArrayLike, ids: ArrayLike, *, axis_name: AxisName = None) -> jax
     op = "jaxgpuops.take"
     table, ids = _arguments.array(op, "table", table), integers(op, "ids", ids)
     check_data(op, "table", table)
-    _arguments.axis_of(op, "table", table.shape, 0)
+    _arguments.indexed_axis(op, "table", table, 0)
     return _jitted_take(table, ids, _arguments.names(op, axis_name))
 
 

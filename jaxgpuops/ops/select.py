@@ -129,10 +129,13 @@ def _checked(op, x, q, axis, method, weights, keepdims, axis_name):
     length = math.prod(x.shape[d] for d in axes)
     if (split := _split(op, names, x.shape, axes)) is not None:
         length = split.length
+    _arguments.indexed_length(op, length, x.shape, axis)
     q = np.asarray(q, np.float64) if _is_numeric(q) else _arguments.array(op, "q", q)
     if isinstance(q, np.ndarray):
         if not ((q >= 0) & (q <= 1)).all():
             raise ValueError(f"{op}: q must be between 0 and 1, got {q}")
+    elif q.dtype in _arguments.INTEGERS:
+        q = q.astype(_arguments.inexact(q.dtype))
     elif not jnp.issubdtype(q.dtype, jnp.floating):
         raise TypeError(f"{op}: q must be floats, got {q.dtype}")
     if q.ndim > 1:

@@ -7,11 +7,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxgpuops import _arguments
 from jaxgpuops._arguments import Axis, AxisName, given
 from jaxgpuops._primitive import INLINE
 from jaxgpuops.lax import cross_entropy_primitives as entropy
@@ -24,7 +22,6 @@ from jaxgpuops.lax._softmax import (
     evaluate,
     evaluate_primitive,
     losses,
-    mean_weight,
     reduced_cross_entropy,
 )
 
@@ -333,14 +330,13 @@ def softmax_cross_entropy(
 @functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7), inline=INLINE)
 def _jitted_cross_entropy(logits, labels, where, axis, names, label_smoothing, z_loss, reduction):
     op = "jaxgpuops.softmax_cross_entropy"
-    logits, labels, where, axis, split = cross_entropy_operands(op, logits, labels, where, axis, names)
+    operands = cross_entropy_operands(op, logits, labels, where, axis, names, reduction)
+    logits, labels, where, axis, split, weight = operands
     if split is not None:
-        return reduced_cross_entropy(logits, labels, where, axis, split, label_smoothing, z_loss, reduction)
+        return reduced_cross_entropy(*operands, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction)
     config = axis, label_smoothing, z_loss
     if reduction is None:
         return _losses(config, logits, labels, where)
-    dtype = _arguments.wide(logits.dtype)
-    weight = mean_weight(labels, where, dtype) if reduction == "mean" else np.ones((), dtype)
     return _weighted_sum(config, logits, labels, where, weight)
 
 

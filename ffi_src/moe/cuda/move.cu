@@ -39,9 +39,12 @@ constexpr int64_t kManyBytes = 48 << 20;   // from so many bytes of rows on, the
 constexpr int64_t kManyChoices = 6;        // if a token has so many rows
 // Vectors of a row, and rows, beyond which a warp of the gradient of combine has a row.
 constexpr int64_t kLongRow = 512, kManyRows = 132 * 16;
-// Units of a row, of less than 16 bytes each, up to which dispatch goes through rows, not tokens; and from how many
-// rows on it does. (Of 60000 rows of 25 units, it took 7.9 us so, and 5.4.)
-constexpr int64_t kNarrowRow = 8, kManyNarrow = 1 << 15;
+// Dispatch goes through rows, not tokens, if units have less than 16 bytes, a row has at most kNarrowRow of them, or
+// kSharedRow if a token has two to four rows, and there are at least kManyNarrow rows. A thread then has kNarrowUnits
+// units. (150000 rows of 19 units, four to a token, took 7.9 us so, and 14.1 by tokens; 120000 of 33, eight to a token,
+// 10.4 and 8.7.)
+constexpr int64_t kNarrowRow = 8, kSharedRow = 24, kManyNarrow = 1 << 15;
+constexpr uint32_t kNarrowUnits = 4;
 constexpr int64_t kStrip = 16 << 10;  // the most bytes that a block of the copy engine's has of a token
 
 // The line of the grid in which a block is. A line has the parts of a token, or of several narrow ones: see Shares.
@@ -177,7 +180,7 @@ __global__ void __launch_bounds__(32)
   wait_for_copies_back();
 }
 
-// Of many narrow rows: a thread has a unit of a row, and reads the token whose row it is. Neighbouring threads write
+// Of many narrow rows: a thread has units of rows, and reads the tokens whose rows they are. Neighbouring threads write
 // neighbouring units; by dispatch_kernel, a token would write its few bytes to places far apart. (134995 x 2 float32
 // to 6 rows each took 14.9 us by that.)
 template <class V, class Made>
@@ -185,12 +188,23 @@ __global__ void __launch_bounds__(kThreads)
     dispatch_narrow_kernel(const V* __restrict__ x, const int32_t* __restrict__ assignment_of_row, V* __restrict__ out,
                            uint32_t units, uint32_t choices, uint32_t count, uint32_t assignments, Made made,
                            const __grid_constant__ MoveProblem p) {
-  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= count) return;
-  const uint32_t row = i / units, unit = i - row * units, a = assignment_of_row[row];
-  V v = {};
-  if (a < assignments) v = made(x[a / choices * units + unit], made.factor(p, a));  // others are -1
-  out[i] = v;
+  const uint32_t first = blockIdx.x * (kThreads * kNarrowUnits) + threadIdx.x;
+  uint32_t unit[kNarrowUnits], a[kNarrowUnits];
+#pragma unroll
+  for (uint32_t n = 0; n < kNarrowUnits; ++n) {
+    const uint32_t i = min(first + n * kThreads, count - 1), row = i / units;
+    unit[n] = i - row * units;
+    a[n] = assignment_of_row[row];
+  }
+  V v[kNarrowUnits];
+#pragma unroll
+  for (uint32_t n = 0; n < kNarrowUnits; ++n) {
+    v[n] = V{};
+    if (a[n] < assignments) v[n] = made(x[a[n] / choices * units + unit[n]], made.factor(p, a[n]));  // others are -1
+  }
+#pragma unroll
+  for (uint32_t n = 0; n < kNarrowUnits; ++n)
+    if (first + n * kThreads < count) out[first + n * kThreads] = v[n];
 }
 
 // ---- combine --------------------------------------------------------------------------------------------------------
@@ -366,11 +380,12 @@ cudaError_t dispatch(cudaStream_t stream, const MoveProblem& p, int64_t units, M
                   static_cast<V*>(out), units, shares.threads, p.choices, p.rows, p.outer * p.tokens, shares.lines,
                   made, assignment_of_row, p);
   };
+  const int64_t narrow = p.choices > 1 && p.choices <= 4 ? kSharedRow : kNarrowRow;
   if (const int64_t count = p.rows * units;
-      sizeof(V) < 16 && p.outer == 1 && units <= kNarrowRow && p.rows >= kManyNarrow && count <= INT32_MAX) {
-    return launch(stream, {grid_of(ceil_div(count, kThreads)), dim3(kThreads)}, dispatch_narrow_kernel<V, Made>,
-                  static_cast<const V*>(x), assignment_of_row, static_cast<V*>(out), units, p.choices, count,
-                  p.assignments(), made, p);
+      sizeof(V) < 16 && p.outer == 1 && units <= narrow && p.rows >= kManyNarrow && count <= INT32_MAX) {
+    return launch(stream, {grid_of(ceil_div(count, kThreads * kNarrowUnits)), dim3(kThreads)},
+                  dispatch_narrow_kernel<V, Made>, static_cast<const V*>(x), assignment_of_row, static_cast<V*>(out),
+                  units, p.choices, count, p.assignments(), made, p);
   }
   const std::integral_constant<int, 1> one;
   const std::integral_constant<int, kAhead> ahead;

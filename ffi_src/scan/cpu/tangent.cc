@@ -25,8 +25,8 @@ template <class T>
 struct ProductTangent {
   using Monoid = Affine<T>;
 
-  // How many steps away x and y are read for an element (-1: from the step before); for a transpose, y is read for the
-  // result.
+  // From which step x and y are read, counted from that of the element (-1: the step before). Of a transpose, y is read
+  // where the result is made, not where the element is.
   static constexpr int64_t x_shift(bool transpose, bool exclusive) { return transpose && !exclusive ? -1 : 0; }
   static constexpr int64_t y_shift(bool transpose, bool exclusive) { return exclusive ? 0 : transpose ? 1 : -1; }
 

@@ -194,10 +194,10 @@ cudaError_t launch_columns(cudaStream_t stream, const Plan& plan, Parameters p, 
   return launch(stream, {dim3(p.strips), dim3(plan.threads() + keepers), bytes}, scan_columns<Policy, Work>, p);
 }
 
-// Each block of a cluster has one of the tiles of `columns` columns, or a part of one.
+// Each block of a cluster has one of the tiles of `columns` columns.
 template <class Policy, class Work>
 cudaError_t launch_cluster(cudaStream_t stream, const Plan& plan, Parameters p, size_t columns) {
-  Launch shape{dim3(static_cast<unsigned>(plan.cluster), p.strips), dim3(plan.threads() / plan.split)};
+  Launch shape{dim3(static_cast<unsigned>(plan.cluster), p.strips), dim3(plan.threads())};
   const size_t sums = plan.cluster * columns;
   shape.shared_bytes = layout_shared<Policy>(p, 1, 0, 1, columns) + sums * sizeof(typename Policy::State);
   shape.cluster = plan.cluster;

@@ -43,7 +43,6 @@ struct Parameters {
   int64_t outer_step, inner_step;  // `threads` columns further: by so many outer indices and, of the last, columns
   int stage_bytes;
   int copies;  // resident: copies of each sum in the workspace
-  int split;   // resident: blocks of a cluster that share a tile
   unsigned counters;
   unsigned level_at[kMaxLevels];            // where the words of a level begin
   unsigned staging_at, states_at;           // bytes from the start of shared memory

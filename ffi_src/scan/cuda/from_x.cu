@@ -11,11 +11,10 @@ namespace {
 
 template <class Forward, class W>
 cudaError_t launch_of(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  using E = typename W::Element;
-  if (plan.algorithm == Algorithm::kShort || plan.algorithm == Algorithm::kPacks)
-    return launch_short_from_x<Forward, W>(stream, problem, buffers);
-  if constexpr (sizeof(typename E::Bits) <= 4)
+  if (plan.algorithm != Algorithm::kShort && plan.algorithm != Algorithm::kPacks)
     return launch_tile_from_x<Tangent<W>, Forward>(stream, plan, problem, buffers);
+  constexpr bool kSlow = kByParts<Forward> && sizeof(typename W::Element::Bits) > 4;
+  if constexpr (!kSlow) return launch_short_from_x<Forward, W>(stream, problem, buffers);
   return cudaErrorInvalidValue;
 }
 
@@ -31,9 +30,7 @@ cudaError_t launch_gradient_from_x(cudaStream_t stream, const Plan& plan, const 
       case Op::kMax:
       case Op::kMin: return launch_of<Cumulative<Extreme<E>, false>, ExtremeWeights<E>>(stream, plan, problem, buffers);
       case Op::kLogSumExp:
-        if constexpr (sizeof(typename E::Bits) <= 4)
-          return launch_of<Cumulative<LogSumExp<E>, false>, LogSumExpWeights<E>>(stream, plan, problem, buffers);
-        break;
+        return launch_of<Cumulative<LogSumExp<E>, false>, LogSumExpWeights<E>>(stream, plan, problem, buffers);
       case Op::kSum: break;
     }
     return cudaErrorInvalidValue;

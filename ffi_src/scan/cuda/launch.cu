@@ -91,7 +91,6 @@ Parameters parameters_of(const Plan& plan, const Problem& problem, const Buffers
   p.late = plan.late;
   p.stages = plan.stages;
   p.copies = resident_copies(plan.tiles);
-  p.split = plan.split;
   p.threads = plan.threads();
   p.runs = plan.runs;
   p.width = plan.columns;

@@ -14,6 +14,7 @@ namespace jaxgpuops::scan {
 template <class Policy>
 constexpr int kLoopBlocks = Policy::kOperands > 1                 ? 3
                             : sizeof(typename Policy::State) <= 8 ? 5
+                            : kByParts<Policy>                    ? 3
                                                                   : 4;
 
 // Blocks per multiprocessor for __launch_bounds__, for rows of one tile: a block has one strip, and other blocks of the

@@ -3,9 +3,6 @@
 // blocks of later tiles. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
 //
-// Where the order of folding does not matter and there are few tiles, p.split blocks share a tile of a row, so that
-// more multiprocessors work. To the kernel, each then has a tile of its own, of fewer warps.
-//
 // Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory
 // and reads those of earlier tiles, as in shared_rows.cuh.
 #pragma once
@@ -27,28 +24,16 @@ constexpr int kept_positions() {
   return 1;
 }
 
-// The work of a thread, which is a number among those of its tile.
-template <class Work>
-__device__ __forceinline__ Work work_of(const Parameters& p, unsigned thread) {
-  if constexpr (Work::kOneColumn) {
-    return Work(p, thread);
-  } else {
-    return Work(p);
-  }
-}
-
 template <class Policy, class Work>
 __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
   arrive_at_cluster_start();
-  constexpr bool kSplits = Work::kOneColumn && kExact<Policy>;
-  const int split = kSplits ? p.split : 1;
-  const int t = block_of_cluster(), part = t & (split - 1), member = static_cast<int>(threadIdx.x);
-  const Work work = work_of<Work>(p, kSplits ? part * blockDim.x + threadIdx.x : threadIdx.x);
+  const int t = block_of_cluster(), member = static_cast<int>(threadIdx.x);
+  const Work work(p);
   const int columns = work.block_columns();
   const unsigned strip = blockIdx.y;
   const auto place = work.place(strip);
-  const auto span = work.span(t / split);
+  const auto span = work.span(t);
   typename Work::Extra extra[1];
   work.fetch(0, place, span, extra);
   commit_async_copies();
@@ -74,16 +59,13 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
   // Every thread folds what comes before it in the tile, and the tiles before, and so waits for no other.
   if constexpr (Work::kOneColumn) {
     State sum = work.identity(), earlier = sum;
-    const int warps = kWarps / split;
-    const State* const of_warps = work.totals(0) + part * warps;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      if (kSplits && w >= warps) break;
       if (w == member / 32) earlier = sum;
-      sum = Policy::combine(sum, of_warps[w], p.options);
+      sum = Policy::combine(sum, work.totals(0)[w], p.options);
     }
     wait_at_cluster_barrier();
-    if (member > t && member < p.tiles * split) store_in_cluster(sums + t, member, sum);
+    if (member > t && member < p.tiles) store_in_cluster(sums + t, member, sum);
     __syncwarp();
     arrive_at_cluster_barrier();
     const State initial = work.initial(strip);

@@ -30,6 +30,10 @@ constexpr bool kAnyWeights = false;
 template <class E>
 constexpr bool kAnyWeights<Tangent<AnyWeights<E>>> = true;
 template <class Policy>
+constexpr bool kLogWeights = false;
+template <class E>
+constexpr bool kLogWeights<Tangent<LogSumExpWeights<E>>> = true;
+template <class Policy>
 constexpr bool kAnyOperator = false;
 template <class E>
 constexpr bool kAnyOperator<AnyOperator<E>> = true;
@@ -107,13 +111,14 @@ JAXGPUOPS_FN void with_policy(At at, const Options& o, Body body) {
 }
 
 // Calls body(policy, at, options) as above, but with the most common options as compile-time constants. So body() is
-// compiled twice, for these options and for all others. Tangents are compiled only for the common options, since others
-// take Layout::kSpans; rare policies only for all options, to keep the code small.
+// compiled twice, for these options and for all others; to keep the code small, rare policies are compiled only for all
+// options, and so are gradients of recurrences where kSpans. Tangents with other options take Layout::kSpans, so in
+// other layouts they are compiled only for the common ones.
 template <class Policy, int n, bool kSpans, class At, class Body>
 JAXGPUOPS_FN void with_constants(At at, const Options& o, Body body) {
-  if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || kSpans) {
+  if constexpr (Policy::kKind == Kind::kCumulative || kRare<Policy> || (kSpans && !kAnyWeights<Policy>)) {
     with_policy<Policy, n>(at, o, body);
-  } else if (Policy::kKind != Kind::kTangent && !is_plain(Policy::kKind, o)) {
+  } else if ((Policy::kKind != Kind::kTangent || kSpans) && !is_plain(Policy::kKind, o)) {
     with_policy<Policy, n>(at, o, body);
   } else {
     const auto uncut = [&](int i) {
@@ -156,8 +161,8 @@ JAXGPUOPS_FN void with_call(const Options& options, Body body) {
 // Sets the logarithm of the factor of `state` after n positions more than `before`, if its factor is one.
 template <class Policy, int n, class State, class At>
 JAXGPUOPS_FN void set_log(State& state, const State& before, At at, const Options& o) {
-  if constexpr (kAnyWeights<Policy>)
-    if (AnyWeights<typename Policy::Element>::by_log(o))
+  if constexpr (kAnyWeights<Policy> || kLogWeights<Policy>)
+    if (kLogWeights<Policy> || AnyWeights<typename Policy::Element>::by_log(o))
       state.factor = before.factor + LogSumExpWeights<typename Policy::Element>::template log_of_run<n>(at, o);
 }
 

@@ -62,7 +62,7 @@ constexpr bool is_rare(Kind kind, Op op, bool segmented, DType dtype) {
   const int bytes = bytes_of(dtype);
   if (bytes == 1 || bytes == 16) return true;
   const bool cumulative = kind == Kind::kCumulative, exponentials = cumulative && op == Op::kLogSumExp;
-  if (dtype == DType::kFloat64) return exponentials || kind == Kind::kTangent || kind == Kind::kLinearVjp;
+  if (dtype == DType::kFloat64) return kind == Kind::kLinearVjp || (segmented && exponentials);
   if (is_float(dtype)) return segmented && (exponentials || (cumulative && dtype == DType::kFloat16));
   if (is_complex(dtype)) return cumulative ? segmented : kind != Kind::kLinear;
   return bytes == 2 || !cumulative || op == Op::kProd || segmented;
@@ -167,8 +167,12 @@ constexpr int kMostLate = 1;
 // kAcross: with at least this many strips, a persistent block stays with one strip.
 constexpr int kManyStrips = 16;
 // row_look_ahead: blocks per multiprocessor, and the most tiles in a block's shared memory. There is no such kernel (0)
-// for three operands, and for `cut` (segments of cumulative calls, whose states need too many registers).
-constexpr int row_blocks(int operands, bool cut) { return cut ? 0 : operands == 1 ? 2 : operands == 2 ? 1 : 0; }
+// for gradients; for `cut` (segments of cumulative calls, whose states need too many registers); and for logsumexps of
+// float64, which take so long to compute that it is faster to read them twice.
+constexpr int row_blocks(Kind kind, Op op, bool cut, DType dtype) {
+  if (cut || (kind == Kind::kCumulative && op == Op::kLogSumExp && dtype == DType::kFloat64)) return 0;
+  return kind == Kind::kCumulative ? 2 : kind == Kind::kLinear ? 1 : 0;
+}
 constexpr int kMostStages = 6;
 
 // resident: the most tiles, of all rows together. 132 multiprocessors hold so many at the same time.

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2) scan_resident(const __gri
 //
 // A ticket is taken only when there is room for its tile, so the sum of every tile that has a ticket will be published.
 template <class Policy>
-constexpr int kRowBlocks = row_blocks(Policy::kOperands, Policy::kCut);
+constexpr int kRowBlocks = row_blocks(Policy::kKind, Policy::kOp, Policy::kCut, Policy::Element::kDType);
 template <class Policy>
 constexpr int kLookers = Policy::kOperands == 2 ? 4 : 3;  // lookers of a block; not more than the ring has tiles
 constexpr int kTicketRing = 16;  // tickets of the tiles in shared memory, and of some before them

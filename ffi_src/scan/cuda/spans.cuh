@@ -30,10 +30,12 @@ class Spans : public BetweenWarps<Policy> {
   static constexpr bool kOneColumn = false, kFewColumns = true;  // a block may have few columns
   static constexpr int kWidth = 2, kLaneColumns = 1, kLaneStates = 1, kThreadsAtMost = kThreads, kLoopBlocks = 3;
   static constexpr int kInPack = 16 / sizeof(Bits), kInLine = kLineBytes / sizeof(Bits);
-  // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small.
-  static constexpr int kTogether = kRare<Policy> && sizeof(Bits) >= 8      ? (kByParts<Policy> ? 4 : 2)
-                                   : Policy::kOperands * sizeof(Bits) <= 8 ? 8
-                                                                           : 4;
+  // Positions that are in registers at a time: only two for rare policies of wide elements, to keep the code small, and
+  // for gradients of float64, for want of registers.
+  static constexpr int kTogether = (kRare<Policy> || Policy::kOperands > 2) && sizeof(Bits) >= 8 ? 2
+                                   : kByParts<Policy> && sizeof(Bits) >= 8                       ? 4
+                                   : Policy::kOperands * sizeof(Bits) <= 8                       ? 8
+                                                                                                 : 4;
 
   // Whether they are taken together, for which two are too few: a part of logsumexps has two exponentials of its own.
   static constexpr bool kParts = kTogether > 2 && (kByParts<Policy> || kCutParts<Policy>);

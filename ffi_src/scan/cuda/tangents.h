@@ -9,6 +9,7 @@
 // by_log() says so, its logarithm.
 #pragma once
 
+#include "scan/cuda/operators.h"
 #include "scan/cuda/policy.h"
 #include "scan/cuda/recurrences.h"
 
@@ -19,6 +20,10 @@ struct Weights {
   Acc factor, weight;
   Acc log;  // the logarithm of the factor, where by_log() says so
 };
+
+// e^x for x <= 0, or little more. (CUDA's exponential of float64 would be a call for each of several numbers.)
+JAXGPUOPS_FN float exp_of_difference(float x) { return exp_below_one(x); }
+JAXGPUOPS_FN double exp_of_difference(double x) { return x == x ? exp_of_term(x) : x; }
 
 template <class E>
 struct ProductWeights {
@@ -70,7 +75,7 @@ struct LogSumExpWeights {
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options& o) {
     const bool nothing = in.a == -std::numeric_limits<Acc>::infinity();
     const Acc log = difference(before(in, o), after(in, o), o);
-    return {exp_below_one(log), nothing ? Acc{0} : exp_below_one(difference(in.a, after(in, o), o)), log};
+    return {exp_of_difference(log), nothing ? Acc{0} : exp_of_difference(difference(in.a, after(in, o), o)), log};
   }
   // The logarithm of the factor of a run of n positions: the differences between them add up to that of its ends.
   template <int n, class At>
@@ -133,7 +138,7 @@ struct Tangent : Affine<typename W::Element> {
   }
   JAXGPUOPS_FN static State combine(State l, State r, const Options& o) {
     if constexpr (!is_complex(Element::kDType))
-      if (W::by_log(o)) return {l.factor + r.factor, Base::applied(exp_below_one(r.factor), l.value, r.value)};
+      if (W::by_log(o)) return {l.factor + r.factor, Base::applied(exp_of_difference(r.factor), l.value, r.value)};
     return Base::combine(l, r, o);
   }
   JAXGPUOPS_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {

@@ -131,27 +131,46 @@ __device__ __forceinline__ T bound_of(T query, const Search& problem, bool& all)
   return static_cast<T>(key + (problem.right && !all));
 }
 
+// Reverses an array if `reverses`.
+template <class T>
+__device__ __forceinline__ void reverse_if(bool reverses, T (&x)[kInOrder]) {
+  if (!reverses) return;
+#pragma unroll
+  for (int i = 0; i < kInOrder / 2; ++i) {
+    const T low = x[i];
+    x[i] = x[kInOrder - 1 - i], x[kInOrder - 1 - i] = low;
+  }
+}
+
 // Finds the places of a warp's queries, which ascend or descend. The warp keeps a window of 2^near_bits elements in
-// `near`, so many that it rarely has to move the window.
+// `near`, so many that it rarely has to move the window. If whole vectors of queries can be loaded, each thread has
+// neighbouring ones; if these are dense, it searches for the first one and walks on from there.
 template <class T>
 __device__ __forceinline__ void search_in_order(const Search& problem, const SortedRow<T>& row, const T* queries,
                                                 int32_t* places, int count, bool ascend, T* near, int near_bits) {
-  constexpr int kFours = kInOrder / 4;
+  constexpr T kAll = static_cast<T>(~T{0});
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint32_t most = 1u << near_bits;
   uint32_t window = 0, held = 0;  // the first element of the window, and how many it has
-  // Calls f for numbers 0, 1, .. of the thread's queries.
-  const auto for_own = [&](int own, auto f) {
-#pragma unroll
-    for (int four = 0; four < kFours; ++four) {
-      if (four > 0 && four * 128 >= own) break;
-#pragma unroll
-      for (int i = 4 * four; i < 4 * four + 4; ++i) f(i);
-    }
+  struct alignas(16) Vector {
+    T query[16 / sizeof(T)];
   };
+  constexpr int kVectors = kInOrder * sizeof(T) / 16;
+  const bool aligned = (reinterpret_cast<uintptr_t>(queries) | reinterpret_cast<uintptr_t>(places)) % 16 == 0;
+  const auto is_whole = [&](int start) { return aligned && start + kOrderTurn <= count; };
   T query[kInOrder];
   const auto load = [&](int start) {  // repeats the last query behind the end
-    for_own(count - start, [&](int i) { query[i] = queries[min(start + lane + i * 32, count - 1)]; });
+    if (is_whole(start)) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        const Vector vector = reinterpret_cast<const Vector*>(queries + start)[lane * kVectors + v];
+#pragma unroll
+        for (int i = 0; i < kInOrder / kVectors; ++i) query[v * (kInOrder / kVectors) + i] = vector.query[i];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kInOrder; ++i) query[i] = queries[min(start + lane + i * 32, count - 1)];
+    }
   };
   if (count > 0) load(0);
 #pragma unroll 1
@@ -159,14 +178,19 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
     const int own = count - start;
     T bound[kInOrder];
     uint32_t all = 0, place[kInOrder], low = ~0u, high = 0;
-    for_own(own, [&](int i) {
+#pragma unroll
+    for (int i = 0; i < kInOrder; ++i) {
       bool is_last;
       bound[i] = bound_of(query[i], problem, is_last);
       all |= uint32_t{is_last} << i;
       low = min(low, uint32_t{bound[i]});
       high = max(high, uint32_t{bound[i]});
-    });
+    }
     if (own > kOrderTurn) load(start + kOrderTurn);
+    reverse_if(!ascend, bound);
+    bool walks = is_whole(start);  // if the thread's queries are in order
+#pragma unroll
+    for (int i = 1; i < kInOrder; ++i) walks = walks && bound[i - 1] <= bound[i];
     low = ~largest_of_warp(~low);
     high = largest_of_warp(high);
     const auto in_row = [&](uint32_t at) { return row.key(at); };
@@ -191,28 +215,55 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
       }
     }
     const auto search = [&](auto element) {
-      for_own(own, [&](int i) { place[i] = first; });
+#pragma unroll
+      for (int i = 0; i < kInOrder; ++i) place[i] = first;
 #pragma unroll 1
       for (uint32_t left = last - first; left > 0;) {  // a place is in [place[i], place[i] + left]
         const uint32_t half = (left + 1) / 2;
-        for_own(own, [&](int i) {
+#pragma unroll
+        for (int i = 0; i < kInOrder; ++i)
           if (element(place[i] + half - 1) < bound[i]) place[i] += half;
-        });
         left -= half;
       }
     };
     if (has) {
       find_both(in_window, held, low, high, first, last);
-      search(in_window);
-      for_own(own, [&](int i) { place[i] += window; });
+      if (first < last && last - first <= kOrderTurn && __all_sync(kEveryLane, walks)) {
+        uint32_t at = first;
+#pragma unroll 1
+        for (uint32_t left = last - first; left > 0;) {
+          const uint32_t half = (left + 1) / 2;
+          if (near[at + half - 1] < bound[0]) at += half;
+          left -= half;
+        }
+        const auto element = [&] { return at < last ? near[at] : kAll; };
+        T next = element();
+#pragma unroll
+        for (int i = 0; i < kInOrder; ++i) {
+          while (next < bound[i]) ++at, next = element();
+          place[i] = at;
+        }
+      } else {
+        search(in_window);
+      }
+#pragma unroll
+      for (int i = 0; i < kInOrder; ++i) place[i] += window;
     } else {
       held = 0;
       search(in_row);
     }
-    for_own(own, [&](int i) {
-      const int at = start + lane + i * 32;
-      if (at < count) places[at] = static_cast<int32_t>(all >> i & 1 ? row.length : place[i]);
-    });
+    reverse_if(!ascend, place);
+#pragma unroll
+    for (int i = 0; i < kInOrder; ++i) place[i] = all >> i & 1 ? row.length : place[i];
+    if (is_whole(start)) {
+      auto* const to = reinterpret_cast<uint4*>(places + start + lane * kInOrder);
+#pragma unroll
+      for (int i = 0; i < kInOrder; i += 4) to[i / 4] = uint4{place[i], place[i + 1], place[i + 2], place[i + 3]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < kInOrder; ++i)
+        if (start + lane + i * 32 < count) places[start + lane + i * 32] = static_cast<int32_t>(place[i]);
+    }
   }
 }
 

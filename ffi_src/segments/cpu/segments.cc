@@ -30,8 +30,8 @@ struct Add {
   }
 };
 
-// Comparisons of a and b stand alone, as maxss and the like do them. Which is larger cannot be predicted, but a NaN
-// can.
+// The comparison of a and b alone is one instruction, such as maxss, where a branch would often be predicted wrongly.
+// Whether b is NaN can be predicted.
 struct Larger {
   template <class T>
   static T identity() {
@@ -88,7 +88,8 @@ void reduce_narrow(const Segments& problem, const typename Format::Bits* data, c
   const bool several =
       width <= 2 && table * static_cast<int64_t>(sizeof(Acc)) <= 16 << 10 && rows.length >= 4 * segments;
   const int tables = several ? 4 : 1;
-  // To fill, write and add up a table takes about as long as to add up its rows, if the columns of these are vectors.
+  // A part has so many rows for each segment that its table, which is filled, written and added to the others, takes no
+  // longer than they do. Rows of several columns are added up as vectors, so there must be more of them.
   const int64_t least = std::max<int64_t>(kTaskElements / width, (width == 1 ? 8 : 32) * segments);
   const int64_t parts = std::clamp<int64_t>(rows.length / least, 1, 256), part = ceil_div(rows.length, parts);
   const auto add_up = [&](const Acc* from, int64_t count, int64_t stride, auto put) {

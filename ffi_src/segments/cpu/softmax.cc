@@ -1,5 +1,5 @@
-// Softmax and log-sum-exp of segments on the CPU: the largest number and the sum of the exponentials of each segment
-// are found as segments.cc finds any, so that additions have its order. Between them, exponentials go through memory.
+// Softmax and log-sum-exp of segments on the CPU. segments.cc finds the largest number and the sum of the exponentials
+// of each segment, so sums are added up in its order. The exponentials are written to memory between these steps.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -282,34 +282,38 @@ __global__ void __launch_bounds__(kMostClusterThreads)
   });
   wait_for_cluster();
 
-  // The wanted element is number `left` of the listed ones. All entries of a list are compared with each other; as many
-  // threads as the block has for an entry share its comparisons.
-  uint32_t* const smaller = sums[0];
+  // The wanted element is number `left` of the listed ones. All entries of a list are compared with each other, each by
+  // a warp.
   for_bits(lists, [&](int t) {
     if (home(t) != block) return;
     const uint32_t* const list = tables + t * kBins;
     const Word* const list_keys = reinterpret_cast<const Word*>(list + kFew<T>);
-    const uint32_t size = found.size[t], i = threadIdx.x % kFew<T>, shares = threads / kFew<T>;
-    const uint32_t at = list[min(i, size - 1)];
-    const Word key = list_keys[min(i, size - 1)];
-    if (threadIdx.x < kFew<T>) smaller[threadIdx.x] = 0;
-    __syncthreads();
-    if (i < size) {
-      const uint32_t share = (size + shares - 1) / shares, from = threadIdx.x / kFew<T> * share;
-      uint32_t before = 0;
-#pragma unroll 8
-      for (uint32_t j = from; j < min(from + share, size); ++j)
-        before += list_keys[j] < key || (list_keys[j] == key && list[j] < at);
-      atomicAdd(smaller + i, before);
+    const uint32_t size = found.size[t];
+    // A lane keeps the entries that it compares with those of the warp.
+    constexpr int kOwn = kFew<T> / 32;
+    Word key[kOwn];
+    uint32_t at[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const uint32_t own = i * 32 + lane;
+      key[i] = own < size ? list_keys[own] : ~Word{0}, at[i] = own < size ? list[own] : ~0u;
     }
-    __syncthreads();
-    if (threadIdx.x < size) {
+    // Ranks whose element is in the list, and its number there.
+    const bool is_its =
+        lane < wanted && !((ends | many | told) >> lane & 1) && static_cast<int>(found.table[lane]) == t;
+    const uint32_t its = __ballot_sync(kEveryLane, is_its);
 #pragma unroll 1
-      for (int r = 0; r < wanted; ++r)
-        if (!((ends | many | told) >> r & 1) && static_cast<int>(found.table[r]) == t && smaller[i] == found.left[r])
-          write(r, at, key);
+    for (uint32_t e = warp; e < size; e += warps) {
+      const Word its_key = list_keys[e];
+      const uint32_t its_at = list[e];
+      uint32_t before = 0;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) before += key[i] < its_key || (key[i] == its_key && at[i] < its_at);
+      before = sum_of_warp(before);
+      for_bits(its, [&](int r) {
+        if (lane == 0 && before == found.left[r]) write(r, its_at, its_key);
+      });
     }
-    __syncthreads();
   });
   if ((ends & ~told) && block == 0 && warp == 0) {
     const uint32_t last =

@@ -72,8 +72,7 @@ __device__ __forceinline__ void for_keys(Pack<T>* held, int packs, SortOrder ord
 #pragma unroll
     for (int i = 0; i < kPacks<T>; ++i) {
       if (raw) {
-#pragma unroll
-        for (int e = 0; e < kPack; ++e) pack[i].element[e] = sort_key(pack[i].element[e], order);
+        make_keys(pack[i].element, order);
         if (has[i]) held[start + i * threads + lane] = pack[i];
       }
 #pragma unroll

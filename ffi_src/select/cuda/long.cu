@@ -110,10 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
   const int all_bins = wanted << kLongBinBits;
   Head<T>& head = a.head(row);
   // Taking the sample, or loading what it has told, leaves memory nearly idle.
-  const auto fetch = [&] {
-    if (threadIdx.x == 0) own.fetch(0, kAheadPacks);
-  };
-  if (a.plan.apart || a.alone()) fetch();
+  if (threadIdx.x == kThreads - 1) own.fetch(0, kAheadPacks);
   Kept<T> kept;
   kept.room = a.plan.kept, kept.steps = a.plan.kept_steps, kept.size = 0, kept.lost = kIsByte<T>;
   T* const all_keys = reinterpret_cast<T*>(counts + all_bins);
@@ -140,9 +137,11 @@ __global__ void __launch_bounds__(kThreads, 2) select_long_kernel(const __grid_c
     __syncthreads();
   } else if (!a.plan.apart) {
     if (a.alone())
-      find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found, [] {});
-    else
-      find_first_tables<kThreads, kOwnSampleBits>(a.problem, x, ranks, sample, counts, found, fetch);
+      find_first_tables<kThreads, kSmallSampleBits>(a.problem, x, ranks, sample, counts, found);
+    else if constexpr (sizeof(T) == 8)
+      find_first_tables<kThreads, kOwnSampleBits>(a.problem, x, ranks, sample, counts, found);
+    else if (warp == 0)
+      find_tables_in_warp(a.problem, x, ranks, counts, found);
     __syncthreads();
     clear_counts();
     __syncthreads();

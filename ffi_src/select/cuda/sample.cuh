@@ -7,11 +7,11 @@
 namespace jaxgpuops::select {
 namespace {
 
-// A sample has 2^kSmallSampleBits elements. It has 2^kOwnSampleBits elements if each block takes that of its row, which
-// has less than kLargeSampled elements. It has 2^kLargeSampleBits elements if a row has more, and a block has more than
-// kLargePart of them. The larger sample gives narrower intervals; wider ones would
-// have more keys than a block can keep.
-constexpr int kOwnSampleBits = 10, kSmallSampleBits = 11, kLargeSampleBits = 13;
+// A sample has 2^kSmallSampleBits elements. If each block takes that of its row, which has less than kLargeSampled
+// elements, it has 2^kOwnSampleBits elements of 64 bits, or 2^kWarpSampleBits others, which a warp sorts. It has
+// 2^kLargeSampleBits elements if a row has more, and a block has more than kLargePart of them. The larger sample gives
+// narrower intervals; wider ones would have more keys than a block can keep.
+constexpr int kWarpSampleBits = 9, kOwnSampleBits = 10, kSmallSampleBits = 11, kLargeSampleBits = 13;
 constexpr int64_t kLargeSampled = 1 << 22, kLargePart = 1 << 16;
 // The threads of a block of the sample's kernel, and how many elements of the sample are sorted.
 constexpr int kSampleThreads = 1024, kPilot = 1 << 7;
@@ -36,10 +36,9 @@ struct Sample {
 // sorted. They give an interval of the sample, whose keys are counted in equal parts, as those of the row are later.
 // The interval of the row goes from the least sampled element in the part of the first place to the largest sampled
 // element in the part of the second place. The whole block (of kOfBlock threads) calls this. `counts`: tables of zeros.
-// `loaded` is called when the sample has been loaded.
-template <int kOfBlock, int kSampleBits, class T, class Loaded>
+template <int kOfBlock, int kSampleBits, class T>
 __device__ __forceinline__ void find_first_tables(const Select& problem, const T* x, const int32_t* ranks_of_row,
-                                                  Sample<T>& shared, uint32_t* counts, Found<T>& found, Loaded loaded) {
+                                                  Sample<T>& shared, uint32_t* counts, Found<T>& found) {
   constexpr int kBins = 1 << kLongBinBits, kSamples = 1 << kSampleBits, kOwn = kSamples / kOfBlock;
   constexpr int kEach = kSamples / kPilot;
   using Word = typename Found<T>::Word;
@@ -56,7 +55,6 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
     for (int i = 0; i < kOwn; ++i) shared.few[(i * kOfBlock + threadIdx.x) / kEach] = own[i];
   }
   __syncthreads();
-  loaded();
   int from = 0, to = 0;
   if (warp == 0) {
     T key[kPilot / 32];
@@ -139,6 +137,21 @@ __device__ __forceinline__ void find_first_tables(const Select& problem, const T
   set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
 }
 
+// The same from 2^kWarpSampleBits elements of up to 32 bits. A warp calls this. `sample`: room for these.
+template <class T>
+__device__ __forceinline__ void find_tables_in_warp(const Select& problem, const T* x, const int32_t* ranks_of_row,
+                                                    uint32_t* sample, Found<T>& found) {
+  constexpr int kSamples = 1 << kWarpSampleBits;
+  const auto length = static_cast<uint32_t>(problem.rows.length);
+  uint32_t rank;
+  const bool has = own_rank(problem, length, ranks_of_row, rank);
+  const auto scale = sample_in_warp<kWarpSampleBits - 5>(problem.order, x, length, sample);
+  typename Found<T>::Word low = 0, high = 0;
+  const auto sampled = [&](int i) { return sample[i]; };
+  if (has) find_interval<T>(kSamples, rank, rank, length, 4, sampled, low, high, scale);
+  set_tables<true>(kSamples, kLongBinBits, static_cast<int>(problem.count), length, has, rank, low, high, found);
+}
+
 // Clears what the blocks of a row add to, and finds the first intervals of the row. A block for each row.
 template <class T, int kSampleBits>
 __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __grid_constant__ Args<T> a) {
@@ -150,7 +163,7 @@ __global__ void __launch_bounds__(kSampleThreads) select_sample_kernel(const __g
   for (int b = threadIdx.x; b < static_cast<int>(a.problem.count) << kLongBinBits; b += kSampleThreads) counts[b] = 0;
   const T* const x = a.x + row * a.problem.rows.length;
   const int32_t* const ranks = a.ranks + ranks_at(a.problem.ranks, outer, row - outer * inner);
-  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, a.head(row).found, [] {});
+  find_first_tables<kSampleThreads, kSampleBits>(a.problem, x, ranks, shared, counts, a.head(row).found);
 }
 
 }  // namespace

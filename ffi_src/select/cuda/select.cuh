@@ -127,6 +127,35 @@ struct Scale<T, true> {
   }
 };
 
+// Turns elements into keys, as sort_key() does: those of 16 bits two at a time, by a sixth of the instructions.
+template <class T, int kCount>
+__device__ __forceinline__ void make_keys(T (&element)[kCount], const SortOrder& order) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(T) == 2) {
+    const ArgOrder& rules = order.ascending;
+    const bool is_float = rules.sign != 0, is_half = rules.nan_above == 0x7c00;
+    const auto magnitude = static_cast<uint32_t>(rules.order.magnitude) * 0x10001;
+    const auto flip = static_cast<uint32_t>((rules.order.flip ^ order.invert) & 0xffff) * 0x10001;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      // A sum with 0 turns -0 into 0, and any NaN into the one whose key is the largest.
+      const uint32_t pair = element[i] | uint32_t{element[i + 1]} << 16;
+      uint32_t half, bfloat;
+      asm("add.f16x2 %0, %1, %2;" : "=r"(half) : "r"(pair), "r"(0));
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(bfloat) : "r"(pair), "r"(0x3f803f80), "r"(0));
+      const uint32_t number = is_half ? half : is_float ? bfloat : pair;
+      uint32_t negative;  // all ones in halves that have a sign
+      asm("prmt.b32 %0, %1, %2, 0xbb99;" : "=r"(negative) : "r"(number), "r"(0));
+      const uint32_t key = number ^ (negative & magnitude) ^ flip;
+      element[i] = static_cast<T>(key), element[i + 1] = static_cast<T>(key >> 16);
+    }
+    return;
+  }
+#endif
+#pragma unroll
+  for (T& its : element) its = sort_key(its, order);
+}
+
 // A sample has 2^sample_bits elements of a row. The row is cut into as many parts, and one element is taken from a
 // pseudorandom place in each. Returns the place in a part.
 __device__ __forceinline__ uint32_t sampled_place(int sample_bits, uint32_t length, uint32_t part) {

@@ -84,8 +84,10 @@ struct Slice {
   static __device__ __forceinline__ void make_keys(const SortOrder& order, const Packs& pack, Keys& key) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
+      Pack its = pack[i];
+      select::make_keys(its.element, order);
 #pragma unroll
-      for (int e = 0; e < kPack; ++e) key[i][e] = sort_key(pack[i].element[e], order);
+      for (int e = 0; e < kPack; ++e) key[i][e] = its.element[e];
     }
   }
 };

@@ -22,7 +22,9 @@ namespace jaxgpuops::select {
 namespace {
 
 constexpr int kBinBits = kSelectBinBits, kBins = 1 << kBinBits;
-constexpr uint32_t kMostListed = 128, kRoom = kBins / 2;  // the list has the place of the counts, with room to spare
+// The list has the place of the counts, and its second half is for the entries in order. Besides kMostListed elements,
+// a list may have copies of one, at both ends of the row.
+constexpr uint32_t kRoom = kBins / 4, kMostListed = kRoom - 16;
 
 // What warps of a team tell each other: sums or ends of each warp, how many elements are listed, a place, and whether
 // the row has a NaN.
@@ -66,6 +68,28 @@ __device__ __forceinline__ void count_less(uint64_t x, uint64_t y, uint32_t& cou
       : "r"(static_cast<uint32_t>(x)), "r"(static_cast<uint32_t>(x >> 32)), "r"(static_cast<uint32_t>(y)),
         "r"(static_cast<uint32_t>(y >> 32)));
   count -= borrow;
+}
+
+// Finds the parts that ranks fall in, one for each lane. The warp has 2^kBinBits counts.
+__device__ __forceinline__ PartOfRank find_ranks(const uint32_t* counts, uint32_t rank) {
+  static_assert(kBins == kChunk);
+  const uint32_t up_to = sum_counts(counts);
+  int of = 0;  // the lane that has the counts
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2)
+    if (__shfl_sync(kEveryLane, up_to, of + step - 1) <= rank) of += step;
+  const uint32_t lower = __shfl_sync(kEveryLane, up_to, max(of - 1, 0));
+  PartOfRank found{0, 0, rank - (of ? lower : 0)};
+#pragma unroll
+  for (int i = 0; i < kLaneCounts; i += 4) {
+    const uint4 pack = *reinterpret_cast<const uint4*>(counts + of * kLaneCounts + i);
+    const uint32_t four[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (found.left >= found.size) found.left -= found.size, found.size = four[j], found.part = i + j;
+  }
+  found.part += of * kLaneCounts;
+  return found;
 }
 
 // Elements become words of 32 bits: those of 16 bits are extended, floats to float32.
@@ -175,6 +199,12 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
     // Of lane r's rank: the part of the row that it falls in, how many elements that part has, and the number of the
     // wanted one among them.
     uint32_t part = 0, size = 0, left = 0;
+    const uint32_t next = row + teams * gridDim.x;
+    bool has_started = false;
+    const auto start_next = [&] {
+      has_started = true;
+      if (next < rows) start_copy(next);
+    };
     clear_counts();
     wait_for_row(barrier, parity);
     // Places before and after the row get copies of its first element.
@@ -260,41 +290,44 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
 #pragma unroll 1
         for (; set; set &= set - 1) {
           const int i = __ffs(static_cast<int>(set)) - 1;
-          const uint32_t to = count_one(&told.listed);
-          if (to < kRoom) list[to] = (p + i / kPack * 32) * kPack + i % kPack - past;
+          list[count_one(&told.listed)] = (p + i / kPack * 32) * kPack + i % kPack - past;
         }
       });
     };
     // Of the lane's rank. If all zeros have one sign, the place of a zero is kPlus, or one less for a negative one.
     constexpr uint32_t kPlus = ~0u;
     uint32_t found_key = 0, found_at = 0;
-    // Finds the elements of ranks: in the sorted list, that of lane r's rank is number `target`.
-    const auto choose = [&](uint32_t of_ranks, uint32_t target) {
+    // Finds the elements of ranks: in the sorted list, that of lane r's rank is number `target`. Calls read() when the
+    // list has all that is needed of the row.
+    const auto choose = [&](uint32_t of_ranks, uint32_t target, auto read) {
       wait_for_team();
-      const uint32_t listed = min(told.listed, kRoom);
-      for (uint32_t i = thread; i < listed; i += 32 * warps) {
+      const uint32_t size = told.listed;
+      for (uint32_t i = thread; i < size; i += 32 * warps) {
         const auto at = static_cast<uint32_t>(list[i]);
-        list[i] = at < length ? uint64_t{key_of(word_of(held[past + at]))} << 32 | at : ~uint64_t{0};
+        const uint32_t word = word_of(held[past + min(at, length - 1)]);
+        // Of quantiles, only the sign of a zero matters.
+        const uint32_t low = problem.quantiles ? at << 1 | word >> 31 : at;
+        list[i] = at < length ? uint64_t{key_of(word)} << 32 | low : ~uint64_t{0};
       }
-      if (thread == 0 && listed < kRoom) list[listed] = ~uint64_t{0};  // entries are looked at in pairs
+      if (thread == 0) list[size] = ~uint64_t{0};  // entries are looked at in pairs
       wait_for_team();
+      read();
 #pragma unroll 1
-      for (uint32_t start = 0; start < listed; start += 32) {
-        const uint64_t entry = list[min(start + lane, listed - 1)];
+      for (uint32_t start = 0; start < size; start += 32) {
+        const uint64_t entry = list[min(start + lane, size - 1)];
         uint32_t before = 0;
 #pragma unroll 4
-        for (uint32_t j = 0; j < listed; j += 2) {
+        for (uint32_t j = 0; j < size; j += 2) {
           const auto two = *reinterpret_cast<const ulonglong2*>(list + j);
           count_less(two.x, entry, before), count_less(two.y, entry, before);
         }
-        if (start + lane >= listed) before = ~0u;
-        for_bits(of_ranks, [&](int r) {
-          const unsigned lanes = __ballot_sync(kEveryLane, before == shuffle_from(target, r));
-          if (lanes == 0) return;
-          const uint64_t its = shuffle_from(entry, __ffs(static_cast<int>(lanes)) - 1);
-          if (static_cast<int>(lane) == r)
-            found_key = static_cast<uint32_t>(its >> 32), found_at = static_cast<uint32_t>(its);
-        });
+        if (start + lane < size) list[kRoom + before] = entry;  // each warp of the team writes the same
+      }
+      __syncwarp();
+      if (of_ranks >> lane & 1) {
+        const uint64_t its = list[kRoom + target];
+        found_key = static_cast<uint32_t>(its >> 32), found_at = static_cast<uint32_t>(its);
+        if (problem.quantiles) found_at = kPlus - (found_at & 1);
       }
     };
 
@@ -311,10 +344,19 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
     const bool has_nan = told.has_nan;
 
     // Parts in which ranks fall: `lists` has the first rank of each one that is listed, `many` all ranks of the others.
-
-    uint32_t lists = 0, many = 0, total = 0;
-    {
+    uint32_t lists = 0, many = 0;
+    if (wanted > 3) {
+      const PartOfRank at = find_ranks(counts, rank);
+      part = at.part, size = at.size, left = at.left;
+      const bool is_open = !has_nan && (all >> lane & 1);
+      const int first = __ffs(static_cast<int>(__match_any_sync(kEveryLane, is_open ? part : ~lane))) - 1;
+      const bool is_few = is_open && first == static_cast<int>(lane) && size <= kSelectFew;
+      const uint32_t up_to = sum_up_to_lane(is_few ? size : 0u);
+      lists = __ballot_sync(kEveryLane, is_few && up_to <= kMostListed);
+      many = __ballot_sync(kEveryLane, is_open && !(lists >> first & 1));
+    } else {  // most often, all ranks fall in one part
       const uint32_t up_to = sum_counts(counts);
+      uint32_t total = 0;
 #pragma unroll 1
       for (uint32_t open = has_nan ? 0 : all; open;) {
         const int r = __ffs(static_cast<int>(open)) - 1;
@@ -368,7 +410,10 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
           });
         }
       }
-      choose(all & ~many, target);
+      // Then nothing more is needed of the row, unless ranks are left, or elements are wanted that a key does not tell.
+      choose(all & ~many, target, [&] {
+        if (problem.quantiles && many == 0) start_next();
+      });
     }
 
     // Ranks whose parts have many elements, one after the other.
@@ -420,7 +465,7 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
         parts.bounds<uint32_t>(at.part, first, span);
         if (span == 0 || at.size > kSelectFew) continue;
         list_where([&](uint32_t word) { return key_of(word) - first <= span; });
-        choose(same, left);
+        choose(same, left, [] {});
         to_do &= ~same;
         same = 0;
         break;
@@ -512,8 +557,8 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
       if (values) for_places([&](uint32_t place, uint32_t, T element) { values[to + place] = element; });
       if (indices) for_places([&](uint32_t place, uint32_t at, T) { indices[to + place] = static_cast<int32_t>(at); });
       wait_for_team();
-      row += teams * gridDim.x;
-      if (row < rows) start_copy(row);
+      start_next();
+      row = next;
       continue;
     }
     // The key tells the element, but for zeros, and for NaNs if these differ.
@@ -524,8 +569,7 @@ __global__ void __launch_bounds__(32 * kMostWarps<kAlone>, 1)
       element = is_told ? element_of(found_key) : found_at >= kPlus - 1 ? minus : held[past + found_at];
     }
     wait_for_team();
-    const uint32_t next = row + teams * gridDim.x;
-    if (next < rows) start_copy(next);
+    if (!has_started) start_next();
     if (warp > 0) {
     } else if (problem.quantiles) {
       const uint32_t high = shuffle_from(element, static_cast<int>(problem.upper(min(lane, uint32_t{kMostRanks} - 1)))),

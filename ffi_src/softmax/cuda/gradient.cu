@@ -6,7 +6,8 @@
 //
 // Small problems, and the shortest rows: gradient_spread.cuh. Longer rows: gradient_wide.cuh if they are few or not
 // much longer, else gradient_rows.cuh. Rows that no cluster holds, and few long columns of float32: gradient_split.cu.
-// Columns of few positions: gradient_columns.cu. Rows of 16 and 32 bits that are not whole vectors: loose_gradient.cu.
+// Columns of few positions: gradient_columns.cu; of more: gradient_parts.cu. Rows of 16 and 32 bits that are not whole
+// vectors: loose_gradient.cu.
 #include "common/cuda/residents.cuh"
 #include "common/rounding.h"
 #include "softmax/cuda/dispatch.cuh"
@@ -150,6 +151,7 @@ cudaError_t launch_gradient(cudaStream_t stream, const RowPlan& plan, const Prob
   if (plan.algorithm == RowAlgorithm::kColumnsWalk || plan.algorithm == RowAlgorithm::kSmall)
     return launch_gradient_of_columns(stream, plan, problem, buffers);
   if (plan.single && plan.spread) return launch_loose_gradient(stream, plan, problem, buffers);
+  if (plan.algorithm == RowAlgorithm::kColumns) return launch_gradient_parts(stream, plan, problem, buffers, workspace);
   if (plan.algorithm == RowAlgorithm::kRowsSplit || plan.algorithm == RowAlgorithm::kColumnsFlat)
     return launch_gradient_split(stream, plan, problem, buffers, workspace);
   switch (problem.dtype) {

@@ -11,15 +11,12 @@
 // the beginning of the flat row, which may lie anywhere in memory. An element of a vector always has the same column,
 // so a lane has a share for each column. Else it takes elements one by one, and a warp goes on by a multiple of inner,
 // so that all of a lane's elements have one column.
-//
-// The elements at the peak are not in the sum of the others. So if one element has almost all of the probability, what
-// it lacks to 1 is not lost.
 #include <cooperative_groups.h>
 
 #include <type_traits>
 
 #include "common/cuda/residents.cuh"
-#include "softmax/cuda/dispatch.cuh"
+#include "softmax/cuda/gradient_share.cuh"
 #include "softmax/cuda/gradient_split.h"
 #include "softmax/plan.h"
 
@@ -109,64 +106,23 @@ __device__ __forceinline__ float sum_of_each(const float (&numbers)[kCount]) {
   }
 }
 
-struct Share {
-  float peak;
-  float count, own;        // how many logits are equal to the peak, and the sum of their cotangents
-  float others, weighted;  // of other logits: the sum of e^(z - peak), and of cotangents, times that for softmax
+// Adds up the shares of the lanes of a kind, which have the same peak.
+template <int kKinds>
+__device__ __forceinline__ void sum_lanes(Share& share, const Group<kKinds>& of) {
+  for (float* each : {&share.count, &share.own, &share.others, &share.weighted}) *each = of.sum(*each);
+}
 
-  // ExponentialSum::add() says why this is accurate enough.
-  static __device__ float exponential(float x) { return fast_exp2(rounded_product(x, 1.44269504f)); }
-  __device__ float& sum(int i) { return i == 0 ? count : i == 1 ? own : i == 2 ? others : weighted; }
-  static __device__ Share none() { return {-infinity<float>(), 0, 0, 0, 0}; }
-  // Makes the sums relative to another peak that is not below the present one. Where the weight is 0, cotangents are
-  // dropped even if they are infinite, as they are where rows stay in registers.
-  __device__ void raise(float to, bool logs) {
-    if (to == peak) return;
-    const float weight = exponential(peak - to);
-    others = weight * (others + count);
-    weighted += own;
-    if (!logs) weighted = weight == 0 ? 0.f : weight * weighted;
-    peak = to;
-    count = own = 0;
-  }
-  template <bool kLogs>
-  __device__ void add(float z, float cotangent) {
-    const bool is_peak = z == peak;
-    const float e = is_peak ? 0.f : exponential(z - peak);
-    if (is_peak) count += 1, own += cotangent;
-    others += e;
-    if constexpr (kLogs) {
-      if (!is_peak) weighted += cotangent;
-    } else if (e != 0) {
-      weighted = fused_multiply_add(e, cotangent, weighted);
-    }
-  }
-  __device__ void add(Share share, bool logs) {
-    const float larger = larger_number(peak, share.peak);
-    raise(larger, logs);
-    share.raise(larger, logs);
-    count += share.count;
-    own += share.own;
-    others += share.others;
-    weighted += share.weighted;
-  }
-  // Adds up the shares of the lanes of a kind, which have the same peak.
-  template <int kKinds>
-  __device__ void sum_lanes(const Group<kKinds>& of) {
-    for (float* each : {&count, &own, &others, &weighted}) *each = of.sum(*each);
-  }
-  // Returns what `sets` sets of shares of all columns are together: each lane gets the share of its column.
-  template <int kKinds>
-  __device__ static Share merged(const Share* shares, int sets, const Group<kKinds>& columns, bool logs) {
-    const int lane = threadIdx.x % 32, end = columns.group < columns.groups ? sets * columns.kinds : 0;
-    auto all = lane < end ? shares[lane] : none();
+// Returns what `sets` sets of shares of all columns are together: each lane gets the share of its column.
+template <int kKinds>
+__device__ __forceinline__ Share merged(const Share* shares, int sets, const Group<kKinds>& columns, bool logs) {
+  const int lane = threadIdx.x % 32, end = columns.group < columns.groups ? sets * columns.kinds : 0;
+  auto all = lane < end ? shares[lane] : Share::none();
 #pragma unroll 1
-    for (int s = lane + columns.lanes; s < end; s += columns.lanes) all.add(shares[s], logs);
-    all.raise(columns.largest(all.peak), logs);
-    all.sum_lanes(columns);
-    return all;
-  }
-};
+  for (int s = lane + columns.lanes; s < end; s += columns.lanes) all.add(shares[s], logs);
+  all.raise(columns.largest(all.peak), logs);
+  sum_lanes(all, columns);
+  return all;
+}
 
 // What a block makes of the shares of its lanes. The first warp does the work, so that the others take no instructions.
 template <class E, int kInner>
@@ -194,11 +150,11 @@ struct Merge {
       const float sum = sum_of_each(sums);
       if (lane % kLanes == 0) of_warps[warp * Form::kShares + lane / kLanes / 4].sum(lane / kLanes % 4) = sum;
     } else {
-      mine[0].sum_lanes(peers);
+      sum_lanes(mine[0], peers);
       if (peers.group == 0) of_warps[warp * columns.kinds + columns.kind] = mine[0];
     }
     __syncthreads();
-    return warp == 0 ? Share::merged(of_warps, warps, columns, logs) : Share::none();
+    return warp == 0 ? merged(of_warps, warps, columns, logs) : Share::none();
   }
 
   // All threads get the gradients of the lane's columns, given the shares of the row's units.
@@ -215,42 +171,17 @@ struct Merge {
         for (int u = warp * columns.groups + columns.group; u < units; u += kPartWarps * columns.groups)
           all.add(of_units[u * columns.kinds + columns.kind], logs);
       all.raise(columns.largest(all.peak), logs);
-      all.sum_lanes(columns);
+      sum_lanes(all, columns);
       if (columns.group == 0) of_warps[warp * columns.kinds + columns.kind] = all;
       __syncthreads();
     }
     if (warp == 0) {
-      const Share row = Share::merged(few ? of_units : of_warps, few ? units : kPartWarps, columns, logs);
+      const Share row = merged(few ? of_units : of_warps, few ? units : kPartWarps, columns, logs);
       if (lane < columns.kinds) of_columns[lane] = Gradient(row, logs);
     }
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < Form::kShares; ++k) of_lane[k] = of_columns[column_of(k)];
-  }
-};
-
-// The gradient of an element, given the share that the whole row is.
-template <class E>
-struct Gradient {
-  using Acc = typename E::Acc;
-  Acc peak, inverse, origin, total, of_likely;
-
-  Gradient() = default;
-  __device__ Gradient(const Share& row, bool logs) : peak(row.peak) {
-    const Acc sum = row.others + row.count;
-    const bool plain = sum < infinity<Acc>() && peak - peak == 0;  // there is no NaN or +inf, and not only -inf
-    inverse = plain ? 1 / sum : nan<Acc>();
-    const bool likely = inverse > Acc(0.75);  // then one element is at the peak
-    origin = likely && !logs ? row.own : Acc(0);
-    total = likely && !logs ? fused_multiply_add(-origin, row.others, row.weighted) : row.weighted + row.own;
-    if (!logs) total *= inverse;
-    of_likely = fused_multiply_add(row.others * inverse, total, -row.weighted);
-  }
-  template <bool kLogs>
-  __device__ Acc at(Acc z, Acc cotangent) const {
-    const Acc y = exponential<E>(z - peak) * inverse;
-    if constexpr (kLogs) return y > Acc(0.75) ? of_likely : cotangent - rounded_product(y, total);
-    return y == 0 ? Acc(0) : rounded_product(y, (cotangent - origin) - total);
   }
 };
 

@@ -12,9 +12,10 @@
 namespace jaxgpuops::topk {
 
 constexpr int64_t kMaxDigitsK = 32768, kMaxDigitsLength = 1 << 22;
-constexpr int kMaxDigitsBlocks = 16;     // the most blocks of a cluster
-constexpr int kDigitsBins = 8;           // bins for each thread of a block
-constexpr size_t kDigitsControl = 2048;  // bytes of counters
+constexpr int kMaxDigitsBlocks = 16;      // the most blocks of a cluster
+constexpr int64_t kMostWideClusters = 7;  // of that many blocks, which run at the same time
+constexpr int kDigitsBins = 8;            // bins for each thread of a block
+constexpr size_t kDigitsControl = 2048;   // bytes of counters
 constexpr int digits_bin_bits(int threads, int key_bits) {
   const int bits = threads == 512 ? 12 : 11;
   return bits < key_bits ? bits : key_bits;
@@ -52,6 +53,7 @@ inline DigitsShape digits_shape(int64_t rows, int64_t length, int64_t k, int key
   // Blocks share a row while two of each multiprocessor have at least 16 KiB to read.
   int blocks = 1;
   while (blocks < 8 && blocks * rows <= multiprocessors && bytes / blocks >= 32 << 10) blocks *= 2;
+  if (blocks == 8 && rows <= kMostWideClusters && bytes / blocks >= 48 << 10) blocks = kMaxDigitsBlocks;
   for (; blocks <= kMaxDigitsBlocks; blocks *= 2) {
     divide_digits(shape, length, key_bytes, blocks);
     if ((!sorted || k <= blocks * shape.threads * shape.items) &&

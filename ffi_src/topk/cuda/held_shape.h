@@ -44,6 +44,14 @@ constexpr HeldShape held_shape(int64_t rows, int64_t row_bytes, int64_t multipro
   return shape;
 }
 
+// Whether all rows are held at once, or the next ones wait no longer than it pays off. Clusters load a whole row at
+// once, select, and then load the next; if rows come in many waves, it is better that a block loads while another one
+// selects.
+constexpr bool held_fits(HeldShape shape, int64_t rows, int64_t length, int64_t multiprocessors) {
+  const int64_t waves = length <= kMaxHeldLength ? 4 : 1;
+  return shape.threads != 0 && rows * shape.blocks * shape.threads <= waves * multiprocessors * kHeldThreads;
+}
+
 // Bytes of shared memory: half of the block's part of the row, and the board.
 constexpr size_t held_shared_bytes(int threads, int blocks) {
   return held_bytes(threads) / 2 + held_board_bytes(threads) + (blocks > 1 ? 8 * kHeldKeep * blocks : 0);

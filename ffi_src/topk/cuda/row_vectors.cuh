@@ -1,14 +1,14 @@
-// A row as vectors of 16 bytes that start at the first boundary of 16 bytes. The elements before the first vector and
-// after the last one are loose: fewer than two vectors.
+// A row as vectors, mostly of 16 bytes, that start at the first boundary of so many bytes. The elements before the
+// first vector and after the last one are loose: fewer than two vectors.
 #pragma once
 
 #include <cstdint>
 
 namespace jaxgpuops::topk {
 
-template <class Key>
+template <class Key, uint32_t kBytes = 16>
 struct RowVectors {
-  static constexpr uint32_t kVector = 16 / sizeof(Key);  // elements of a vector
+  static constexpr uint32_t kVector = kBytes / sizeof(Key);  // elements of a vector
   const Key* x;
   uint32_t length;   // in elements
   uint32_t head;     // loose elements before the first vector
@@ -18,7 +18,8 @@ struct RowVectors {
   // is no head.
   __device__ __forceinline__ RowVectors(const Key* row, uint32_t elements, bool neighbours = true)
       : x(row), length(elements) {
-    const auto misaligned = neighbours ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Key)) : 0;
+    const auto misaligned =
+        neighbours ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row) % kBytes / sizeof(Key)) : 0;
     head = min(length, misaligned ? kVector - misaligned : 0);
     vectors = (length - head) / kVector;
   }

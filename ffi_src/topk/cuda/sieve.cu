@@ -36,6 +36,7 @@
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/scatter.cuh"
+#include "topk/cuda/sieve_division.cuh"
 #include "topk/cuda/sieve_row.cuh"
 
 namespace jaxgpuops::topk {
@@ -51,68 +52,6 @@ __device__ __forceinline__ uint32_t bits_of_warp(uint32_t value) {
   return fold_lanes(value, [](uint32_t a, uint32_t b) { return a | b; });
 #endif
 }
-
-// Sorts a sample, which may contain equal elements.
-__device__ __noinline__ void sort_sample(C* sorted, const C* sample) {
-  constexpr uint32_t kEach = kThreads / kSieveSample;  // threads that rank one element of the sample
-  const uint32_t i = threadIdx.x / kEach;
-  const C mine = sample[i];
-  uint32_t above = 0;
-#pragma unroll 4
-  for (uint32_t j = threadIdx.x % kEach; j < kSieveSample; j += kEach)
-    above += sample[j] > mine || (sample[j] == mine && j < i);
-  above = sum_of_lanes<kEach>(above);
-  if (threadIdx.x % kEach == 0) sorted[above] = mine;
-}
-
-// Maps a survivor to a bin. At first all bins have equal width. If keys take few values, composites lose the bits
-// between a key and its index before that, and the last bits of keys if these are 0, so that indices divide equal keys.
-// If a bin is crowded, splitters (a sorted sample of the survivors) divide the range, and the bins between two
-// splitters have equal width.
-struct Division {
-  C high;
-  int shift;
-  const C* splitters;
-  bool squeezes;                  // whether keys take few values
-  int key_at, zeros, index_bits;  // where keys begin in composites; their last bits that are 0; the bits of an index
-
-  __device__ __forceinline__ C squeezed(C c) const {
-    return c >> (key_at + zeros) << index_bits | (c & ((C{1} << index_bits) - 1));
-  }
-  // Whether squeezed() loses bits of the key.
-  __device__ __forceinline__ bool loses(C c) const { return squeezes && (c >> key_at & ((C{1} << zeros) - 1)) != 0; }
-
-  __device__ __forceinline__ uint32_t of_equal_width(C c) const {
-    return c >= high ? 0 : static_cast<uint32_t>((high - c) >> shift);
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ void bins(const C (&c)[kCount], uint32_t (&bin)[kCount]) const {
-    if (!splitters && squeezes) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) bin[j] = of_equal_width(squeezed(c[j]));
-      return;
-    }
-    if (!splitters) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) bin[j] = of_equal_width(c[j]);
-      return;
-    }
-    constexpr uint32_t kEach = kSieveBins / kSieveSample;
-    uint32_t above[kCount] = {};
-#pragma unroll 1
-    for (uint32_t step = kSieveSample / 2; step; step /= 2)
-#pragma unroll
-      for (int j = 0; j < kCount; ++j)
-        if (splitters[above[j] + step - 1] > c[j]) above[j] += step;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const C upper = above[j] ? splitters[above[j] - 1] : high, lower = splitters[above[j]];
-      const int narrow = max(0, bit_length(upper - lower) - bit_length<C>(kEach - 1));
-      bin[j] = above[j] * kEach + static_cast<uint32_t>(smaller((upper - c[j]) >> narrow, C{kEach - 1}));
-    }
-  }
-};
 
 constexpr uint32_t kListRoom = kSieveRoom / 32;
 
@@ -135,8 +74,8 @@ __device__ __forceinline__ void shrink_lists(Control& control, C* survivors, Shr
 }
 
 // Finds the index up to which the sample has about a.ties elements with this key or a larger one (not fewer, if the
-// sample has that many). It is the last index of some stream's part of the sample. `of_streams` has room for a word for
-// each stream.
+// sample has that many). It is the last index of some stream's part of the sample, or of the row. `of_streams` has room
+// for a word for each stream.
 template <class Key>
 __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint32_t rank, const uint4* ring, Key key,
                                           uint32_t* of_streams) {
@@ -165,18 +104,21 @@ __device__ __noinline__ uint32_t last_tie(const Sieve& a, Share<Key> share, uint
   const uint32_t streams = __popc(__ballot_sync(kEveryLane, above + ((upto - odd) & 0xffff) < a.ties)) +
                            __popc(__ballot_sync(kEveryLane, above + (upto & 0xffff) < a.ties));
   __syncthreads();
-  const uint32_t vector = (min(streams, 63u) * a.slices + rank) * (a.steps * 32) + 31;
+  if (streams == 64) return a.length - 1;
+  const uint32_t vector = (streams * a.slices + rank) * (a.steps * 32) + 31;
   return min(share.index(vector) + kVector, a.length) - 1;
 }
 
-// Returns the key that enough threads' samples of scattered elements reach.
+// Returns the key that enough threads' samples of scattered elements reach. Sets `tops` to the largest of each warp.
 template <class Key>
-__device__ __noinline__ Key kth_of_scattered(const Sieve& a, const Key* x) {
+__device__ __noinline__ Key kth_of_scattered(const Sieve& a, const Key* x, uint32_t* tops) {
   Key bits[kSieveScattered], most = 0;
 #pragma unroll
   for (int i = 0; i < kSieveScattered; ++i) bits[i] = __ldg(x + scatter(i * kThreads + threadIdx.x, a.length));
 #pragma unroll
   for (int i = 0; i < kSieveScattered; ++i) most = larger(most, encode(bits[i], a.order));
+  const uint32_t top = largest_of_warp(uint32_t{most});
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
   return kth_of_block<kThreads>(most, a.reach_scattered);
 }
 
@@ -285,11 +227,11 @@ struct Block {
     const Key best = static_cast<Key>(lanes.largest(most));
     if (!a.by_streams) delegate = best;
     uint32_t top = largest_of_warp(uint32_t{best});
-    bits = bits_of_warp(best);
-    if (lane == 0) control.tops[warp] = top, control.bits[warp] = bits;
+    if (lane == 0) control.tops[warp] = top;
     const Key least = kth_of_block<kThreads>(static_cast<Key>(delegate), a.reach);
     top = largest_of_warp(control.tops[lane % kWarps]);
-    bits = bits_of_warp(control.bits[lane % kWarps]);
+    bits = bits_of_warp(best >= least ? uint32_t{best} : 0);
+    if (lane == 0) control.bits[warp] = bits;
     // Elements that tie with the threshold survive, too, unless there are many. The composite 0, which is the last of
     // all, never survives.
     threshold = larger(packing.lowest(least), C{1});
@@ -299,8 +241,11 @@ struct Block {
           C{1});
     } else if (2 * a.reach <= (a.by_streams ? kSieveLoads * kWarps : kThreads) &&
                __syncthreads_or(__all_sync(kEveryLane, best >= least))) {
-      threshold = larger(threshold, packing.lowest(kth_of_scattered<Key>(a, share.x)));
+      threshold = larger(threshold, packing.lowest(kth_of_scattered<Key>(a, share.x, control.tops)));
+      // Where neighbours are alike, the largest keys may lie between the parts of the first sample.
+      top = larger(top, largest_of_warp(control.tops[lane % kWarps]));
     }
+    bits = bits_of_warp(control.bits[lane % kWarps]);
     high = larger(packing.pack(static_cast<Key>(top), 0), threshold);
     // The row may have larger keys than its sample. The smaller the sample, the further they may lie above it.
     high += smaller((high - threshold) / (kAlone && share.steps <= 16 ? 8 : 2), ~high);
@@ -422,7 +367,7 @@ struct Block {
     wait_for_async_copies<0>();
     __syncthreads();
     failed = longest_list(control.counts) > kListRoom;
-    if (!kAlone && !failed && sum_of_warp(control.counts[lane]) >= 2 * a.k) raise(a.k + a.k / 2);
+    if (!kAlone && !failed && sum_of_warp(control.counts[lane]) >= max(2 * a.k, kSieveMany)) raise(a.k + a.k / 2);
     measure_lists();
   }
 
@@ -453,7 +398,9 @@ struct Block {
     // Indices need not divide keys that take as many values as there are bins, and already do where all keys are equal
     // and where keys are narrow, as no bits lie between these and their indices.
     const Key range = packing.key(high) - packing.key(threshold);
-    const int zeros = max(__ffs(static_cast<int>(bits)) - 1, 0);
+    // Larger floats than those of the sample, and its other elements, may have a few more bits.
+    constexpr int kMoreBits = 3;
+    const int zeros = max(__ffs(static_cast<int>(bits)) - 1 - kMoreBits, 0);
     const bool squeezes = sizeof(Key) == 4 && range > 0 && range >> zeros < kSieveBins;
     division = {high, 0, nullptr, squeezes, packing.shift(), zeros, packing.index_bits};
     C low = threshold;

@@ -17,6 +17,7 @@ constexpr int kSieveScattered = 8;      // elements of a thread's second sample
 constexpr uint32_t kSieveRoom = 12288;  // the most survivors that a block holds
 // A block that has too many survivors keeps this many. Up to this many are sorted without bins.
 constexpr uint32_t kSieveKeep = 4608;
+constexpr uint32_t kSieveMany = 2048;   // survivors of a block that may be too many to share bins with those of others
 constexpr uint32_t kSieveBins = 4096;   // bins among which the survivors of a row are divided
 constexpr uint32_t kSieveSample = 256;  // elements of a sample of the survivors, which divides their range
 constexpr uint32_t kSieveCrowd = 256;   // survivors in one bin that make another way the better choice

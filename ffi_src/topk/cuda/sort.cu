@@ -37,6 +37,8 @@ struct Args : Call {     // values or indices may be null
 template <class Key>
 // 64-bit keys need more rounds, since a word has fewer bits of their mantissa.
 constexpr int kMendRounds = sizeof(Key) == 8 ? 12 : 6;
+// What is sorted: all elements of a row, or few that are selected first (kHundreds: more than 256, by a warp).
+enum class Picks { kAll, kFew, kHundreds };
 // Blocks of a multiprocessor.
 constexpr int sort_residents(int each) { return each == 8 ? 4 : each == 16 ? 3 : 2; }
 constexpr int pick_residents(int each, size_t key_bytes) { return each < kPickEach ? 4 : key_bytes == 8 ? 2 : 3; }
@@ -101,6 +103,15 @@ struct Row {
     return static_cast<uint32_t>(part(index) >> shift) << index_bits | (mask() - place);
   }
   __device__ __forceinline__ uint32_t place(uint32_t word) const { return mask() - (word & mask()); }
+  // The last bits of a part that words lose.
+  __device__ __forceinline__ int lost() const { return sizeof(Key) <= 2 ? 0 : max(0, range - (32 - index_bits)); }
+  // Lowers `low` to a multiple of what words lose, so that they tell -0 from 0, whose keys are neighbours.
+  __device__ __forceinline__ void align() {
+    low = low >> lost() << lost();
+    if (64 - __clzll(static_cast<uint64_t>(high - low)) <= range) return;
+    ++range;
+    low = low >> lost() << lost();
+  }
 };
 
 // Whether neighbours have words with the same key bits, so that they may be in the wrong order.
@@ -118,13 +129,13 @@ __device__ __forceinline__ bool has_ties(const Row<Key>& row, uint32_t count, co
 // Sorts `count` elements: all of the row, or those whose indices are in `order`. `live`: the team has a row, so that
 // `order` may be written.
 template <class Key, int kEach, bool kBlock, bool kFirst>
-__device__ __forceinline__ void sort_elements(const Args& a, const Row<Key>& row,
-                                              const SortTeam<kEach, kBlock, kFirst>& team, uint32_t count, bool given,
-                                              bool live) {
+__device__ __forceinline__ void sort_elements(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock, kFirst>& team,
+                                              uint32_t count, bool given, bool live) {
   constexpr bool kWide = sizeof(Key) > 2;
   const uint32_t first = team.t * kEach;
   const int digit_bits = 32 - row.index_bits;
-  int shift = kWide ? max(0, row.range - digit_bits) : 0;
+  if (kWide) row.align();
+  int shift = row.lost();
   bool guesses = kWide && team.any(shift > 0);
   bool digits = false, by_index = false;  // `digits`: passes sort by digits of keys; `by_index`: by indices
   bool known = false;                     // `order` holds the order of the pass before
@@ -323,7 +334,7 @@ struct Selection {
 // The threshold is sought between the least and the largest key, where a line through the last two counts meets the
 // wanted number. Every fourth step halves the range, and later ones first narrow it to keys that occur, so that no data
 // take long. Where too many elements equal the threshold, the first ones are taken.
-template <class Key, int kEach>
+template <class Key, int kEach, bool kMany>
 __device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
   using Word = std::conditional_t<sizeof(Key) == 8, uint64_t, uint32_t>;
   constexpr int kGroup = 4;  // slots of a lane that are skipped together, if no lane has an element there
@@ -408,23 +419,26 @@ __device__ __forceinline__ void pick(const Args& a, Row<Key>& row) {
   __syncwarp();
   if (a.most == a.k) return;
   row.low = static_cast<Key>(low ? low - 1 : 0);
-  row.range = 64 - __clzll(static_cast<uint64_t>(largest - row.low));
+  row.high = static_cast<Key>(largest);
+  row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
   const auto sort = [&](auto few) {
     constexpr int kFew = decltype(few)::value;
     sort_elements<Key, kFew, false, false>(a, row, SortTeam<kFew, false>{32, lane, nullptr}, reached, true, true);
   };
   if constexpr (sizeof(Key) == 8)  // narrower keys with so small k mostly take other kernels
     if (a.most <= 64) return sort(std::integral_constant<int, 2>());
-  if (a.most <= 128) {
+  if constexpr (kMany) {
+    sort(std::integral_constant<int, 16>());
+  } else if (a.most <= 128) {
     sort(std::integral_constant<int, 4>());
   } else {
     sort(std::integral_constant<int, 8>());
   }
 }
 
-template <class Key, int kEach, bool kBlock, bool kPicks>
+template <class Key, int kEach, bool kBlock, Picks kPicks>
 __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const SortTeam<kEach, kBlock>& team, bool live) {
-  if constexpr (kPicks && kEach == kPickEach) return pick<Key, kEach>(a, row);
+  if constexpr (kEach == kPickEach) return pick<Key, kEach, kPicks == Picks::kHundreds>(a, row);
   row.low = 0;
   row.range = 8 * sizeof(Key);
   if constexpr (sizeof(Key) > 2) {
@@ -440,7 +454,7 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
     if (row.high == 0) row.low = 0;  // all keys are 0
     row.range = 64 - __clzll(static_cast<uint64_t>(row.high - row.low));
   }
-  if constexpr (kPicks) {
+  if constexpr (kPicks != Picks::kAll) {
     Selection<Key, kEach, kBlock> selection{a, row, team};
     const uint32_t count = selection.list(live);
     if (a.most == a.k) return;
@@ -458,14 +472,15 @@ __device__ __forceinline__ void sort_row(const Args& a, Row<Key> row, const Sort
   }
 }
 
-template <class Key, int kEach, bool kBlock, bool kPicks>
-__global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks + 1
-                                                             : kPicks ? pick_residents(kEach, sizeof(Key))
-                                                                      : sort_residents(kEach))
+template <class Key, int kEach, bool kBlock, Picks kPicks>
+__global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock ? (kPicks == Picks::kAll ? 1 : 2)
+                                                             : kPicks != Picks::kAll
+                                                                 ? pick_residents(kEach, sizeof(Key))
+                                                                 : sort_residents(kEach))
     sort_kernel(const __grid_constant__ Args a) {
   unsigned char* shared = dynamic_shared_memory();
   const SortTeam<kEach, kBlock> team{a.team, threadIdx.x & (a.team - 1), reinterpret_cast<uint4*>(shared)};
-  if (kBlock) shared += sizeof(uint32_t) * (kPicks ? kSortFew : kEach) * blockDim.x;
+  if (kBlock) shared += sizeof(uint32_t) * (kPicks == Picks::kAll ? kEach : kSortFew) * blockDim.x;
   // The block's rows, and where they start.
   const bool whole = a.width == a.inner;
   const int64_t outer = whole ? int64_t{blockIdx.x} * a.outers : blockIdx.x / a.tiles;
@@ -491,7 +506,7 @@ __global__ void __launch_bounds__(kBlock ? 512 : kSortBlock, kBlock   ? kPicks +
     row.keys = tile + at;
     row.order = orders + r * a.order_pitch;
     row.step = a.pitch, row.n = a.length;
-    const bool turns = a.pitch == 1 && !(kPicks && (kEach == kPickEach || a.most == a.k));
+    const bool turns = a.pitch == 1 && !(kPicks != Picks::kAll && (kEach == kPickEach || a.most == a.k));
     row.turn = turns ? at / static_cast<uint32_t>(128 / sizeof(Key)) * a.team % a.length : 0;
     row.key_order = &a.sort_order;
     row.index_bits = max(1, 32 - __clz(a.length - 1));
@@ -543,13 +558,19 @@ cudaError_t launch_sort(cudaStream_t stream, const Plan& plan, const Problem& pr
   return dispatch_key(problem.key_bits, [&](auto key) {
     using Key = decltype(key);
     const bool picks = a.most > 0;
+    constexpr Picks kAll = Picks::kAll, kFew = Picks::kFew;
+    if constexpr (sizeof(Key) > 1 && sizeof(Key) < 8) {
+      const bool sorts_hundreds = a.most > 256 && a.most != a.k;
+      if (picks && shape.each == kPickEach && sorts_hundreds)
+        return launch(stream, config, sort_kernel<Key, kPickEach, false, Picks::kHundreds>, a);
+    }
     if constexpr (sizeof(Key) > 1)
-      if (picks && shape.each == kPickEach) return launch(stream, config, sort_kernel<Key, kPickEach, false, true>, a);
-    if (shape.each == 4) return launch(stream, config, sort_kernel<Key, 4, true, false>, a);
+      if (picks && shape.each == kPickEach) return launch(stream, config, sort_kernel<Key, kPickEach, false, kFew>, a);
+    if (shape.each == 4) return launch(stream, config, sort_kernel<Key, 4, true, kAll>, a);
     if (shape.team > 32)
-      return launch(stream, config, picks ? sort_kernel<Key, 16, true, true> : sort_kernel<Key, 16, true, false>, a);
-    if (picks) return launch(stream, config, sort_kernel<Key, 16, false, true>, a);
-    const auto kernel = shape.each == 8 ? sort_kernel<Key, 8, false, false> : sort_kernel<Key, 16, false, false>;
+      return launch(stream, config, picks ? sort_kernel<Key, 16, true, kFew> : sort_kernel<Key, 16, true, kAll>, a);
+    if (picks) return launch(stream, config, sort_kernel<Key, 16, false, kFew>, a);
+    const auto kernel = shape.each == 8 ? sort_kernel<Key, 8, false, kAll> : sort_kernel<Key, 16, false, kAll>;
     return launch(stream, config, kernel, a);
   });
 }

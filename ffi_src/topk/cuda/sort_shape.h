@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "common/rows.h"
 
 namespace jaxgpuops::topk {
@@ -53,11 +54,11 @@ constexpr bool selects_exactly(int64_t length, int64_t k, int key_bytes, bool so
 inline int64_t pick_room(Rows rows, int64_t k, int key_bytes, bool sorted, int64_t multiprocessors) {
   if (rows.length <= 256 || rows.length > 32 * kPickEach || k == rows.length || key_bytes == 1) return 0;
   if (key_bytes == 2 && (rows.length <= 512 || rows.count() < 8 * multiprocessors)) return 0;
-  if (rows.inner > 1 && rows.length <= 512 && key_bytes == 4) return 0;
   if (selects_exactly(rows.length, k, key_bytes, sorted)) return key_bytes == 8 ? 0 : k;
   int64_t few = 64;
-  while (few < 256 && 9 * k > 8 * few) few *= 2;
-  const int64_t most = key_bytes == 8 && rows.length <= 512 ? 128 : 256;
+  while (few < 512 && 9 * k > 8 * few) few *= 2;
+  const bool many = key_bytes < 8 && rows.count() >= (key_bytes == 4 ? 8 : 32) * multiprocessors;
+  const int64_t most = rows.length <= 512 ? (key_bytes == 8 ? 128 : 256) : many ? 512 : 256;
   return 9 * k <= 8 * few && few <= most ? few : 0;
 }
 
@@ -110,7 +111,7 @@ inline SortShape sort_shape(Rows rows, int64_t k, int key_bytes, bool sorted, in
   while (wanted > teams && rows.count() < multiprocessors * wanted) wanted /= 2;
   const int64_t most = std::min(kSortTile * std::min(shape.threads, kSortBlock) / kSortBlock, shared_limit);
   for (;; wanted /= 2) {
-    shape.width = std::min(rows.inner, wanted);
+    shape.width = ceil_div(rows.inner, ceil_div(rows.inner, wanted));  // tiles have about equally many columns
     shape.outers = std::min(rows.outer, wanted / shape.width);
     shape.pitch = shape.width > 1 && shape.team > 1 ? shape.width | 1 : shape.width;
     const int64_t tile = sort_tile_bytes(shape.outers * rows.length * shape.pitch, key_bytes, rows.inner);

@@ -1,18 +1,20 @@
 // Top-k of few long rows, k <= kMaxWaveK. One wave of blocks reads the rows, and each block publishes a short list.
 //
-// A thread keeps the best of the elements that it reads, and a bound of the others. A warp keeps the four best of
-// these, and a bound of all its other elements. A block publishes the 8 or 16 best elements of its warps, and a bound
-// of all its other elements. The k-th largest of the published elements is a threshold that k elements of the row
-// reach; if the lists are long enough, few others do. A second kernel takes the published elements that reach it. A
-// warp whose bound reaches the threshold may have more such elements, so the kernel reads the elements of that warp
-// again, the warps with the best elements first. While the row is read for the first time, no element is compared with
-// a threshold and no block waits for another one.
+// A thread keeps the best element at each place of its vectors, and a bound of the others. A warp keeps the four
+// threads with the best elements, and a bound of all its other elements. A block publishes the elements of its 4 to 48
+// best threads, and a bound of all its other elements. The k-th largest of the published elements is a threshold that k
+// elements of the row reach; if the lists are long enough, few others do. A second kernel takes the published elements
+// that reach it. A warp whose bound reaches the threshold may have more such elements, so the kernel reads the elements
+// of that warp again, the warps with the best elements first. While the row is read for the first time, no element is
+// compared with a threshold and no block waits for another one.
 //
-// If neighbours are the best elements (sorted rows, ties), the lists of the blocks are too short and the threshold is
-// low. Three things help then. Neighbouring parts of a row go to warps of different blocks. If threads read many
-// elements, a block also publishes a bound of its own, the k-th best of its threads' elements. And elements that are
-// read again raise the threshold. If the threshold has the largest key of the row, the k first elements of that key are
-// the result, and mostly stand together.
+// The best elements may be neighbours (sorted rows, ties). So neighbouring sectors of 32 bytes, or halves of them, go
+// to different blocks, where two threads keep all their elements. Sectors take longer to read than larger parts, so if
+// threads read more than a few elements (wave_places() says where), or bytes, they keep only the best one, and
+// neighbouring parts of 256 or 512 bytes go to different blocks. Then, and if the lists lack elements for another
+// reason, two things help. If threads read many elements, a block also publishes a bound of its own, the k-th best of
+// its threads' elements. And elements that are read again raise the threshold. If the threshold has the largest key of
+// the row, the k first elements of that key are the result, and mostly stand together.
 //
 // Bytes moved: the input once (that of a few warps twice), some 200 bytes of each block to the workspace and back, and
 // k results (value and index). Source: Dr. Top-k's delegates (arXiv 2109.08219).
@@ -22,6 +24,7 @@
 #include "topk/cuda/delegates.cuh"
 #include "topk/cuda/kernels.h"
 #include "topk/cuda/row_vectors.cuh"
+#include "topk/cuda/wave_best.cuh"
 #include "topk/cuda/wave_shape.h"
 
 namespace jaxgpuops::topk {
@@ -29,24 +32,33 @@ namespace {
 
 struct Wave : Call {
   uint32_t slices;
-  uint32_t told;  // elements that a block publishes
-  bool deep;      // threads read many vectors, so blocks also publish a bound of their own
+  uint32_t lanes;        // threads whose elements a block publishes
+  uint32_t told;         // elements that it publishes
+  bool deep;             // threads read many vectors, so blocks also publish a bound of their own
+  uint32_t beside_bits;  // the lanes of a warp that read neighbouring vectors are 1 << beside_bits
 };
 
 constexpr int kThreads = kWaveThreads;
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kFew = kThreads / 4;  // the most candidates that are ranked at once
+constexpr uint32_t kBoardOfWarp = 4;  // threads of a warp on the board of the block
 
 // A row whose vectors are dealt out to the threads of all its blocks, in rounds.
 template <class Key>
-struct Dealt : RowVectors<Key> {
-  uint32_t threads, rounds;
+struct Dealt : RowVectors<Key, sizeof(Vector<Key>)> {
+  uint32_t threads, rounds, beside_bits;
 
   __device__ Dealt(const Wave& a, int64_t row)
-      : RowVectors<Key>(static_cast<const Key*>(a.x) + row * a.length, a.length),
+      : RowVectors<Key, sizeof(Vector<Key>)>(static_cast<const Key*>(a.x) + row * a.length, a.length),
         threads(a.slices * kThreads),
-        rounds((this->vectors + threads - 1) / threads) {}
-  __device__ __forceinline__ uint4 load(uint32_t vector) const { return __ldcs(this->body() + vector); }
+        rounds((this->vectors + threads - 1) / threads),
+        beside_bits(a.beside_bits) {}
+  __device__ __forceinline__ Vector<Key> load(uint32_t vector) const {
+    return __ldcs(reinterpret_cast<const Vector<Key>*>(this->body()) + vector);
+  }
+  // The vector that a lane reads in the first round.
+  __device__ __forceinline__ uint32_t first(uint32_t share, uint32_t lane) const {
+    return ((lane >> beside_bits) * (threads / 32) + share << beside_bits) + (lane & ((1u << beside_bits) - 1));
+  }
 };
 
 // Returns the share of each round that a warp of a block reads. Neighbouring shares go to different blocks. So
@@ -57,9 +69,9 @@ __device__ __forceinline__ uint32_t share_of_warp(uint32_t block, uint32_t warp,
   return warp * blocks + turned;
 }
 
-// The data that the blocks of a row publish. told[i * slices + b] is the i-th best element of block b, for i < a.told.
-// After these come, for each block, two bounds (each of a part of the block's other elements) and a key that k elements
-// of the block reach.
+// The data that the blocks of a row publish. told[i * slices + b], for i < a.told, are the elements of the best threads
+// of block b. After these come, for each block, two bounds (each of a part of the block's other elements) and a key
+// that k elements of the block reach.
 template <class Key>
 struct Exchange {
   using C = Composite<Key>;
@@ -72,47 +84,15 @@ struct Exchange {
   }
 };
 
-// Finds the two largest keys in some vectors of 16 bytes, and the first place of the largest.
-template <class Key, int kLoads>
-__device__ __forceinline__ void best_two(const uint4 (&tile)[kLoads], KeyOrder order, Key& one, Key& two) {
-  if constexpr (sizeof(Key) >= 4) {
-    constexpr int kPer = 16 / sizeof(Key);
-    one = two = 0;
-#pragma unroll
-    for (int j = 0; j < kLoads * kPer; ++j) {
-      const Key key = encode(reinterpret_cast<const Key*>(tile)[j], order);
-      two = larger(two, smaller(one, key));
-      one = larger(one, key);
-    }
-  } else {
-    const Lanes<Key> lanes(order);
-    uint32_t ones = 0, twos = 0;
-#pragma unroll
-    for (int w = 0; w < kLoads * 4; ++w) {
-      const uint32_t keys = lanes.encode(reinterpret_cast<const uint32_t*>(tile)[w]);
-      const uint32_t less = sizeof(Key) == 2 ? __vminu2(ones, keys) : __vminu4(ones, keys);
-      twos = Lanes<Key>::max(twos, less);
-      ones = Lanes<Key>::max(ones, keys);
-    }
-    one = static_cast<Key>(ones), two = static_cast<Key>(Lanes<Key>::largest(twos));
-#pragma unroll
-    for (int bits = 8 * sizeof(Key); bits < 32; bits += 8 * sizeof(Key)) {
-      const Key key = static_cast<Key>(ones >> bits);
-      two = larger(two, smaller(one, key));
-      one = larger(one, key);
-    }
-  }
-}
-
-template <class Key>
+template <class Key, int kEach>
 __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   using C = Composite<Key>;
-  constexpr int kLoads = kWaveLoads, kVector = Dealt<Key>::kVector;
+  constexpr int kLoads = kWaveLoads * (sizeof(Key) == 2 && kEach == 1 ? 2 : 1);
   let_dependents_start();
   const int64_t row = blockIdx.x / a.slices;
   const uint32_t rank = blockIdx.x % a.slices, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const Dealt<Key> dealt(a, row);
-  const uint32_t mine = share_of_warp(rank, warp, a.slices) * 32 + lane;
+  const uint32_t mine = dealt.first(share_of_warp(rank, warp, a.slices), lane);
   const Packing<Key> packing = Packing<Key>::make(a.length);
 
   uint32_t filler = static_cast<uint32_t>(decode(Key{0}, a.order)),
@@ -120,72 +100,72 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   if constexpr (sizeof(Key) == 8) filler_high = static_cast<uint32_t>(decode(Key{0}, a.order) >> 32);
 #pragma unroll
   for (int bits = 8 * sizeof(Key); bits < 32; bits *= 2) filler_high = filler |= filler << bits;
-  const auto load = [&](uint4(&tile)[kLoads], uint32_t vector) {
+  const auto load = [&](Vector<Key>(&tile)[kLoads], uint32_t vector) {
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
       const uint32_t v = vector + u * dealt.threads;
-      tile[u] = make_uint4(filler, filler_high, filler, filler_high);
+      if constexpr (sizeof(Key) == 2) {
+        tile[u] = make_uint2(filler, filler);
+      } else {
+        tile[u] = make_uint4(filler, filler_high, filler, filler_high);
+      }
       if (v < dealt.vectors) tile[u] = dealt.load(v);
     }
   };
-  uint4 ahead[kLoads];
+  Vector<Key> ahead[kLoads];
   load(ahead, mine);
-  Key best = 0, second = 0;
-  uint32_t index = 0;
+  Best<Key, Dealt<Key>, kEach> best{dealt, a.order, packing, mine};
 #pragma unroll 1
   for (uint32_t vector = mine; vector < dealt.vectors; vector += kLoads * dealt.threads) {
-    uint4 tile[kLoads];
+    Vector<Key> tile[kLoads];
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) tile[u] = ahead[u];
     if (vector + kLoads * dealt.threads < dealt.vectors) load(ahead, vector + kLoads * dealt.threads);
-    Key one, two;
-    best_two<Key>(tile, a.order, one, two);
-    second = larger(second, larger(two, smaller(best, one)));
-    if (vector == mine || one > best) {
-      best = one;
-      const Key bits = decode(one, a.order);
-      uint32_t place = 0;
-#pragma unroll
-      for (int j = kLoads * kVector - 1; j >= 0; --j)
-        if (reinterpret_cast<const Key*>(tile)[j] == bits) place = j;
-      index = dealt.index(vector + place / kVector * dealt.threads) + place % kVector;
-    }
+    best.add(tile, vector);
   }
 
-  C told = 0, rest = 0;
-  if (mine < dealt.vectors) {
-    told = packing.pack(best, index);
-    // A second element that equals the best comes after it.
-    rest = packing.pack(second, second == best ? min(index + 1, a.length - 1) : dealt.index(mine));
-  }
   const Exchange<Key> exchange(a, row);
-  C floor = 0;
-  if (a.deep) floor = kth_of_composites<kThreads>(told, a.k);
-  __shared__ C board[kWarps * kWaveTold], rests[kWarps];
+  C rest = 0, floor = 0;
+  if (mine < dealt.vectors) {
+    best.list();
+    rest = best.rest();
+  }
+  C head = best.head();
+  if (kEach == 1 && a.deep) floor = kth_of_composites<kThreads>(head, a.k);
+  // The board has the best elements of some threads, and all elements that these threads keep.
+  constexpr uint32_t kBoard = kWarps * kBoardOfWarp;
+  __shared__ C board[kBoard], all[kEach > 1 ? kBoard : 1][kEach], rests[kWarps];
   C kept = 0;
 #pragma unroll
-  for (uint32_t i = 0; i < kWaveTold; ++i) {
-    const C most = largest_of_warp(told);
-    if (told == most) told = 0;
+  for (uint32_t i = 0; i < kBoardOfWarp; ++i) {
+    const C most = largest_of_warp(head);
     if (lane == i) kept = most;
+    if (head != most) continue;
+    head = 0;
+    if constexpr (kEach > 1) {
+#pragma unroll
+      for (int p = 0; p < kEach; ++p) all[warp * kBoardOfWarp + i][p] = best.left[p], best.left[p] = 0;
+    }
   }
-  rest = largest_of_warp(larger(told, rest));
-  if (lane < kWaveTold) board[warp * kWaveTold + lane] = kept;
+  rest = largest_of_warp(larger(head, rest));
+  if (lane < kBoardOfWarp) board[warp * kBoardOfWarp + lane] = kept;
   if (lane == 0) {
     rests[warp] = rest;
     exchange.first[rank * kWarps + warp] = kept;
   }
   __syncthreads();
-  static_assert(4 * kWarps * kWaveTold < kThreads && kWarps < 32);
-  if (tid < 4 * kWarps * kWaveTold) {  // four threads rank one of the warps' elements
-    const uint32_t place = tid / 4;
+  static_assert(4 * kBoard < kThreads && kWarps < 32 && kEach <= 4);
+  if (tid < 4 * kBoard) {  // four threads rank a thread on the board
+    const uint32_t place = tid / 4, part = tid % 4;
     const C one = board[place];
     uint32_t above = 0;
 #pragma unroll 4
     // Some elements of the board may be 0.
-    for (uint32_t i = tid % 4; i < kWarps * kWaveTold; i += 4) above += board[i] + (i < place) > one;
+    for (uint32_t i = part; i < kBoard; i += 4) above += board[i] + (i < place) > one;
     above = sum_of_lanes<4>(above);
-    if (tid % 4 == 0 && above <= a.told) exchange.told[above * a.slices + rank] = one;
+    if (above < a.lanes && part < kEach)
+      exchange.told[(above * kEach + part) * a.slices + rank] = kEach > 1 ? all[place][part] : one;
+    if (above == a.lanes && part == 0) exchange.told[a.told * a.slices + rank] = one;
   } else if (warp == kWarps - 1) {
     rest = largest_of_warp(lane < kWarps ? rests[lane] : C{0});
     if (lane == 0) exchange.told[(a.told + 1) * a.slices + rank] = rest;
@@ -193,31 +173,39 @@ __global__ void __launch_bounds__(kThreads, 2) wave_kernel(const Wave a) {
   }
 }
 
-// Writes the k largest of up to kFew candidates, in the order asked for. The 16 places after the last candidate are 0.
+// Writes the k largest of up to kThreads candidates, in the order asked for. The 16 places after the last candidate are
+// 0.
 template <class Key>
-__device__ __forceinline__ void write_few(const Wave& a, Composite<Key>* buffer, uint32_t count,
-                                          const Packing<Key>& packing, int64_t row) {
-  const uint32_t tid = threadIdx.x;
-  const Composite<Key> one = buffer[tid / 4];  // four threads rank a candidate
+__device__ __forceinline__ void write_best(const Wave& a, Composite<Key>* buffer, uint32_t count,
+                                           const Packing<Key>& packing, int64_t row) {
+  // One, two or four threads rank a candidate.
+  const uint32_t split_bits = count <= kThreads / 4 ? 2 : count <= kThreads / 2 ? 1 : 0, split = 1u << split_bits;
+  const uint32_t candidate = threadIdx.x >> split_bits, part = threadIdx.x & (split - 1);
+  const auto sum_of_parts = [&](uint32_t value) {
+    if (split_bits) value += shuffle_xor(value, 1);
+    if (split_bits > 1) value += shuffle_xor(value, 2);
+    return value;
+  };
+  const Composite<Key> one = buffer[candidate];
   const uint32_t index = packing.index(one);
   uint32_t above = 0;
 #pragma unroll 1
-  for (uint32_t i = tid % 4; i < count; i += 16) {
+  for (uint32_t i = part; i < count; i += 4 * split) {
 #pragma unroll
-    for (uint32_t u = 0; u < 16; u += 4) above += buffer[i + u] > one;
+    for (uint32_t u = 0; u < 4; ++u) above += buffer[i + u * split] > one;
   }
-  above = sum_of_lanes<4>(above);
-  const bool chosen = tid % 4 == 0 && tid / 4 < count && above < a.k;
+  above = sum_of_parts(above);
+  const bool chosen = part == 0 && candidate < count && above < a.k;
   uint32_t at = above;
   if (!a.sorted) {
-    static_assert(kFew * sizeof(uint32_t) <= (kWaveRoom - kFew - 16) * sizeof(one));
-    uint32_t* const indices = reinterpret_cast<uint32_t*>(buffer + kFew + 16);
+    static_assert(kMaxWaveK * sizeof(uint32_t) <= (wave_room(sizeof(one)) - kThreads - 16) * sizeof(one));
+    uint32_t* const indices = reinterpret_cast<uint32_t*>(buffer + kThreads + 16);
     if (chosen) indices[above] = index;
     __syncthreads();
     at = 0;
 #pragma unroll 4
-    for (uint32_t i = tid % 4; i < a.k; i += 4) at += indices[i] < index;
-    at = sum_of_lanes<4>(at);
+    for (uint32_t i = part; i < a.k; i += split) at += indices[i] < index;
+    at = sum_of_parts(at);
   }
   if (chosen) {
     const int64_t to = a.place(row, at);
@@ -225,9 +213,6 @@ __device__ __forceinline__ void write_few(const Wave& a, Composite<Key>* buffer,
     a.indices[to] = static_cast<int32_t>(index);
   }
 }
-
-// Whether there are usually few enough candidates for the fast path: k and those that tend to come with them.
-__device__ __forceinline__ bool few(const Wave& a) { return a.k <= kFew * 7 / 8; }
 
 template <class C>
 __device__ __noinline__ C raise(C value, uint32_t k, C floor) {
@@ -242,7 +227,7 @@ struct Again {
   unsigned char* more;  // for each block, whether it is in `blocks`
 
   __device__ explicit Again(Composite<Key>* buffer) {
-    warps = reinterpret_cast<uint32_t*>(buffer + kWaveRoom);
+    warps = reinterpret_cast<uint32_t*>(buffer + wave_room(sizeof(Composite<Key>)));
     blocks = warps + kWaveAgain;
     more = reinterpret_cast<unsigned char*>(blocks + kMaxWaveSlices);
   }
@@ -270,9 +255,10 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
   if (again) {
     const auto push = [&](uint32_t hits, auto at) {
       while (true) {
-        hits = append_hits(s, buffer, kWaveRoom, hits, at);
+        hits = append_hits(s, buffer, wave_room(sizeof(C)), hits, at);
         if (!__syncthreads_or(hits)) break;
-        threshold = larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, kWaveRoom));
+        threshold =
+            larger(threshold, make_room<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep, wave_room(sizeof(C))));
         for (uint32_t rest = hits; rest; rest &= rest - 1)
           if (at(__ffs(rest) - 1) < threshold) hits &= ~(rest & -rest);
       }
@@ -308,11 +294,11 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
 #pragma unroll 1
       for (uint32_t start = 0; start < reads; start += kWarps) {
         const uint32_t read = start + warp, round = read / chosen * kReads;
-        const uint32_t vector = round * dealt.threads + list.warps[read % chosen] * 32 + lane;
+        const uint32_t vector = round * dealt.threads + dealt.first(list.warps[read % chosen], lane);
         const uint32_t rounds = max(dealt.rounds, round) - round;  // the number of rounds left, 0 beyond the last one
         const auto index = [&](uint32_t j) { return dealt.index(vector + j / kVector * dealt.threads) + j % kVector; };
         const auto at = [&](uint32_t j) { return packing.pack(encode(dealt.x[index(j)], a.order), index(j)); };
-        uint4 words[kReads];
+        Vector<Key> words[kReads];
 #pragma unroll
         for (uint32_t u = 0; u < kReads; ++u) {
           if (u >= rounds) break;
@@ -342,31 +328,26 @@ __device__ __noinline__ void finish_any(const Wave& a, unsigned char* shared_byt
     }
   }
 
-  if (few(a)) {
-    while (s.count > kFew) {  // runs at most twice, since after that no thread has two candidates
-      constexpr uint32_t kMine = kWaveRoom / kThreads;
-      C mine[kMine], best = 0;
+  while (s.count > kThreads) {  // each time, fewer threads have several candidates that stay
+    constexpr uint32_t kMine = wave_room(sizeof(C)) / kThreads;
+    C mine[kMine], best = 0;
 #pragma unroll
-      for (uint32_t j = 0; j < kMine; ++j) {
-        const uint32_t i = tid + j * kThreads;
-        mine[j] = i < s.count ? buffer[i] : C{0};
-        best = larger(best, mine[j]);
-      }
-      threshold = raise(best, a.k, threshold);
-      if (tid == 0) s.count = 0;
-      __syncthreads();
-#pragma unroll
-      for (uint32_t j = 0; j < kMine; ++j)
-        if (mine[j] >= threshold) buffer[atomicAdd(&s.count, 1u)] = mine[j];
-      __syncthreads();
+    for (uint32_t j = 0; j < kMine; ++j) {
+      const uint32_t i = tid + j * kThreads;
+      mine[j] = i < s.count ? buffer[i] : C{0};
+      best = larger(best, mine[j]);
     }
-    if (tid < 16) buffer[s.count + tid] = 0;
+    threshold = raise(best, a.k, threshold);
+    if (tid == 0) s.count = 0;
     __syncthreads();
-    write_few<Key>(a, buffer, s.count, packing, row);
-    return;
+#pragma unroll
+    for (uint32_t j = 0; j < kMine; ++j)
+      if (mine[j] >= threshold) buffer[atomicAdd(&s.count, 1u)] = mine[j];
+    __syncthreads();
   }
-  if (s.count > kWaveKeep) reselect<kThreads, Key>(s, buffer, packing, a.k, kWaveKeep);
-  write_result<kThreads, Key>(s, a, packing, buffer, buffer + kWaveKeep, kWaveKeep, row);
+  if (tid < 16) buffer[s.count + tid] = 0;
+  __syncthreads();
+  write_best<Key>(a, buffer, s.count, packing, row);
 }
 
 // Writes the first k elements of this key, the row's largest, which so many have. They begin at `from`. Returns whether
@@ -401,7 +382,7 @@ __device__ __noinline__ bool write_first(const Wave& a, Shared<kThreads, Composi
 template <class Key>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Wave a) {
   using C = Composite<Key>;
-  constexpr uint32_t kMine = kMaxWaveEntries / kThreads;
+  constexpr uint32_t kMine = max_wave_entries(sizeof(C)) / kThreads;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& s = *reinterpret_cast<Shared<kThreads, C>*>(shared_bytes);
   C* buffer = reinterpret_cast<C*>(shared_bytes + stream_control_bytes(sizeof(C), kThreads));
@@ -415,7 +396,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     const uint32_t at = dealt.loose_index(tid);
     loose = packing.pack(encode(dealt.x[at], a.order), at);
   }
-  if (tid < kFew + 16) buffer[tid] = 0;
+  buffer[tid] = 0;
+  if (tid < 16) buffer[kThreads + tid] = 0;
   if (tid == 0) s.count = 0;
   wait_for_predecessor();
 
@@ -452,7 +434,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     if (c >= threshold) buffer[atomicAdd(&s.count, 1u)] = c;
   };
   // There is room for the elements that may reach the threshold, and for the loose elements.
-  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= kWaveRoom);
+  static_assert(kMaxWaveK * 9 / 8 * kMine + 32 <= wave_room(sizeof(C)));
 #pragma unroll
   for (uint32_t j = 0; j < kMine; ++j) {
     if (j * kThreads >= all) break;
@@ -490,11 +472,11 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     put(loose);
     __syncthreads();
   }
-  if (again || s.count > kFew || !few(a)) {
+  if (again || s.count > kThreads) {
     finish_any<Key>(a, shared_bytes, threshold, again);
     return;
   }
-  write_few<Key>(a, buffer, s.count, packing, row);
+  write_best<Key>(a, buffer, s.count, packing, row);
 }
 
 template <class Key>
@@ -503,7 +485,8 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.blocks));
   config.block = dim3(kThreads);
-  cudaError_t status = launch(stream, config, wave_kernel<Key>, a);
+  constexpr int kMany = wave_places(sizeof(Key), 0, 1);
+  cudaError_t status = launch(stream, config, a.told == a.lanes ? wave_kernel<Key, 1> : wave_kernel<Key, kMany>, a);
   config.grid = dim3(static_cast<unsigned>(problem.rows.count()));
   config.overlap = plan.overlap;
   config.shared_bytes = wave_shared_bytes(sizeof(C));
@@ -516,9 +499,13 @@ cudaError_t run(cudaStream_t stream, const Plan& plan, const Problem& problem, c
 cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   Wave a = {call_of(problem, buffers)};
   a.slices = static_cast<uint32_t>(plan.slices);
-  a.told = wave_told(problem.k, plan.slices);
-  a.deep = problem.rows.length * problem.key_bits / 8 > int64_t{2 * kWaveLoads * 16} * kThreads * plan.slices;
-  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, composite_bytes(problem.key_bits / 8));
+  const int bytes = problem.key_bits / 8;
+  a.deep = is_wave_deep(problem.rows.length * bytes, plan.slices);
+  const uint32_t places = wave_places(bytes, problem.rows.length * bytes, plan.slices);
+  a.lanes = wave_lanes(problem.k, plan.slices, places);
+  a.told = a.lanes * places;
+  a.beside_bits = places > 1 ? 1 : 5;
+  a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, places, composite_bytes(bytes));
   return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
 }
 
