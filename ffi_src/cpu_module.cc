@@ -107,6 +107,9 @@ nb::dict plan_dict(const jaxgpuops::search::UniquePlan& plan) {
   dict["algorithm"] = jaxgpuops::search::kFindingNames[static_cast<int>(plan.algorithm)];
   dict["blocks"] = plan.blocks;
   dict["chunk"] = plan.chunk;
+  dict["slot_bits"] = plan.slot_bits;
+  dict["samples"] = plan.samples;
+  dict["sampled_rank"] = plan.sampled_rank;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;
 }
@@ -121,7 +124,7 @@ nb::dict plan_dict(const jaxgpuops::select::SelectPlan& plan) {
   if (plan.algorithm == jaxgpuops::select::Selecting::kCluster) dict["blocks"] = plan.blocks;
   if (plan.algorithm == jaxgpuops::select::Selecting::kTeams) dict["blocks"] = plan.blocks, dict["team"] = plan.team;
   if (plan.algorithm == jaxgpuops::select::Selecting::kLong)
-    dict["kept"] = plan.kept, dict["kept_steps"] = plan.kept_steps;
+    dict["kept"] = plan.kept, dict["kept_steps"] = plan.kept_steps, dict["counts"] = plan.counts;
   dict["shared_bytes"] = plan.shared_bytes;
   dict["workspace_bytes"] = plan.workspace_bytes;
   return dict;

@@ -609,8 +609,56 @@ def test_unique_of_long_rows(dtype, different):
                     np.testing.assert_array_equal(_bits(own), _bits(y))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bfloat16", "uint8"])
+@pytest.mark.parametrize("rows, n, size", [(1, 1, 3), (1, 33, 140_000), (5, 700, 300), (1, 1024, 1024)])
+def test_unique_of_short_rows(dtype, rows, n, size):
+    """These are compared. Of zeros, and of NaNs, the first is kept; rows have fills of their own."""
+    rng = np.random.default_rng(n)
+    with jax.enable_x64(True):
+        for different in (1, 40, 1 << 30):
+            x = jnp.asarray(rng.integers(0, min(different, 250 if dtype == "uint8" else different), (rows, n)), dtype)
+            if jnp.issubdtype(x.dtype, jnp.floating) and different > 1:
+                sign = jnp.asarray(np.where(rng.random((rows, n)) < 0.5, -1, 1), dtype)
+                x = jnp.where(x == 2, jnp.copysign(jnp.asarray(jnp.nan, dtype), sign), jnp.where(x == 0, x * sign, x))
+            for operands, index, inverse in itertools.product(((x,), (x, x[:, :1])), *((False, True),) * 2):
+                params = {"axis": 1, "size": size, "index": index, "inverse": inverse}
+                found = jax.jit(functools.partial(unique_p, **params))(*operands)
+                wanted = jax.jit(functools.partial(unique_p.fallback, **params))(*operands)
+                for y, own in zip(wanted, found, strict=True):
+                    np.testing.assert_array_equal(_bits(own), _bits(y))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+@pytest.mark.parametrize("n", [(1 << 19) + 1, 2_000_003])
+def test_few_of_many_different_elements(dtype, n):
+    """The least elements are enough, unless too many of them are equal. Of zeros, and of NaNs, the first is kept."""
+    rng = np.random.default_rng(n)
+    with jax.enable_x64(True):
+        normal = jnp.asarray(rng.normal(0, 1 << 20, n), dtype)
+        rising, half = jnp.sort(normal), jnp.where(rng.random(n) < 0.5, jnp.zeros_like(normal), abs(normal))
+        cases = [
+            normal,
+            rising,
+            rising[::-1],
+            half,
+            jnp.concatenate([rising[: n // 2], jnp.full(n - n // 2, 3, dtype)]),
+        ]
+        if jnp.issubdtype(dtype, jnp.floating):
+            sign = jnp.asarray(np.where(rng.random(n) < 0.5, -1, 1), dtype)
+            some = jnp.where(rng.random(n) < 1e-3, 0 * sign, abs(normal))
+            cases += [some, -some, jnp.where(half == 0, jnp.nan * sign, -half), jnp.full(n, jnp.nan)]
+        for x, size in itertools.product(cases, (1, 700)):
+            params = {"axis": 0, "size": size, "index": False, "inverse": False}
+            found = jax.jit(functools.partial(unique_p, **params))(x)
+            wanted = jax.jit(functools.partial(unique_p.fallback, **params))(x)
+            for y, own in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(_bits(own), _bits(y))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "uint8", "int16"])
-@pytest.mark.parametrize("rows, n, size", [(1, 3, 9), (1, 4096, 70), (3, 16_384, 17_000)])
+@pytest.mark.parametrize(
+    "rows, n, size", [(1, 3, 9), (1, 4096, 70), (3, 16_384, 17_000), (1, 70_001, 90_000), (1, 1 << 20, 300)]
+)
 def test_unique_by_counts(dtype, rows, n, size):
     """The first of equal zeros, and of NaNs, is kept; each row has a fill of its own."""
     rng = np.random.default_rng(n)

@@ -727,8 +727,16 @@ def run_counts(rng):
         np.testing.assert_array_equal(inverse, wanted[2])
         for own, y in zip((values, first, count), (wanted[0], wanted[1], wanted[3]), strict=True):
             np.testing.assert_array_equal(own, y[:40])
-    for dtype in ("int8", "bfloat16"):
-        x = jnp.asarray(rng.integers(-99, 99, 5001), dtype)
+    for n, size in ((1001, 2000), (1 << 20, 500)):  # compared; the least elements
+        x = jnp.asarray(rng.integers(0, 1 << 24, n), "float32")
+        call = functools.partial(jaxgpuops.unique, size=size, return_counts=True)
+        kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(call, x)}
+        wanted = np.unique(x, return_counts=True)
+        for own, y in zip(call(x), wanted, strict=True):
+            count = min(size, len(y))
+            np.testing.assert_array_equal(own[:count], y[:count])
+    for dtype, n in itertools.product(("int8", "bfloat16"), (5001, 70_001)):
+        x = jnp.asarray(rng.integers(-99, 99, n), dtype)
         call = functools.partial(jaxgpuops.unique, size=100, return_counts=True)
         kernels |= {call.plan.get("algorithm", "cpu") for call in jaxgpuops.explain(call, x)}
         for own, y in zip(call(x), np.unique(np.asarray(x, np.int32), return_counts=True), strict=True):
@@ -746,6 +754,7 @@ def run_counts(rng):
         (2, 9001),
         (2, 17_001),
         (2, 240_001),
+        (3, 1_000_001),
     ]
     for (n, m), dtype in itertools.product([*selections, (6, (1 << 22) + 1)], ("int8", "bfloat16", "float32", "int64")):
         with jax.enable_x64(dtype == "int64"):

@@ -22,9 +22,9 @@ void plan_search_rows(const Search& problem, int64_t blocks, SearchPlan& plan) {
   // Few queries have a thread each.
   const int64_t least = 8 * all <= 256 * blocks ? 256 : 1024;
   const int64_t wanted = std::clamp<int64_t>(all / blocks, least, kMost);
+  const int64_t most_rows = std::min(ceil_div(wanted, plan.queries), kMost / plan.queries);
   plan.algorithm = Searching::kRows;
-  plan.group_rows =
-      static_cast<int>(std::clamp<int64_t>(std::min(wanted / plan.queries, kMostSearchRows / bytes), 1, plan.rows));
+  plan.group_rows = static_cast<int>(std::clamp<int64_t>(std::min(most_rows, kMostSearchRows / bytes), 1, plan.rows));
   if (plan.group_rows > 4) plan.group_rows -= plan.group_rows % 4;  // queries and places begin at whole vectors
   plan.shared_bytes = plan.group_rows * bytes;
   if (plan.group_rows == 1) return cut_rows(std::max<int64_t>(1, blocks / plan.rows), least, 256, plan);
@@ -183,8 +183,11 @@ ChoosePlan plan_choose(const Choose& problem, const Gpu& gpu) {
 // Of fewer elements, a sort takes too little time: to find out that all are different would take a considerable part.
 constexpr int64_t kLeastTable = 1 << 18;
 constexpr int64_t kMostCounted = 1 << 14;                 // elements of kCounts: each block of a row reads all
+constexpr int64_t kLeastCounted = 1 << 12;                // elements of a block that counts those of a long row
 constexpr int64_t kMostCountsSize = 1 << 17;              // results of a row that one block writes
 constexpr int64_t kLeastCollected = 8 * kCollectThreads;  // elements of a block
+// Of kCompare: pairs of elements of all rows, and results that a block fills.
+constexpr int64_t kMostUniquePairs = 1 << 24, kUniqueFill = 4096;
 
 UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   UniquePlan plan;
@@ -192,12 +195,46 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   if (rows.count() == 0 || (problem.size == 0 && !problem.inverse)) return plan;
   plan.algorithm = Finding::kNone;
   if (problem.size == 0) return plan;  // the inverse alone
-  if (problem.bits <= 16 && !problem.index && !problem.inverse) {
-    plan.blocks = rows.outer * std::max<int64_t>(1, (int64_t{1} << problem.bits) / kCountsRange);
-    const bool is_short = rows.length > 0 && rows.length <= kMostCounted && problem.size <= kMostCountsSize;
-    if (is_short && rows.inner == 1 && plan.blocks <= 2 * gpu.multiprocessors) plan.algorithm = Finding::kCounts;
-    if (plan.algorithm == Finding::kCounts || counted) return plan;
+  const int64_t length = rows.length;
+  const auto plan_compare = [&](int64_t elements) {
+    plan.slot_bits = 5;
+    while (int64_t{1} << plan.slot_bits < 2 * elements) ++plan.slot_bits;
+    plan.shared_bytes = 2 * round_up(elements, 4) * std::max(problem.bits / 8, 4) + (int64_t{8} << plan.slot_bits);
+    return plan.shared_bytes + 1024 <= gpu.shared_bytes;
+  };
+  // Of few bits, counts take less time, unless one block would have to write many fills.
+  const bool counts = problem.bits <= 16 && !problem.index && !problem.inverse;
+  if (!(counts && problem.size <= kMostCountsSize) && rows.inner == 1 && length > 0 && length <= kMostUniqueCompared &&
+      rows.outer * length * length <= kMostUniquePairs &&
+      rows.outer * ceil_div(length, int64_t{kUniquePart}) <= 8 * gpu.multiprocessors) {
+    const int64_t fills = std::min(ceil_div(problem.size, kUniqueFill), 2 * gpu.multiprocessors / rows.outer);
+    plan.blocks = std::max(ceil_div(length, int64_t{kUniquePart}), fills);
+    if (plan_compare(length)) {
+      plan.algorithm = Finding::kCompare;
+      return plan;
+    }
   }
+  if (counts) {
+    const int64_t keys = int64_t{1} << problem.bits;
+    plan.blocks = std::max<int64_t>(1, keys / kCountsRange);
+    const bool is_short = rows.length > 0 && rows.length <= kMostCounted && problem.size <= kMostCountsSize;
+    if (is_short && rows.inner == 1 && rows.outer * plan.blocks <= 2 * gpu.multiprocessors) {
+      plan.algorithm = Finding::kCounts;
+      return plan;
+    }
+    plan.shared_bytes = problem.bits == 8 ? 4 * keys : 2 * keys;
+    if (rows.count() == 1 && rows.length > 0 && plan.shared_bytes + 1024 <= gpu.shared_bytes) {
+      plan.algorithm = Finding::kCounts;
+      const int64_t most = (problem.bits == 8 ? 2 : 1) * gpu.multiprocessors;
+      plan.chunk = std::max(kLeastCounted, aligned(ceil_div(rows.length, most)));
+      plan.blocks += std::min(ceil_div(problem.size, kMostCounted), gpu.multiprocessors) - 1;
+      plan.workspace_bytes = aligned(16 + 4 * keys);
+      plan.overlap = gpu.dependent_launch;
+      return plan;
+    }
+    if (counted) return plan;
+  }
+  const bool orders = problem.index || problem.inverse;
   if (rows.count() != 1 || rows.length < kLeastTable) return plan;
   constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel declares itself, and the system
   if ((8 + std::max(problem.bits, 32) / 8) * (kSlots + 1) + kStatic > gpu.shared_bytes) return plan;
@@ -206,7 +243,6 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   sorting.k = rows.length;
   sorting.key_bits = problem.bits;
   sorting.order = problem.order;
-  const bool orders = problem.index || problem.inverse;
   sorting.indices = orders;
   plan.sort = sort::plan_sort(sorting, gpu, -1);
   if (plan.sort.algorithm != sort::Algorithm::kSweep || plan.sort.turns) return plan;  // others cannot be left out
@@ -235,6 +271,20 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
   plan.units = plan.choose.tiles * plan.choose.units;
   plan.before = plan.bits + (problem.inverse ? aligned(4 * 32 * plan.units) : 0);
   plan.workspace_bytes = plan.before + (problem.inverse ? aligned(4 * plan.units) : 0);
+  // If few of many elements are wanted, a sample tells a bound below which there are about kCandidates elements.
+  constexpr int64_t kCandidates = kMostLeast * 5 / 8, kMostSamples = 256, kLeastBits = int64_t{1} << 24;
+  const bool few = problem.size <= kMostLeast / 4 && rows.length * problem.bits >= kLeastBits;
+  if (!few || orders || problem.bits < 32 || plan.blocks * kLeastWords > kCollectThreads * kSampledWords ||
+      !plan_compare(kMostLeast))
+    return plan;
+  plan.samples =
+      static_cast<int>(std::clamp<int64_t>(plan.chunk * kLeastWords / kCandidates, kLeastWords, kMostSamples));
+  plan.sampled_rank = static_cast<int>(
+      std::clamp<int64_t>(kCandidates * plan.samples / plan.chunk, 2, std::min<int64_t>(kLeastWords, plan.samples)));
+  plan.least = plan.workspace_bytes;
+  plan.least_at = plan.least + aligned(kMostLeast * problem.bits / 8);
+  plan.sample = plan.least_at + aligned(4 * kMostLeast);
+  plan.workspace_bytes = plan.sample + aligned(4 * kLeastWords * plan.blocks);
   return plan;
 }
 

@@ -90,20 +90,33 @@ constexpr int kMostDistinct = 512, kMostShortDistinct = 256, kSlotBits = 11;
 // Of kCounts: threads of a block, and the keys of its range.
 constexpr int kCountsThreads = 1024, kCountsRange = 4096;
 constexpr int kCollectThreads = 512, kCollectBlocks = 2;  // of a block, and the blocks of a multiprocessor
+// Of kCompare: threads of a block, and the elements of its part of the row.
+constexpr int kUniqueThreads = 512, kUniquePart = 32;
+constexpr int64_t kMostUniqueCompared = 1024;  // elements of a row
+// Of kTable, if few results are wanted: words that a block hands on of the sample of its part, and those of all blocks
+// that a thread has room for.
+constexpr int kLeastWords = 32, kSampledWords = 20;
+constexpr int64_t kMostLeast = 4096;  // the most of the least elements that are collected
 
 enum class Finding {
-  kEmpty,   // nothing to write
-  kCounts,  // each block counts the possible elements of a range
-  kTable,   // blocks collect the different elements in tables; if these are too many, the row is sorted
-  kNone,    // few elements, or several rows: other calls are faster
+  kEmpty,    // nothing to write
+  kCompare,  // few elements: each block collects all, and compares some with the others
+  kCounts,   // each block counts the possible elements of a range
+  kTable,    // blocks collect the different elements in tables; if these are too many, the row is sorted
+  kNone,     // few elements, or several rows: other calls are faster
 };
-constexpr const char* kFindingNames[] = {"empty", "counts", "table", "none"};
+constexpr const char* kFindingNames[] = {"empty", "compare", "counts", "table", "none"};
 
 struct UniquePlan {
   Finding algorithm = Finding::kEmpty;
-  int64_t blocks = 0;
+  int64_t blocks = 0;  // of a row
+  // For kCompare, and for kTable if few results are wanted: there are 2^slot_bits slots for different elements.
+  int slot_bits = 0;
+  int64_t shared_bytes = 0;  // for kCompare, and for kCounts of a long row
+  bool overlap = false;      // for kCounts of a long row: whether kernels may start before those before them end
+  // How many elements a block collects (kTable), or counts (kCounts; 0 if the row is short).
+  int64_t chunk = 0;
   // The members below are for kTable.
-  int64_t chunk = 0;  // how many elements a block collects
   sort::Problem sorting;
   sort::Plan sort;
   Choose choosing;
@@ -112,6 +125,10 @@ struct UniquePlan {
   // choice. For the inverse also the bits of the choice, and how many are set before each unit of it.
   int64_t sorted = 0, order = 0, sort_workspace = 0, choose_workspace = 0, bits = 0, before = 0;
   int64_t units = 0;  // of the choice
+  // If few results are wanted, elements that a block samples, and which of the sampled ones, in order, is the bound of
+  // the least elements; where these, their numbers and the sample are in the workspace.
+  int samples = 0, sampled_rank = 0;
+  int64_t least = 0, least_at = 0, sample = 0;
   int64_t workspace_bytes = 0;
 };
 

@@ -42,6 +42,12 @@ Selecting plan_short_select(const Select& problem, const Gpu& gpu) {
                                            : rows.count() <= 128 * rows.length;
     return by_warp && reads ? Selecting::kWarp : Selecting::kThread;
   }
+  // Networks sort many such rows in less time than warps take for the elements beside a quantile. (A single rank needs
+  // an index, with which networks take longer.)
+  constexpr int64_t kLeastSorted = 8192;
+  if (rows.inner == 1 && problem.count > 1 && problem.bits <= 32 && problem.bits > 8 &&
+      rows.length > kMostThreadSelect && rows.length <= 256 && rows.count() >= kLeastSorted)
+    return Selecting::kNone;
   if (problem.count > 3)
     return warp_sorts(problem) || (rows.length > 512 && problem.bits == 32) ? Selecting::kWarp : Selecting::kNone;
   return rows.length > kMostThreadSelect || few ? Selecting::kWarp : Selecting::kNone;
@@ -220,6 +226,16 @@ void plan_long(const Select& problem, const Gpu& gpu, SelectPlan& plan) {
   plan.list_bytes = plan.list_size * (4 + problem.bits / 8);
   plan.row_bytes = aligned(plan.list_at + problem.count * plan.list_bytes + 8 * plan.tiles);
   plan.workspace_bytes += rows.inner * plan.row_bytes;
+  // One block of a multiprocessor counts all keys of 16 bits, unless it would have more elements than a count can say.
+  constexpr int64_t kCountsStatic = 24 << 10, kMostOfBlock = (1 << 16) - 8;
+  const int64_t of_row = std::min(gpu.multiprocessors / rows.count(), ceil_div(packs, int64_t{2} * kLongThreads));
+  if (problem.bits == 16 && of_row > 1 && 8 * ceil_div(packs, of_row) <= kMostOfBlock &&
+      kKeyCountsBytes + kCountsStatic <= gpu.shared_bytes) {
+    plan.counts = true;
+    plan.slices = of_row;
+    plan.slice_packs = ceil_div(packs, of_row);
+    return;
+  }
   // A launch for the samples takes some microseconds. It pays where each block would take a sample for many ranks, or
   // where intervals must be narrow.
   const int64_t most_own = int64_t{1} << (problem.count > 3 ? 20 : 21);

@@ -48,6 +48,7 @@ struct SelectPlan {
   int64_t list_at = 0, list_size = 0, list_bytes = 0, row_bytes = 0;
   int64_t tiles = 0;     // of a partition: tiles of a row that blocks move
   bool apart = false;    // whether a kernel of its own takes the samples; else each block takes that of its row
+  bool counts = false;   // whether blocks count all keys of 16 bits, if all blocks of a row run at the same time
   bool overlap = false;  // whether the second kernel may start before the first one ends
 };
 
@@ -67,6 +68,7 @@ constexpr int64_t kMostRegisterSelect = 512 * kRegisterSelect;
 // the bytes of the head of a row's workspace.
 constexpr int kLongThreads = 512, kLongFew = 2048, kLongBinBits = 9, kLongTables = 3, kMostKeptSteps = 32;
 constexpr int64_t kLongHeadBytes = 1024;
+constexpr int64_t kKeyCountsBytes = 2 << 16;  // of the counts of all keys of 16 bits, if a block counts them
 constexpr int64_t kPartitionTile = 8192;  // elements of a row that a block of its partition moves, if several share it
 
 SelectPlan plan_select(const Select& problem, const Gpu& gpu);

@@ -115,8 +115,10 @@ bool plan_compare_shared(const Problem& problem, const Gpu& gpu, Plan& plan) {
 
 // Whether a network sorts the segments of tiles, which are merged then if they are long.
 bool networks_tiles(const Problem& problem) {
-  return !problem.indices && problem.key_bits <= 32 && problem.rows.elements() >= 1 << 20 &&
-         problem.rows.length <= 160 * problem.offsets;
+  const int64_t elements = problem.rows.elements();
+  const int64_t longest = problem.key_bits == 8 || elements < 1 << 22 ? 160 : 640;  // of the mean segment
+  return !problem.indices && problem.key_bits <= 32 && elements >= 1 << 20 &&
+         problem.rows.length <= longest * problem.offsets;
 }
 
 // Plans a block for each row, or for several short ones. If elements are few, most of a multiprocessor's warps would
@@ -171,8 +173,9 @@ void plan_merge(const Problem& problem, const Gpu& gpu, int tile_bits, Plan& pla
 // Segments of fewer elements in the mean take longer to sweep than with other calls.
 int64_t least_swept(const Problem& problem) {
   if (problem.key_bits == 64) return 8192;
-  if (problem.key_bits == 32 || problem.indices) return 1536;
-  return problem.key_bits == 16 ? 896 : 640;
+  if (problem.indices) return 1536;
+  if (problem.key_bits == 32) return 1024;
+  return problem.key_bits == 16 ? 704 : 640;
 }
 
 // Whether segments are so short that large tiles would be empty for the most part.
@@ -302,7 +305,11 @@ bool merges_segments(const Problem& problem) {
   switch (problem.key_bits) {
     case 64: longest = elements <= 1 << 19 ? rows.length : 2048; break;
     case 32: longest = elements <= 1 << 18 ? 1536 : elements <= 1 << 21 ? 1280 : 640; break;
-    default: longest = elements <= 1 << 16 ? 1024 : 256;
+    default: {
+      // Blocks hold shorter rows, and with indices only few elements were measured.
+      const int64_t few = problem.indices || rows.length <= 16384 ? 0 : problem.key_bits == 8 ? 1 << 21 : 1 << 20;
+      longest = elements <= 1 << 16 ? 1024 : elements <= few ? least_swept(problem) - 1 : 256;
+    }
   }
   return rows.inner == 1 && rows.length > kMostUnordered && rows.length <= longest * problem.offsets;
 }
@@ -340,9 +347,10 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
         !plan_network_segments(problem, plan, true) && rows.length <= kMostShared)
       plan_compare_shape(problem, shared_limit, plan);
     // Several blocks share a long row, if there are few.
-    constexpr int64_t kMostSpread = 1 << 19;
+    constexpr int64_t kMostSpread = 1 << 19, kLongestSpread = 160;  // elements; of the mean segment
     const bool spreads = plan.algorithm == Algorithm::kSegments && rows.length > kMostUnordered &&
-                         (rows.elements() <= kMostSpread || (networks_tiles(problem) && merges_segments(problem)));
+                         (rows.elements() <= kMostSpread || (rows.length <= kLongestSpread * problem.offsets &&
+                                                             networks_tiles(problem) && merges_segments(problem)));
     if (plan.algorithm != Algorithm::kNone && !spreads) return plan;
     // A part of a batch that has another plan has less.
     const auto has_workspace = [&](const Plan& of) {
@@ -412,18 +420,21 @@ Plan plan_sort(const Problem& problem, const Gpu& gpu, int64_t workspace_bytes) 
   if (plan.turns) plan.workspace_bytes = TurnShape(own, problem.k, key_bytes, problem.values, problem.indices).bytes;
   // Partitions: a block sorts bytes in one pass, which takes less time than selecting and then moving elements.
   Plan sorted = plan;
-  if (problem.kth >= 0 && !(key_bytes == 1 && rows.length >= 1500 && plan_block(problem, shared_limit, gpu, sorted))) {
+  constexpr int64_t kLeastByteRow = 1500;
+  if (problem.kth >= 0 &&
+      !(key_bytes == 1 && rows.length >= kLeastByteRow && plan_block(problem, shared_limit, gpu, sorted))) {
     select::Select one;
     one.rows = {rows.outer * rows.inner, rows.length, 1};
     one.count = 1;
     one.bits = problem.key_bits;
     one.kth = problem.kth;
     const auto select = select::plan_select(one, gpu);
-    // A pass of the radix sort sorts bytes of rows that no block holds.
     const bool is_long = select.algorithm == select::Selecting::kLong;
     const bool is_shared = is_long || select.algorithm == select::Selecting::kCluster;
+    // A pass of the radix sort sorts bytes of rows that no block sorts. Without indices, counts are enough.
+    const bool sorts = key_bytes == 1 && (is_shared || (!problem.indices && rows.length >= kLeastByteRow));
     const int64_t bytes = plan.workspace_bytes + rows.inner * select.workspace_bytes;
-    if (select.algorithm != select::Selecting::kNone && !(is_shared && key_bytes == 1) &&
+    if (select.algorithm != select::Selecting::kNone && !sorts &&
         rows.count() * std::max<int64_t>(1, select.tiles) < int64_t{1} << 31 &&
         (workspace_bytes < 0 || bytes <= workspace_bytes)) {
       plan.algorithm = Algorithm::kPart;

@@ -368,7 +368,10 @@ __global__ void __launch_bounds__(kMostChooseThreads, Bits::kBlocks)
   uint32_t* const lasts = counts + a.units;       // of each unit, for kStarts: one more than the last place, or 0
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   auto* const list = reinterpret_cast<uint16_t*>(lasts + (kStarts ? a.units : 0)) + warp * a.list;
-  if (kStarts && a.distinct != nullptr && a.distinct->many == 0) return write_distinct(a, *a.distinct);
+  if (kStarts && a.distinct != nullptr && a.distinct->sorts == 0) {
+    if (a.distinct->many == 0) write_distinct(a, *a.distinct);
+    return;
+  }
   const Turn turn(a, blockIdx.x);
   const Bits bits(a, turn.row);
   const bool fills = turn.tile + 1 >= a.tiles;

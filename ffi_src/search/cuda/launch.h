@@ -33,9 +33,15 @@ struct ChooseDistinct {
 cudaError_t launch_choose(cudaStream_t stream, const ChoosePlan& plan, const Choose& problem,
                           const ChooseBuffers& buffers, void* workspace, const ChooseDistinct& distinct = {});
 
-// The form of launch_unique by counts.
+// The forms of launch_unique for few elements, and by counts.
+// `found`: if not null, x has the `found->candidates` least elements of a longer row, in no order, whose numbers there
+// are at `numbers`. If these are not enough to give all results, nothing is written.
+cudaError_t launch_unique_compare(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
+                                  const UniqueBuffers& buffers, Distinct* found = nullptr,
+                                  const uint32_t* numbers = nullptr);
+
 cudaError_t launch_unique_counts(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
-                                 const UniqueBuffers& buffers);
+                                 const UniqueBuffers& buffers, void* workspace);
 
 cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
                           const UniqueBuffers& buffers, void* workspace);

@@ -20,6 +20,7 @@
 #include "common/cuda/set_words.h"
 #include "search/cuda/launch.h"
 #include "search/distinct.h"
+#include "select/cuda/select.cuh"
 #include "sort/cuda/launch.h"
 
 namespace jaxgpuops::search {
@@ -32,6 +33,11 @@ struct CollectArgs {
   Distinct* all;
   int64_t length, chunk;
   SortOrder order;
+  // If few results are wanted: of UniquePlan. Else `samples` is 0.
+  int samples, sampled_rank;
+  uint32_t* sample;
+  void* least;
+  uint32_t* numbers;
 };
 
 template <class Key>
@@ -68,6 +74,101 @@ __device__ __forceinline__ int find_slot(Key* keys, Key key, F taken) {
   }
   return -1;
 }
+
+// ---- Few results ----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t word_of(uint32_t key) { return key; }
+__device__ __forceinline__ uint32_t word_of(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
+
+// Leaves the least words of a sample of the block's part. The last block that does so finds the bound in all of them.
+// All threads of the block call this. `has`: whether the part is to be sampled; a short one is not.
+template <class Element>
+__device__ __noinline__ void find_bound(const CollectArgs& a, bool has) {
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kOwn = 8, kEach = kSampledWords;  // samples of a lane; words of a thread
+  __shared__ uint32_t counts[16];
+  __shared__ bool is_last;
+  const uint32_t lane = threadIdx.x % 32;
+  if (threadIdx.x < 32) {
+    const auto* const x = static_cast<const Element*>(a.x) + blockIdx.x * a.chunk;
+    const uint32_t step = static_cast<uint32_t>(a.chunk) / a.samples;
+    uint32_t word[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const uint32_t s = i * 32 + lane;
+      // From another place of each part, so that periods of the row do no harm.
+      const uint32_t place = s * step + __umulhi(s * 0x9e3779b1u, step);
+      word[i] = has && s < a.samples ? word_of(static_cast<Key>(sort_key(x[place], a.order))) : ~0u;
+    }
+    select::sort_in_warp(word);
+    uint32_t* const to = a.sample + blockIdx.x * kLeastWords + lane * kOwn;
+    if (lane < kLeastWords / kOwn) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) to[i] = word[i];
+    }
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) is_last = atomicAdd(&a.all->sampled, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const uint32_t words = gridDim.x * kLeastWords;
+  uint32_t word[kEach], bound = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const uint32_t at = i * kCollectThreads + threadIdx.x;
+    word[i] = at < words ? __ldcg(a.sample + at) : ~0u;
+  }
+  // Digit by digit, from the highest: `left` words of those that share the digits so far come before the bound.
+  auto left = static_cast<uint32_t>(a.sampled_rank - 1);
+#pragma unroll 1
+  for (int shift = 28; shift >= 0; shift -= 4) {
+    if (threadIdx.x < 16) counts[threadIdx.x] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if ((word[i] ^ bound) >> shift < 16) atomicAdd(counts + (word[i] >> shift) % 16, 1u);
+    }
+    __syncthreads();
+    const uint32_t own = lane < 16 ? counts[lane] : 0, up_to = sum_up_to_lane(own);
+    const int digit = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to > left))) - 1;
+    left -= shuffle_from(up_to - own, digit);
+    bound |= static_cast<uint32_t>(digit) << shift;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) a.all->bound = bound, a.all->bounded = bound != ~0u;
+}
+
+// Collects the elements up to the bound.
+template <class Element>
+__global__ void __launch_bounds__(kCollectThreads, 3) least_kernel(const __grid_constant__ CollectArgs a) {
+  using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
+  constexpr int kBatch = 8;
+  if (!a.all->bounded) return;
+  const uint32_t bound = a.all->bound;
+  const auto* const x = static_cast<const Element*>(a.x);
+  const auto length = static_cast<uint32_t>(a.length);
+#pragma unroll 1
+  for (int64_t at = int64_t{blockIdx.x} * kBatch * kCollectThreads + threadIdx.x; at < length;
+       at += int64_t{gridDim.x} * kBatch * kCollectThreads) {
+    const auto first = static_cast<uint32_t>(at);
+    Element batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(first + i * kCollectThreads, length - 1)];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t place = first + i * kCollectThreads;
+      if (place >= length || word_of(static_cast<Key>(sort_key(batch[i], a.order))) > bound) continue;
+      const uint32_t to = atomicAdd(&a.all->candidates, 1u);
+      if (to >= kMostLeast) return;
+      static_cast<Element*>(a.least)[to] = batch[i];
+      a.numbers[to] = place;
+    }
+  }
+}
+
+// ---- Tables ---------------------------------------------------------------------------------------------------------
 
 template <class Element>
 __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
@@ -118,10 +219,14 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     }
   }
   __syncthreads();
+  // A block with a shorter part may have found few elements, and read all, before others give up.
+  const bool is_short = end - begin < a.chunk;
   if (gives_up) {
-    if (threadIdx.x == 0) store_relaxed(&a.all->many, 1u);
+    if (threadIdx.x == 0) store_relaxed(&a.all->many, 1u), store_relaxed(&a.all->sorts, 1u);
+    if (a.samples) find_bound<Element>(a, !is_short);
     return;
   }
+  if (a.samples && is_short) find_bound<Element>(a, false);
 #pragma unroll 1
   for (int own = threadIdx.x; own <= kSlots; own += kCollectThreads) {
     const uint32_t count = table.counts[own];
@@ -135,7 +240,7 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
       number = atomicAdd(&a.all->count, 1u);
     }
     if (number >= kMost) {
-      store_relaxed(&a.all->many, 1u);
+      store_relaxed(&a.all->many, 1u), store_relaxed(&a.all->sorts, 1u);
     } else {
       a.all->listed[number] = slot;
       a.all->listed_keys[number] = key;
@@ -220,24 +325,47 @@ cudaError_t collect(cudaStream_t stream, const UniquePlan& plan, bool overlap, c
   return launch(stream, config, collect_kernel<Element>, a);
 }
 
+template <class Element>
+cudaError_t find_least(cudaStream_t stream, const CollectArgs& a) {
+  Launch config;
+  config.grid = dim3(static_cast<unsigned>((a.length + 8 * kCollectThreads - 1) / (8 * kCollectThreads)));
+  config.block = dim3(kCollectThreads);
+  return launch(stream, config, least_kernel<Element>, a);
+}
+
 }  // namespace
 
 cudaError_t launch_unique(cudaStream_t stream, const UniquePlan& plan, const Unique& problem,
                           const UniqueBuffers& buffers, void* workspace) {
   if (plan.algorithm == Finding::kEmpty) return cudaSuccess;
-  if (plan.algorithm == Finding::kCounts) return launch_unique_counts(stream, plan, problem, buffers);
+  if (plan.algorithm == Finding::kCompare) return launch_unique_compare(stream, plan, problem, buffers);
+  if (plan.algorithm == Finding::kCounts) return launch_unique_counts(stream, plan, problem, buffers, workspace);
   auto* const bytes = static_cast<unsigned char*>(workspace);
   auto* const distinct = reinterpret_cast<Distinct*>(bytes);
   cudaError_t error = launch_set_words(stream, reinterpret_cast<uint32_t*>(bytes), sizeof(Distinct) / 4, 0, 0);
   if (error != cudaSuccess) return error;
-  const CollectArgs a{buffers.x, distinct, problem.rows.length, plan.chunk, problem.order};
+  const CollectArgs a{buffers.x,           distinct,
+                      problem.rows.length, plan.chunk,
+                      problem.order,       plan.samples,
+                      plan.sampled_rank,   reinterpret_cast<uint32_t*>(bytes + plan.sample),
+                      bytes + plan.least,  reinterpret_cast<uint32_t*>(bytes + plan.least_at)};
   error = dispatch_key(problem.bits,
                        [&](auto element) { return collect<decltype(element)>(stream, plan, plan.choose.overlap, a); });
   if (error != cudaSuccess) return error;
+  if (plan.samples) {
+    error = dispatch_key(problem.bits, [&](auto element) { return find_least<decltype(element)>(stream, a); });
+    if (error != cudaSuccess) return error;
+    Unique least = problem;
+    least.rows.length = kMostLeast;
+    UniqueBuffers of_least = buffers;
+    of_least.x = a.least;
+    error = launch_unique_compare(stream, plan, least, of_least, distinct, a.numbers);
+    if (error != cudaSuccess) return error;
+  }
   void* const sorted = bytes + plan.sorted;
   auto* const order = plan.sorting.indices ? reinterpret_cast<int32_t*>(bytes + plan.order) : nullptr;
   error = sort::launch_sort(stream, plan.sort, plan.sorting, buffers.x, sorted, order, bytes + plan.sort_workspace,
-                            nullptr, nullptr, &distinct->many);
+                            nullptr, nullptr, &distinct->sorts);
   if (error != cudaSuccess) return error;
   ChooseBuffers chosen = {};
   chosen.x = chosen.array[0] = sorted;

@@ -99,6 +99,7 @@ __global__ void __maxnreg__(48)
     select_kernel(const __grid_constant__ Select problem, const T* __restrict__ x, const int32_t* __restrict__ ranks,
                   const SelectResults results, uint32_t table_at) {
   using Word = typename Found<T>::Word;
+  constexpr bool kIsByte = sizeof(T) == 1;  // a step from the interval of all keys ends with single keys
   constexpr int kPack = Pack<T>::kElements;
   constexpr Word kAll = static_cast<T>(~T{0});
   __shared__ uint32_t sample[32 << kLaneSampleBits];
@@ -139,7 +140,9 @@ __global__ void __maxnreg__(48)
     const bool has = own_rank(problem, length, own_ranks, rank);
     // In shorter rows, a small sample is enough: its interval may hold most of the row, and yet each part of it has few
     // elements. With more ranks the lists would be too many.
-    if (length <= kFewSampled && wanted <= 3) {
+    if constexpr (kIsByte) {
+      set_whole_table(kBinBits, wanted, has, rank, found);
+    } else if (length <= kFewSampled && wanted <= 3) {
       const auto scale = sample_in_warp<0>(problem.order, x, length, sample);
       set_first_tables(32, kBinBits, 3, wanted, length, has, rank, sample, scale, found);
     } else {

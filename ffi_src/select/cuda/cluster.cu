@@ -1,6 +1,7 @@
 // select for rows that no block holds, and for long ones that are few: the blocks of a cluster hold a row together,
 // each a part of it in its shared memory. All go by the steps of select.cuh:
-// - Each block takes the same sample, while its part of the row arrives, and finds the same first intervals.
+// - Each block takes the same sample, while its part of the row arrives, and finds the same first intervals. Keys of up
+//   to 16 bits of long rows need none: two steps of 8 bits each end with single keys.
 // - In each step a block counts the keys of its part. For each rank, one block adds up these counts, and tells the
 //   others in which part of its interval the rank falls.
 // - The elements that are left for a rank are listed in one block, which compares them with each other. If many equal
@@ -22,6 +23,7 @@ namespace {
 // since elements may otherwise be left that are too many for a list.
 constexpr int kSmallBits = 3;
 constexpr uint32_t kSmallSampled = 1 << 17;
+constexpr uint32_t kLeastWhole = 1 << 15;  // the shortest rows of 16 bits that need no sample
 constexpr unsigned kMostBlocks = 16;
 constexpr int kMostGroups = kMostClusterThreads / kBins;
 
@@ -107,10 +109,15 @@ __global__ void __launch_bounds__(kMostClusterThreads)
     if (lane == 0) largest = 0, last_of_largest = 0;
     uint32_t rank;
     const bool has = own_rank(problem, length, own_ranks, rank);
-    const bool is_small = length <= kSmallSampled;
-    const auto scale = is_small ? sample_in_warp<kSmallBits>(problem.order, x, length, sample)
-                                : sample_in_warp<kSmallBits + 1>(problem.order, x, length, sample);
-    set_first_tables((is_small ? 32 : 64) << kSmallBits, kBinBits, 3, wanted, length, has, rank, sample, scale, found);
+    if (sizeof(T) == 1 || (kIsNarrow<T> && length >= kLeastWhole)) {
+      set_whole_table(kBinBits, wanted, has, rank, found);
+    } else {
+      const bool is_small = length <= kSmallSampled;
+      const auto scale = is_small ? sample_in_warp<kSmallBits>(problem.order, x, length, sample)
+                                  : sample_in_warp<kSmallBits + 1>(problem.order, x, length, sample);
+      set_first_tables((is_small ? 32 : 64) << kSmallBits, kBinBits, 3, wanted, length, has, rank, sample, scale,
+                       found);
+    }
   } else {
     clear_tables(32);
   }

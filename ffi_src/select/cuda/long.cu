@@ -31,6 +31,7 @@
 #include "common/cuda/residents.cuh"
 #include "select/cuda/launch.h"
 #include "select/cuda/blocks.cuh"
+#include "select/cuda/counts.cuh"
 #include "select/cuda/firsts.cuh"
 #include "select/cuda/list.cuh"
 #include "select/cuda/partition.cuh"
@@ -511,7 +512,7 @@ cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& probl
               0,
               results.shares,
               results.beside};
-    const auto kernel = select_long_kernel<T>;
+    auto kernel = select_long_kernel<T>;
     Launch config;
     config.block = dim3(kThreads);
     config.shared_bytes = plan.shared_bytes;
@@ -525,9 +526,19 @@ cudaError_t run(cudaStream_t stream, const SelectPlan& plan, const Select& probl
       config.overlap = plan.overlap;
     }
     if (plan.slices > 1) {
-      static Residents residents;
+      static Residents residents, counting;
       int fitting = 0;
-      error = residents.count(reinterpret_cast<const void*>(kernel), config, &fitting);
+      if constexpr (sizeof(T) == 2) {
+        if (plan.counts) {
+          Launch counts = config;
+          counts.shared_bytes = kKeyCountsBytes;
+          error = counting.count(reinterpret_cast<const void*>(select_counts_kernel<T>), counts, &fitting);
+          if (error != cudaSuccess) return error;
+          if (fitting >= plan.slices) kernel = select_counts_kernel<T>, config = counts;
+        }
+      }
+      if (kernel == select_long_kernel<T>)
+        error = residents.count(reinterpret_cast<const void*>(kernel), config, &fitting);
       if (error != cudaSuccess) return error;
       // If the device cannot run that many blocks at the same time, a row gets fewer blocks, or rows take turns.
       a.plan.slices = std::min<int64_t>(plan.slices, fitting);

@@ -359,6 +359,26 @@ __device__ __forceinline__ void set_first_tables(int samples, int bin_bits, floa
   set_tables(samples, bin_bits, wanted, length, has, rank, low, high, found);
 }
 
+// Keys of up to 16 bits can do without a sample: a step from the interval of all keys leaves parts of 256 keys at most,
+// and the next one single keys.
+template <class T>
+constexpr bool kIsNarrow = sizeof(T) <= 2;
+
+// Sets up one table for the ranks that lanes have, for the interval of all keys; one warp calls this.
+template <class T>
+__device__ __forceinline__ void set_whole_table(int bin_bits, int wanted, bool has, uint32_t rank, Found<T>& found) {
+  using Word = typename Found<T>::Word;
+  const int lane = threadIdx.x & 31;
+  const uint32_t with_table = __ballot_sync(kEveryLane, has);
+  const int table = __ffs(static_cast<int>(with_table)) - 1;
+  if (has) found.rank[lane] = rank, found.table[lane] = table;
+  if (lane == table) found.parts[lane] = Parts<Word>::template between<T>(bin_bits, 0, Word{static_cast<T>(~T{0})});
+  if (lane == 0) {
+    found.used = with_table & (0u - with_table), found.more = found.missed = 0, found.largest = 0;
+    found.ends = ((1u << wanted) - 1) & ~with_table;
+  }
+}
+
 // Calls `visit` with the number of each bit of a set.
 template <class Visit>
 __device__ __forceinline__ void for_bits(uint32_t set, Visit visit) {

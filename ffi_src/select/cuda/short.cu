@@ -361,9 +361,11 @@ __global__ void __launch_bounds__(kThreads) select_warp_kernel(const __grid_cons
   uint32_t up_to = 0;
   bool counted = false;  // whether the counts are those of the interval of all ranks
   if (least != ~0u) {
-    sort_in_warp(sample);
-    Word low, high;
-    find_interval<Word>(32, least, most, r.length, 3, [&](int i) { return shuffle_from(sample[0], i); }, low, high);
+    Word low = 0, high = 0xff;  // bytes have a part for each key
+    if (a.problem.bits > 8) {
+      sort_in_warp(sample);
+      find_interval<Word>(32, least, most, r.length, 3, [&](int i) { return shuffle_from(sample[0], i); }, low, high);
+    }
     parts = Parts<Word>::template between<Word>(kBinBits, low, high);
   }
   typename WarpRow<Word>::Part part = {};

@@ -166,41 +166,18 @@ __global__ void __launch_bounds__(kPlaces / kNetworkEach, 768 * kNetworkEach / k
   const uint32_t begin = places.begin, there = places.end - begin;
   if (there == 0) return;
   const int64_t base = int64_t{row} * a.length + begin;
-  dispatch_bytes<uint32_t>(a.bytes, [&](auto type) {
-    using Bits = decltype(type);
-    const Bits* const from = static_cast<const Bits*>(a.x) + base;
-#pragma unroll 8
-    for (uint32_t slot = threadIdx.x; slot < there; slot += kThreads)
-      shared.buffer[tile_slot<uint32_t>(slot)] = uint32_t{from[slot]} << 8 * (4 - sizeof(Bits));
-  });
+  const TileElements<uint32_t> elements{a.x, a.values, base, there, a.bytes};
+  elements.load(shared.buffer, kThreads);
   mark_segments<kThreads>(a, offsets, begin, begin + there, shared);
   __syncthreads();
   const Range finished = finished_slots(shared, there);
   const uint32_t begins =
       shared.begins[threadIdx.x] | place_bits(threadIdx.x * kNetworkEach, there, ~0u) | (threadIdx.x == 0);
   __syncthreads();
-  const auto read = [&](uint32_t slot) {
-    uint32_t element = 0;
-    dispatch_bytes<uint32_t>(a.bytes, [&](auto type) {
-      using Bits = decltype(type);
-      element = uint32_t{(static_cast<const Bits*>(a.x) + base)[slot]} << 8 * (4 - sizeof(Bits));
-    });
-    return element;
-  };
-  sort_segments(shared, shared.buffer, kThreads, begins, there, a.order, read);
-  dispatch_bytes<uint32_t>(a.bytes, [&](auto type) {
-    using Bits = decltype(type);
-    Bits* const to = static_cast<Bits*>(a.values) + base;
-#pragma unroll 4
-    for (uint32_t slot = threadIdx.x; slot < there; slot += kThreads) {
-      const uint32_t element = shared.buffer[tile_slot<uint32_t>(slot)];
-      if (slot >= finished.begin && slot < finished.end) {
-        to[slot] = static_cast<Bits>(element >> 8 * (4 - sizeof(Bits)));
-      } else {
-        (static_cast<uint32_t*>(a.to_keys) + base)[slot] = raised_key(element, a.order);
-        (a.to_indices + base)[slot] = static_cast<int32_t>(element >> 8 * (4 - sizeof(Bits)));
-      }
-    }
+  sort_segments(shared, shared.buffer, kThreads, begins, there, a.order, elements);
+  elements.store(shared.buffer, kThreads, finished, [&](uint32_t slot, uint32_t word, auto element) {
+    (static_cast<uint32_t*>(a.to_keys) + base)[slot] = raised_key(word, a.order);
+    (a.to_indices + base)[slot] = static_cast<int32_t>(element);
   });
 }
 

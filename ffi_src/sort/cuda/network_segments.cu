@@ -33,13 +33,8 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
   const auto rows = static_cast<uint32_t>(min(int64_t{a.together}, a.rows - first_row));
   const uint32_t there = rows * a.length, threads = blockDim.x;
   bits.begins[threadIdx.x] = 0;
-  dispatch_bytes<Key>(a.bytes, [&](auto type) {
-    using Bits = decltype(type);
-    const Bits* const from = static_cast<const Bits*>(a.x) + base;
-#pragma unroll 8
-    for (uint32_t place = threadIdx.x; place < there; place += threads)
-      buffer[tile_slot<Key>(place)] = Key{from[place]} << 8 * (sizeof(Key) - sizeof(Bits));
-  });
+  const TileElements<Key> elements{a.x, a.values, base, there, a.bytes};
+  elements.load(buffer, threads);
   __syncthreads();
   const auto mark = [&](uint32_t place) { atomicOr(bits.begins + place / 32, 1u << place % 32); };
   const auto find = [&](uint32_t row, auto mark_place) {
@@ -78,21 +73,8 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
   }
   begins &= ~0u >> (32 - kEach);
   __syncthreads();
-  sort_segments(bits, buffer, threads, begins, there, a.order, [&](uint32_t place) {
-    Key element = 0;
-    dispatch_bytes<Key>(a.bytes, [&](auto type) {
-      using Bits = decltype(type);
-      element = Key{(static_cast<const Bits*>(a.x) + base)[place]} << 8 * (sizeof(Key) - sizeof(Bits));
-    });
-    return element;
-  });
-  dispatch_bytes<Key>(a.bytes, [&](auto type) {
-    using Bits = decltype(type);
-    Bits* const to = static_cast<Bits*>(a.values) + base;
-#pragma unroll 8
-    for (uint32_t place = threadIdx.x; place < there; place += threads)
-      to[place] = static_cast<Bits>(buffer[tile_slot<Key>(place)] >> 8 * (sizeof(Key) - sizeof(Bits)));
-  });
+  sort_segments(bits, buffer, threads, begins, there, a.order, elements);
+  elements.store(buffer, threads, {0, there}, [](uint32_t, Key, auto) {});
 }
 
 }  // namespace

@@ -254,6 +254,51 @@ struct SegmentNetwork {
   }
 };
 
+// The elements of a tile in memory, of `bytes` bytes each: in the tile they are the upper parts of words.
+template <class Key>
+struct TileElements {
+  const void* x;
+  void* values;
+  int64_t base;    // the number of the first element
+  uint32_t count;  // how many there are
+  int bytes;
+
+  __device__ __forceinline__ Key operator()(uint32_t place) const {
+    Key element = 0;
+    dispatch_bytes<Key>(bytes, [&](auto type) {
+      using Bits = decltype(type);
+      element = Key{(static_cast<const Bits*>(x) + base)[place]} << 8 * (sizeof(Key) - sizeof(Bits));
+    });
+    return element;
+  }
+  __device__ __forceinline__ void load(Key* buffer, uint32_t threads) const {
+    dispatch_bytes<Key>(bytes, [&](auto type) {
+      using Bits = decltype(type);
+      const Bits* const from = static_cast<const Bits*>(x) + base;
+#pragma unroll 8
+      for (uint32_t place = threadIdx.x; place < count; place += threads)
+        buffer[tile_slot<Key>(place)] = Key{from[place]} << 8 * (sizeof(Key) - sizeof(Bits));
+    });
+  }
+  // Writes the elements of the buffer that are in `finished`, and calls other(place, word, element) for the others.
+  template <class Other>
+  __device__ __forceinline__ void store(const Key* buffer, uint32_t threads, Range finished, Other other) const {
+    dispatch_bytes<Key>(bytes, [&](auto type) {
+      using Bits = decltype(type);
+      Bits* const to = static_cast<Bits*>(values) + base;
+#pragma unroll 8
+      for (uint32_t place = threadIdx.x; place < count; place += threads) {
+        const Key word = buffer[tile_slot<Key>(place)];
+        const auto element = static_cast<Bits>(word >> 8 * (sizeof(Key) - sizeof(Bits)));
+        if (place >= finished.begin && place < finished.end)
+          to[place] = element;
+        else
+          other(place, word, element);
+      }
+    });
+  }
+};
+
 // Loads keys into registers, sorts the segments of a tile, and leaves the sorted elements in the buffer, whose slots
 // had the elements, as the upper parts of words, in order. Zeros of either sign are equal, and so are NaNs. If a tile
 // has such elements, the q-th of them in the tile becomes the q-th of them in the sorted tile: each segment has as many
