@@ -190,6 +190,28 @@ bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
   return false;
 }
 
+// Plans kOwners. Returns false if other kernels are faster. Any geometry gives the same sums.
+bool plan_owners(const Segments& problem, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kMostColumns = 32;
+  const auto [outer, length, inner] = problem.rows;
+  if (problem.byte_ids || length > kMostOwnerRows || inner >= int64_t{1} << 31) return false;
+  plan = {};
+  plan.algorithm = Segmenting::kOwners;
+  while ((1 << plan.team_bits) < std::min(inner, kMostColumns)) ++plan.team_bits;
+  const int64_t chunks = ceil_div(inner, int64_t{1} << plan.team_bits);
+  const bool exact = problem.op == Op::kSum && is_float(problem.dtype);
+  const int64_t cell_bytes = order_free_bytes(exact, bytes_of(problem.dtype)) << plan.team_bits;
+  const int64_t list = 2 * std::min<int64_t>(length, kOwnerList);
+  const int64_t room = (kGpus[0].shared_bytes - 512 - list) / cell_bytes;
+  const int64_t ranges = std::clamp<int64_t>(kBlocks / chunks, 1, problem.segments);
+  plan.warps = kOwnerThreads / 32;
+  plan.rows = std::min(room, ceil_div(problem.segments, ranges));
+  plan.tiles = ceil_div(problem.segments, plan.rows);
+  plan.batch = std::max<int64_t>(1, kMostBlocks / (plan.tiles * chunks));
+  plan.shared_bytes = plan.rows * cell_bytes + list;
+  return true;
+}
+
 // Plans kMatch. Returns false if comparing each row with each segment would take longer than tables. The order of
 // additions follows from this geometry.
 bool plan_match(const Segments& problem, SegmentsPlan& plan) {
@@ -383,18 +405,18 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
 // and for very many rows in many buckets, whose runs are short. The order of additions follows from `shift` and
 // `piece`, which may not depend on the GPU.
 bool plan_buckets(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
-  constexpr int64_t kBlocks = 256, kLeastShift = 5, kLeastPiece = 8192, kMostPiece = 64 << 10;
+  constexpr int64_t kBlocks = 256, kLeastShift = 5, kLeastPiece = 8192, kMostPiece = 32 << 10;
   constexpr int64_t kStep = kBucketRows * kBucketThreads;
-  constexpr int64_t kLeastRows = 1 << 16, kMostRows = 1 << 24, kManyRows = 8 << 20, kMostOfMany = 640;
-  constexpr int64_t kMostSumBytes = 64 << 10, kMostBuckets = (1 << kMostBucketBits) - 1;
+  constexpr int64_t kLeastRows = 1 << 16, kMostRows = 1 << 26, kManyRows = 8 << 20, kMostOfMany = 2047;
+  constexpr int64_t kMostCells = 96 << 10, kMostBuckets = (1 << kMostBucketBits) - 1;  // bytes of cells
   const auto [outer, length, inner] = problem.rows;
   const int64_t width = bytes_of(problem.dtype), bytes = inner * width, acc = partial_bytes(problem);
-  if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.sorted || problem.byte_ids) return false;
-  if (inner * acc > 16 || bytes % 4 != 0 || outer > 65535) return false;
+  const int64_t cell = order_free_bytes(problem.op == Op::kSum && is_float(problem.dtype), width);
+  if (problem.sorted || problem.byte_ids || inner > 4 || bytes > 16 || outer > 65535) return false;
   if (length < kLeastRows || length > kMostRows) return false;
   BucketsPlan& own = plan.buckets;
-  own.shift = acc > 4 ? kMostShift - 1 : kMostShift;
-  while ((inner * acc) << own.shift > kMostSumBytes) --own.shift;
+  own.shift = kMostShift;
+  while ((inner * cell) << own.shift > kMostCells) --own.shift;
   const auto buckets = [&] { return ceil_div(problem.segments, int64_t{1} << own.shift); };
   while (own.shift > kLeastShift && buckets() < kBlocks) --own.shift;
   const int64_t count = buckets();
@@ -412,7 +434,7 @@ bool plan_buckets(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   if (shared(plan.warps) > most) return false;
   plan.shared_bytes = shared(plan.warps);
   plan.columns = static_cast<int>(inner);
-  while (bucket_sum_bytes(own.shift, plan.columns * acc) > most) plan.columns = plan.columns == 4 ? 2 : 1;
+  if (inner == 3) plan.columns = 1;
   own.tile = static_cast<uint32_t>(32 * kBucketItems * plan.warps);
   own.tiles = static_cast<uint32_t>(ceil_div(length, own.tile));
   const int64_t blocks = std::max<int64_t>(1, 2 * gpu.multiprocessors / outer);
