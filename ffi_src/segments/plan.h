@@ -63,10 +63,9 @@ enum class Segmenting {
   kBuckets,  // sums of floats in rows of few bytes: rows are moved to the bucket of their segment, which a block has
   kCells,    // softmax only: atomics on integers, in shared memory or in the workspace
   kNone,     // ids are bytes, which only kLanes reads
-  kOwners,   // sums of floats of some thousand rows: a block adds up a range of segments by atomics on integers
 };
 constexpr const char* kSegmentingNames[] = {"empty",   "lanes",   "match",  "few",     "picks",   "ranges", "tables",
-                                            "atomics", "scatter", "sorted", "ordered", "buckets", "cells",  "none", "owners"};
+                                            "atomics", "scatter", "sorted", "ordered", "buckets", "cells",  "none"};
 // Only sums of elements of 4 bytes have kernels that read ids of 8 bits: those are the gradients of boosted trees, as
 // float32 or as integers.
 constexpr bool takes_byte_ids(Op op, int bytes) { return op == Op::kSum && bytes == 4; }
@@ -97,15 +96,6 @@ constexpr int64_t kMostRangeRows = 64 << 10;
 // rows, and later for its accumulators, which take as much with 32 columns of 8 bytes.
 constexpr int kPickRange = 8, kMostPickWarps = 32, kPickBytes = 2048;
 
-// For cells that threads fold numbers to in any order: the bytes of one, whose numbers have so many bytes. Exact sums
-// are those of floats.
-constexpr int64_t order_free_bytes(bool exact, int64_t bytes) {
-  return exact ? (bytes == 8 ? 20 : 12) : bytes == 8 ? 8 : 4;
-}
-// For kOwners: the threads of a block, the most rows that it lists at a time, and the most rows.
-constexpr int kOwnerThreads = 1024, kOwnerList = 16 << 10;
-constexpr int64_t kMostOwnerRows = 1 << 16;
-
 // For kRanges and kPicks: bytes of a block's results in shared memory.
 constexpr int64_t range_result_bytes(int64_t range, int team_bits, int64_t cell_bytes) {
   return ((range << team_bits) * cell_bytes + 15) / 16 * 16;
@@ -116,10 +106,15 @@ constexpr int64_t range_result_bytes(int64_t range, int team_bits, int64_t cell_
 constexpr int64_t kTileThreads = 256, kMostTileRows = 2048, kTileStep = 8;
 constexpr int64_t kMostVectorPart = 32;  // bytes of the partial result of a thread's vector, at most
 
-// For kBuckets: the threads of a block, the ids of a lane in a tile that is moved, and the rows that a thread folds at a
-// time.
-constexpr int kBucketThreads = 512, kBucketItems = 8, kBucketRows = 8;
-constexpr int kMostBucketBits = 11, kMostShift = 14;  // bits of the number of a bucket, and of a segment in a bucket
+// For kBuckets: the threads of a block, the ids of a lane in a tile that is moved, and the rows that a lane adds up at
+// a time.
+constexpr int kBucketThreads = 512, kBucketItems = 8, kBucketRows = 4;
+constexpr int kMostBucketBits = 11, kMostShift = 13;  // bits of the number of a bucket, and of a segment in a bucket
+// Shared memory of a block that adds up rows whose sums have so many bytes: the sums of a bucket, and the rows and
+// segments of a step.
+constexpr int64_t bucket_sum_bytes(int shift, int64_t sum_bytes) {
+  return (sum_bytes << shift) + kBucketThreads * kBucketRows * (sum_bytes + 2);
+}
 
 struct BucketsPlan {
   int shift = 0;                   // a bucket is 2^shift segments

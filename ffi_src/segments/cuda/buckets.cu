@@ -1,17 +1,20 @@
-// Many segments, of rows of few bytes in no order. Reading such rows in the order of their ids would read a whole sector
-// of memory for each, from anywhere, and so would atomics on the results. Here the rows themselves are moved once, to
-// their bucket: a bucket is 2^shift neighbouring segments, and the high bits of an id name it. Then a block has cells for
-// a bucket's segments in shared memory, and reads the bucket's rows one after the other.
+// Sums of floats in many segments, of rows of few bytes in no order. Reading such rows in the order of their ids would
+// read a whole sector of memory for each, from anywhere. Here the rows themselves are moved once, to their bucket: a
+// bucket is 2^shift neighbouring segments, and the high bits of an id name it. Then a block has the sums of a bucket's
+// segments in shared memory, and reads the bucket's rows one after the other.
 //
 //   segment_bucket_count_kernel: counts the rows of each bucket in each tile.
 //   segment_bucket_scan_kernel: adds the counts of a bucket up over the tiles, so that each tile knows where its rows
 //     go.
 //   segment_bucket_move_kernel: a block orders a tile by bucket in shared memory, so that neighbours are written
 //     together: the rows, and the low bits of their ids. The order of a bucket's rows is that of the data.
-//   segment_bucket_fold_kernel: a block has a bucket, or a piece of a long one, and folds its rows to cells in any order.
-//   segment_bucket_join_kernel: folds the pieces of long buckets, in order.
+//   segment_bucket_sum_kernel: a block has a bucket, or a piece of a long one, and takes its rows by steps. The
+//   segments
+//     are dealt out to its warps, and rows go to the warp of their segment through shared memory, so that each sum has
+//     one writer. Lanes with the same segment fold their rows in a tree.
+//   segment_bucket_join_kernel: adds up the sums of the pieces of long buckets.
 //
-// So results follow from the ids and the sizes, and not from tiles or from the GPU.
+// So the order of additions follows from the ids and the sizes, and not from tiles or from the GPU.
 //
 // Bytes moved: ids are read twice, rows twice and written once, with two bytes of id; each segment is written once.
 #include <cuda_runtime.h>
@@ -22,7 +25,6 @@
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "segments/cuda/args.cuh"
-#include "segments/cuda/cells.cuh"
 
 namespace jaxgpuops::segments {
 namespace {
@@ -162,12 +164,10 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const char* from, u
   const auto place = reinterpret_cast<uintptr_t>(from);
   if (place % 16 == 0 && bytes % 16 == 0) {
     copy(uint4{});
-  } else if (place % 4 == 0 && bytes % 4 == 0) {
+  } else if (place % 4 == 0) {
     copy(uint32_t{});
-  } else if (place % 2 == 0 && bytes % 2 == 0) {
-    copy(uint16_t{});
   } else {
-    copy(uint8_t{});
+    copy(uint16_t{});
   }
 }
 
@@ -314,18 +314,46 @@ __device__ __forceinline__ void find_piece(const Args& a, uint32_t number, uint3
   __syncthreads();
 }
 
+// Adds to each lane's sum those of the lanes behind it that have the same key, in a tree. Returns whether the lane is
+// the first of its key.
+template <class Monoid, class Sum>
+__device__ __forceinline__ bool fold_peers(unsigned peers, Sum& sum) {
+  const uint32_t lane = threadIdx.x % 32;
+  const unsigned before = peers & ((1u << lane) - 1);
+  unsigned after = peers & ~(before | 1u << lane);
+  int rank = __popc(before);
+  while (__any_sync(kEveryLane, after != 0)) {
+    const int other = __ffs(after);
+#pragma unroll
+    for (auto& value : sum.value) {
+      const auto more = shuffle_from(value, other ? other - 1 : static_cast<int>(lane));
+      if (other) value = Monoid::fold(value, more);
+    }
+    after &= __ballot_sync(kEveryLane, (rank & 1) == 0);
+    rank /= 2;
+  }
+  return before == 0;
+}
+
 template <class Monoid, int kCount>
-__global__ void __launch_bounds__(kBucketThreads, 2) segment_bucket_fold_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kBucketThreads, 2) segment_bucket_sum_kernel(const __grid_constant__ Args a) {
   using Bits = typename Monoid::Bits;
   using Acc = typename Monoid::Acc;
   using Row = Columns<Bits, kCount>;
-  using Own = Cells<Monoid>;
-  constexpr int kRows = kBucketRows;
+  using Sum = Columns<Acc, kCount>;
+  constexpr int kRows = kBucketRows, kWarps = kBucketThreads / 32, kWarpBits = 4;
+  static_assert(kWarps == 1 << kWarpBits);
+  constexpr uint32_t kNoSegment = 1 << 16, kMany = 6;
   __shared__ uint32_t sums[32];
   __shared__ Piece piece;
-  const uint32_t width = 1u << a.plan.shift;
-  const Own cells(dynamic_shared_memory(), width * kCount);
-  cells.clear(threadIdx.x, kBucketThreads);
+  __shared__ uint16_t counts[kWarps][kWarps];  // of a warp's rows, how many another warp has the segments of
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 1u << a.plan.shift;
+  auto* const totals = reinterpret_cast<Sum*>(dynamic_shared_memory());
+  auto* const rows = reinterpret_cast<Sum*>(totals + width);
+  auto* const segments = reinterpret_cast<uint16_t*>(rows + kRows * kBucketThreads);
+  for (uint32_t s = threadIdx.x; s < width; s += kBucketThreads)
+#pragma unroll
+    for (Acc& value : totals[s].value) value = Monoid::identity();
   wait_for_predecessor();
   let_dependents_start();
   find_piece(a, blockIdx.x, sums, piece);
@@ -334,47 +362,97 @@ __global__ void __launch_bounds__(kBucketThreads, 2) segment_bucket_fold_kernel(
   const auto column = blockIdx.z * kCount, inner = static_cast<uint32_t>(a.inner);
   const uint16_t* const low = a.low();
   const auto* const data = reinterpret_cast<const Bits*>(a.moved()) + column;
-  const auto each_row = [&](auto visit) {
-#pragma unroll 1
-    for (uint32_t base = begin; base < end; base += kRows * kBucketThreads) {
-      uint32_t segment[kRows];
-      Row row[kRows];
+  uint32_t next_segment[kRows];
+  Row next[kRows];
+  const auto load = [&](uint32_t base) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const uint32_t at = base + r * kBucketThreads + threadIdx.x;
-        segment[r] = at < end ? low[at] : kNoCell;
-        row[r] = {};
-        if (at < end) row[r] = *reinterpret_cast<const Row*>(data + int64_t{at} * inner);
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r)
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) visit(segment[r], static_cast<int>(segment[r] * kCount + k), row[r].value[k]);
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t at = base + warp * (32 * kRows) + 32 * r + lane;
+      next_segment[r] = at < end ? low[at] : kNoSegment;
+      if (at < end) next[r] = *reinterpret_cast<const Row*>(data + int64_t{at} * inner);
     }
-    __syncthreads();
   };
-  if constexpr (Own::kTwice)
-    each_row([&](uint32_t segment, int cell, Bits bits) {
-      if (segment != kNoCell) cells.raise(cell, bits);
-    });
-  each_row([&](uint32_t segment, int cell, Bits bits) {
-    const auto value = segment == kNoCell ? typename Own::Value{} : cells.value(cell, bits, a.keys);
-    put_together(cells, segment, cell, 1, value);
-  });
+  load(begin);
+#pragma unroll 1
+  for (uint32_t base = begin; base < end; base += kRows * kBucketThreads) {
+    // Ranks the warp's rows among those whose segments belong to the same warp: lane w counts those of warp w.
+    uint32_t segment[kRows], place[kRows], count = 0;
+    Sum sum[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      segment[r] = next_segment[r];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) sum[r].value[k] = Monoid::load(next[r].value[k], a.keys);
+    }
+    load(base + kRows * kBucketThreads);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      // A segment that many lanes have is folded at once, so that its warp has not all the work.
+      const unsigned same = __ballot_sync(kEveryLane, segment[r] == __shfl_sync(kEveryLane, segment[r], 0));
+      if (__popc(same) >= kMany && fold_peers<Monoid>(same >> lane & 1 ? same : 1u << lane, sum[r]) == false)
+        segment[r] = kNoSegment;
+      unsigned mine = __ballot_sync(kEveryLane, segment[r] < kNoSegment), of_lane = mine;
+#pragma unroll
+      for (int b = 0; b < kWarpBits; ++b) {
+        const unsigned vote = __ballot_sync(kEveryLane, segment[r] >> b & 1);
+        mine &= segment[r] >> b & 1 ? vote : ~vote;
+        of_lane &= lane >> b & 1 ? vote : ~vote;
+      }
+      place[r] = __shfl_sync(kEveryLane, count, segment[r] % kWarps) + __popc(mine & ((1u << lane) - 1));
+      count += __popc(of_lane);
+    }
+    if (lane < kWarps) counts[warp][lane] = static_cast<uint16_t>(count);
+    __syncthreads();
+    // Lane w finds how many rows of warp w come before this warp's, and where the rows of warp w begin.
+    uint32_t before = 0, all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const uint32_t more = counts[w][lane % kWarps];
+      if (w < warp) before += more;
+      all += more;
+    }
+    const uint32_t to_own = sum_to_lane(lane < kWarps ? all : 0), from_own = to_own - all;
+    before += from_own;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t to = place[r] + __shfl_sync(kEveryLane, before, segment[r] % kWarps);
+      if (segment[r] == kNoSegment) continue;
+      rows[to] = sum[r];
+      segments[to] = static_cast<uint16_t>(segment[r]);
+    }
+    const uint32_t own = __shfl_sync(kEveryLane, from_own, warp), own_end = __shfl_sync(kEveryLane, to_own, warp);
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t first = own; first < own_end; first += 32) {
+      const bool there = first + lane < own_end;
+      const uint32_t s = there ? segments[first + lane] : kNoSegment + lane;
+      Sum more;
+      if (there) more = rows[first + lane];
+      const unsigned all = __ballot_sync(kEveryLane, there);
+      const unsigned peers = lanes_with<kMostShift - kWarpBits>(s >> kWarpBits) & (there ? all : 0);
+      if (fold_peers<Monoid>(peers, more) && there) {
+        Sum total = totals[s];
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) total.value[k] = Monoid::fold(total.value[k], more.value[k]);
+        totals[s] = total;
+      }
+      __syncwarp();
+    }
+  }
+  __syncthreads();
   const uint32_t first = bucket << a.plan.shift, count = min(width, static_cast<uint32_t>(a.segments) - first);
   if (pieces == 1) {
     Bits* const out = static_cast<Bits*>(a.out) + (blockIdx.y * a.segments + first) * a.inner + column;
     for (uint32_t s = threadIdx.x; s < count; s += kBucketThreads) {
       Row row;
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) row.value[k] = Monoid::store(cells.result(s * kCount + k), a.keys);
+      for (int k = 0; k < kCount; ++k) row.value[k] = Monoid::store(totals[s].value[k], a.keys);
       *reinterpret_cast<Row*>(out + int64_t{s} * inner) = row;
     }
   } else {
     Acc* const parts = a.part<Acc>(a.plan.parts) + (int64_t{blockIdx.x} << a.plan.shift) * inner + column;
     for (uint32_t s = threadIdx.x; s < count; s += kBucketThreads)
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) parts[int64_t{s} * inner + k] = cells.result(s * kCount + k);
+      *reinterpret_cast<Sum*>(parts + int64_t{s} * inner) = totals[s];
   }
 }
 
@@ -409,29 +487,34 @@ __global__ void __launch_bounds__(kBucketThreads) segment_bucket_join_kernel(con
 }
 
 template <class Monoid, int kCount>
-cudaError_t run_folds(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
+cudaError_t run_sums(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
   Launch config;
   config.grid = dim3(static_cast<unsigned>(plan.buckets.pieces), static_cast<unsigned>(a.outer),
                      static_cast<unsigned>(a.inner / kCount));
   config.block = dim3(kBucketThreads);
-  config.shared_bytes = (Cells<Monoid>::kBytes * kCount) << plan.buckets.shift;
+  config.shared_bytes = bucket_sum_bytes(plan.buckets.shift, kCount * sizeof(typename Monoid::Acc));
   config.overlap = plan.overlap;
-  const cudaError_t status = launch(stream, config, segment_bucket_fold_kernel<Monoid, kCount>, a);
+  const cudaError_t status = launch(stream, config, segment_bucket_sum_kernel<Monoid, kCount>, a);
   if (status != cudaSuccess || plan.buckets.pieces == plan.buckets.count) return status;
   config.grid = dim3(plan.buckets.count, static_cast<unsigned>(a.outer), 8);
   config.shared_bytes = 0;
   return launch(stream, config, segment_bucket_join_kernel<Monoid>, a);
 }
 
-// Folds as many columns at a time as the plan says, unless the results are not aligned for that.
+// Sums of as many columns at a time as the plan says, unless the results are not aligned for that.
 template <class Monoid>
 cudaError_t run_columns(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
   const auto out = reinterpret_cast<uintptr_t>(a.out);
-  constexpr int kBytes = sizeof(typename Monoid::Bits);
-  if constexpr (kBytes <= 4)
-    if (plan.columns == 4 && out % (4 * kBytes) == 0) return run_folds<Monoid, 4>(stream, plan, a);
-  if (plan.columns % 2 == 0 && out % (2 * kBytes) == 0) return run_folds<Monoid, 2>(stream, plan, a);
-  return run_folds<Monoid, 1>(stream, plan, a);
+  const auto suits = [&](int count) {
+    return plan.columns == count && out % ((count & -count) * sizeof(typename Monoid::Bits)) == 0;
+  };
+  constexpr int kMost = 16 / sizeof(typename Monoid::Acc);
+  if constexpr (kMost == 4)
+    if (suits(4)) return run_sums<Monoid, 4>(stream, plan, a);
+  if constexpr (sizeof(typename Monoid::Bits) == 4)
+    if (suits(3)) return run_sums<Monoid, 3>(stream, plan, a);
+  if (suits(2)) return run_sums<Monoid, 2>(stream, plan, a);
+  return run_sums<Monoid, 1>(stream, plan, a);
 }
 
 cudaError_t run_move(cudaStream_t stream, const SegmentsPlan& plan, const Args& a) {
@@ -442,9 +525,7 @@ cudaError_t run_move(cudaStream_t stream, const SegmentsPlan& plan, const Args& 
   config.overlap = plan.overlap;
   if (a.of_row % 16 == 0) return launch(stream, config, segment_bucket_move_kernel<uint4>, a, a.of_row / 16);
   if (a.of_row % 8 == 0) return launch(stream, config, segment_bucket_move_kernel<uint2>, a, a.of_row / 8);
-  if (a.of_row % 4 == 0) return launch(stream, config, segment_bucket_move_kernel<uint32_t>, a, a.of_row / 4);
-  if (a.of_row % 2 == 0) return launch(stream, config, segment_bucket_move_kernel<uint16_t>, a, a.of_row / 2);
-  return launch(stream, config, segment_bucket_move_kernel<uint8_t>, a, a.of_row);
+  return launch(stream, config, segment_bucket_move_kernel<uint32_t>, a, a.of_row / 4);
 }
 
 }  // namespace
@@ -466,7 +547,13 @@ cudaError_t launch_segment_buckets(cudaStream_t stream, const SegmentsPlan& plan
   status = launch(stream, config, segment_bucket_scan_kernel, a);
   if (status == cudaSuccess) status = run_move(stream, plan, a);
   if (status != cudaSuccess) return status;
-  return dispatch_monoid(problem, [&](auto monoid) { return run_columns<decltype(monoid)>(stream, plan, a); });
+  switch (problem.dtype) {
+    case DType::kFloat16: return run_columns<Sum<Float16>>(stream, plan, a);
+    case DType::kBFloat16: return run_columns<Sum<BFloat16>>(stream, plan, a);
+    case DType::kFloat32: return run_columns<Sum<Float32>>(stream, plan, a);
+    case DType::kFloat64: return run_columns<Sum<Float64>>(stream, plan, a);
+    default: return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace jaxgpuops::segments

@@ -37,9 +37,6 @@ cudaError_t launch_segment_few(cudaStream_t stream, const SegmentsPlan& plan, co
 cudaError_t launch_segment_picks(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                  const SegmentsBuffers& buffers);
 
-cudaError_t launch_segment_owners(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
-                                  const SegmentsBuffers& buffers);
-
 cudaError_t launch_segment_ranges(cudaStream_t stream, const SegmentsPlan& plan, const Segments& problem,
                                   const SegmentsBuffers& buffers);
 

@@ -10,7 +10,6 @@ cudaError_t launch_segments(cudaStream_t stream, const SegmentsPlan& plan, const
   if (plan.algorithm == Segmenting::kMatch) return launch_segment_match(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kFew) return launch_segment_few(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kPicks) return launch_segment_picks(stream, plan, problem, buffers);
-  if (plan.algorithm == Segmenting::kOwners) return launch_segment_owners(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kRanges) return launch_segment_ranges(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kAtomics) return launch_segment_atomics(stream, plan, problem, buffers);
   if (plan.algorithm == Segmenting::kBuckets) return launch_segment_buckets(stream, plan, problem, buffers);
