@@ -262,25 +262,25 @@ class _Softmax(Kernel):
     _FEW_NUMBERS = 1 << 18  # so few are read as fast where cells are in memory
 
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
-        source = untransposed(operands[0])
-        if platform == "cuda" and axis == 0 and source is not None and split is None and not asks_partitioner(ctx):
-            data, ids = ctx.avals_in
-            last, length = data.ndim - 1, data.shape[0]
-            before = data.update(shape=(*data.shape[1:], length))
-            row_ids = ids.update(shape=(*(1,) * last, length))
-            plans = [
-                self.choose(platform, avals, axis=of_avals, **params).plan
-                for avals, of_avals in ((ctx.avals_in, axis), ((before, row_ids), last))
-            ]
-            by_cells = all(plan.get("algorithm") == "cells" for plan in plans)
-            if by_cells and (plans[1]["shared_bytes"] or data.size <= self._FEW_NUMBERS):
+        data, ids = ctx.avals_in
+        source = untransposed(operands[0]) if platform == "cuda" and axis == 0 and split is None else None
+        if source is None or asks_partitioner(ctx) or any(data.sharding.spec):
+            return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
+        last, length = data.ndim - 1, data.shape[0]
+        turned = data.update(shape=(*data.shape[1:], length)), ids.update(shape=(*(1,) * last, length))
+        plans = [
+            self.choose(platform, avals, axis=of_avals, **params).plan
+            for avals, of_avals in ((ctx.avals_in, axis), (turned, last))
+        ]
+        by_cells = all(plan.get("algorithm") == "cells" for plan in plans)
+        if not (by_cells and (plans[1]["shared_bytes"] or data.size <= self._FEW_NUMBERS)):
+            return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
 
-                def of_source(x, ids):
-                    outs = self.primitive.bind(x, ids.reshape(row_ids.shape), axis=last, **params)
-                    return [jnp.moveaxis(out, last, 0) for out in outs]
+        def of_source(x, ids):
+            outs = self.primitive.bind(x, ids.reshape(turned[1].shape), axis=last, **params)
+            return [jnp.moveaxis(out, last, 0) for out in outs]
 
-                return lower_fun(ctx.replace(avals_in=(before, ids)), of_source, (source, operands[1]))
-        return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
+        return lower_fun(ctx.replace(avals_in=(turned[0], ids)), of_source, (source, operands[1]))
 
 
 def _softmax_kernel(name, results, fallback):
