@@ -113,12 +113,13 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
     range = segments;
     warps = std::min(warps, kWholeWarps);
   }
-  // So have many blocks that need no lists.
+  // Many blocks that need no lists have few warps, too.
   if (may_cut && range == segments && chunks() >= 2 * kBlocks) warps = std::min(warps, kWholeWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
   const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
-  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, warps > 12 ? 12 : warps / 2);
+  const auto fewer = [](int64_t of) { return of > 12 ? 12 : of > 8 ? 8 : of / 2; };
+  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, fewer(warps));
   if (warps * bytes_of_warp() > most_shared) range = (most_shared / warps - 4 * kFewList) / row - 1;
   plan.warps = static_cast<int>(warps);
   plan.rows = range;
@@ -156,14 +157,16 @@ bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
   return false;
 }
 
-// Whether kRanges takes rows of many columns, however many numbers there are. One block has all rows of a segment, for
+// Whether kRanges takes rows of many columns, although there are many numbers. One block has all rows of a segment, for
 // some columns, so rows may be more only if numbers are narrow and fold in any order.
 bool has_wide_ranges(const Segments& problem) {
-  constexpr int64_t kMostWideRows = 4 << 10, kMostNarrowRows = 16 << 10, kLeastNarrow = 384;
+  constexpr int64_t kMostWideRows = 4 << 10, kMostNarrowRows = 13 << 10, kLeastNarrow = 384, kMostNumbers = 16 << 20;
   const Rows& rows = problem.rows;
+  if (rows.length <= kFewRows) return true;
   const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
   const bool narrow = !sums_floats && bytes_of(problem.dtype) <= 2 && rows.inner >= kLeastNarrow;
-  return rows.length <= (narrow ? kMostNarrowRows : kMostWideRows);
+  return rows.length <= (narrow ? kMostNarrowRows : kMostWideRows) &&
+         (rows.length + problem.segments) * rows.inner <= kMostNumbers;
 }
 
 // Plans kRanges. Returns false if other kernels are faster. The order of additions follows from this geometry, which
@@ -367,16 +370,18 @@ bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
 }
 
 // Plans tables that leave a multiprocessor one block: for extremes and sums of integers in more segments, of one
-// column. Returns false if atomics in memory are faster: where there are few rows for each segment, since each block
-// leaves a table, so that these would take more than kOfNumber bytes for each number, and for extremes of 64 bits.
+// column, and for extremes of very many rows. Returns false if atomics in memory are faster: where there are few rows
+// for each segment, since each block leaves a table, so that these would take more than kOfNumber bytes for each
+// number, and for extremes of 64 bits.
 bool plan_large_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kBlocks = 132, kLeast = 48 << 10, kLeastNumbers = 1 << 19, kOfNumber = 16;
+  constexpr int64_t kLeastOfMany = 6 << 10, kMany = 4 << 20;
   const auto [outer, length, inner] = problem.rows;
   const bool sums = problem.op == Op::kSum;
   const int64_t table = problem.segments * std::max<int64_t>(4, partial_bytes(problem));
   if (sums ? is_float(problem.dtype) : bytes_of(problem.dtype) == 8) return false;
-  if (problem.byte_ids || problem.sorted || inner > 1 || table <= kLeast || table > gpu.shared_bytes - 1024)
-    return false;
+  if (table <= (!sums && length > kMany ? kLeastOfMany : kLeast) || table > gpu.shared_bytes - 1024) return false;
+  if (problem.byte_ids || problem.sorted || inner > 1) return false;
   if (kBlocks * table > kOfNumber * length || length < kLeastNumbers || length >= 1 << 30) return false;
   plan.algorithm = Segmenting::kTables;
   plan.warps = kExtremeThreads / 32;
