@@ -22,6 +22,7 @@ COUNTS = {
     "one table": ((2, 300_001), 40_000),
     "clusters": ((1, 518_279), 35_547),
     "clusters of rows": ((3, 400_003), 20_001),
+    "clusters with all bins": ((5, 300_001), 50_003),
     "few ids for many bins": ((1, 300_001), 100_003),
     "ranges of bins": ((1, 1_000_003), 130_000),
     "few ids": ((3, 20_003), 12_345),
@@ -46,6 +47,7 @@ SEGMENTS = {
     "tables of slices": (300_001, (), 1000, False),
     "tables of columns": (30_001, (5,), 1000, False),
     "a table a block": (600_001, (), 2000, False),
+    "a large table a block": (700_001, (), 20_000, False),
     "tables of all columns": (120_001, (28,), 200, False),
     "tables of odd rows": (40_001, (9,), 61, False),
     "lanes of wide rows": (20_001, (77,), 100, False),
@@ -68,6 +70,7 @@ SEGMENTS = {
     "ranges of odd rows": (8191, (15,), 3000, False),
     "ranges of vectors": (12_001, (64,), 4000, False),
     "ranges of wide rows": (428, (1001,), 63, False),
+    "ranges of more wide rows": (3001, (700,), 300, False),
     "results of few rows": (20, (4100,), 9000, False),
     "one row": (1, (1000,), 3, False),
     "few sorted rows": (300, (40,), 100, True),
@@ -163,6 +166,20 @@ def test_ids_that_do_not_ascend(features):
     jax.block_until_ready(reductions(data, ids, 1000, True))
     expected = jaxgpuops.segment_sum(data, ids, 1000)
     np.testing.assert_array_equal(jaxgpuops.segment_sum(data, jnp.sort(ids), 1000, indices_are_sorted=True), expected)
+
+
+@pytest.mark.parametrize("columns", [68, 70])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "bfloat16"])
+def test_narrow_rows_in_order(dtype, columns):
+    """Rows of which only 4 bytes, or 2, make a vector."""
+    rng = np.random.default_rng(0)
+    data = jnp.asarray(rng.integers(0, 50, (9001, columns))).astype(dtype)
+    ids = jnp.asarray(np.where(rng.random(9001) < 0.3, 7, rng.integers(-1, 3001, 9001)), jnp.int32)
+    ours = reductions(data, ids, 3000, False)
+    for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
+        wide = getattr(jax.ops, name)(data.astype(jnp.int32), ids, 3000)
+        there = np.isin(np.arange(3000), np.asarray(ids))
+        np.testing.assert_array_equal(result[there], wide.astype(dtype)[there])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64", "float16", "bfloat16", "float64"])
@@ -277,6 +294,8 @@ def check_exact_sums(dtype, hot, size, columns, has_table):
         (600_001, 60_000, 1, "atomics"),
         (20_001, 50, 1, "tables"),
         (20_001, 20, 3, "lanes"),
+        (4001, 600, 400, "ranges"),
+        (20_001, 9000, 70, "ordered"),
     ],
 )
 @pytest.mark.parametrize("dtype", ["int16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64"])
@@ -450,6 +469,21 @@ def test_softmax_of_many_rows(shape, segments, algorithm, is_sorted):
     of_rows = np.stack([np.sort(np.roll(ids, 9)) if is_sorted else np.roll(ids, 9), ids])
     for many in (jax.jit(jax.vmap(both))(rows, of_rows), jax.jit(jax.vmap(both, in_axes=(0, None)))(rows, ids)):
         assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
+
+
+@pytest.mark.parametrize("shape, segments", [((24, 5000), 9), ((3, 70_001), 30), ((2, 900, 3), 70), ((5, 2048), 1297)])
+def test_softmax_of_transposed_data(shape, segments):
+    """The kernel reads data that a program transposes as they were before. Its sums do not depend on that."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(9 * rng.standard_normal(shape), jnp.float32)
+    x = jnp.moveaxis(x, 1, -1)
+    ids = rng.integers(-1, segments + 1, x.shape[-1])
+    for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp):
+        turned = lambda x, fn=fn: jnp.moveaxis(fn(jnp.moveaxis(x, -1, 0), ids, segments), 0, -1)
+        [call] = jaxgpuops.explain(turned, x)
+        assert call.shape == x.shape
+        plain = jax.jit(lambda x, fn=fn: fn(x, ids, segments))(jnp.moveaxis(x, -1, 0))
+        assert same_bits(jax.jit(turned)(x), jnp.moveaxis(plain, 0, -1))
 
 
 def test_ids_of_a_byte():

@@ -86,7 +86,7 @@ bool plan_clusters(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) 
   constexpr int64_t kClusters = 6;  // an H200 runs seven of 16 blocks with a multiprocessor each, but not eight
   constexpr int64_t kMostIds = 1 << 20, kLeastBins = 8192, kMostBins = 90'000;
   const Rows& rows = problem.rows;
-  if (gpu.max_cluster < 16 || rows.inner > 1 || rows.outer > kClusters / 2) return false;
+  if (gpu.max_cluster < 16 || rows.inner > 1 || rows.outer > kClusters) return false;
   if (rows.length < kFewIds || rows.length > kMostIds) return false;
   if (problem.bins < (rows.elements() < 1 << 20 ? kLeastBins : 2 * kLeastBins) || problem.bins > kMostBins)
     return false;
@@ -95,6 +95,7 @@ bool plan_clusters(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) 
   plan.tables = 1;
   plan.ranges = kClusters / rows.outer;
   plan.range = ceil_div(problem.bins, plan.ranges);
+  if (4 * plan.range > gpu.shared_bytes - 1024) return false;
   plan.cluster = gpu.max_cluster;
   plan.slices = plan.cluster;
   plan.shared_bytes = 4 * plan.range;
@@ -159,14 +160,14 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   const bool few = !dense && rows.elements() <= kFewIds &&
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
-  // Of some rows, too, whose slices would have few ids for each bin; clusters count three.
+  // Of some rows, too, whose slices would have few ids for each bin; clusters count three to six.
   constexpr int64_t kLeastBins = 1 << 15, kMostOfRows = 7 << 18, kMostCounters = 1 << 21;
   const bool sparse =
       rows.length <= 8 * problem.bins &&
       (rows.outer <= 2 ? problem.bins >= kManyBins && rows.elements() <= kSparseIds
                        : rows.outer > 3 && problem.bins >= kLeastBins && rows.elements() <= kMostOfRows &&
                              rows.outer * problem.bins <= kMostCounters);
-  if (!sparse && plan_clusters(problem, gpu, plan)) return plan;
+  if ((!sparse || rows.outer > 2) && plan_clusters(problem, gpu, plan)) return plan;
   if (ranges > 4 && plan_parts(problem, gpu, plan)) return plan;
   if (rows.inner > 1 || ranges > 4 || few || sparse || rows.outer * ranges > kMostBlocks) {
     // A block has at most 2048 ids. So few rows are being counted at any time that their counters stay in L2.

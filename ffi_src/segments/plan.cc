@@ -113,10 +113,13 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
     range = segments;
     warps = std::min(warps, kWholeWarps);
   }
+  // Many blocks that need no lists have few warps, too.
+  if (may_cut && range == segments && chunks() >= 2 * kBlocks) warps = std::min(warps, kWholeWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
   const int64_t least = std::min<int64_t>(warps, rows.length > kFewRows ? 8 : 4);
-  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, warps / 2);
+  const auto fewer = [](int64_t of) { return of > 12 ? 12 : of > 8 ? 8 : of / 2; };
+  while (warps > least && warps * bytes_of_warp() > most_shared) warps = std::max(least, fewer(warps));
   if (warps * bytes_of_warp() > most_shared) range = (most_shared / warps - 4 * kFewList) / row - 1;
   plan.warps = static_cast<int>(warps);
   plan.rows = range;
@@ -154,6 +157,18 @@ bool plan_picks(const Segments& problem, SegmentsPlan& plan) {
   return false;
 }
 
+// Whether kRanges takes rows of many columns, although there are many numbers. One block has all rows of a segment, for
+// some columns, so rows may be more only if numbers are narrow and fold in any order.
+bool has_wide_ranges(const Segments& problem) {
+  constexpr int64_t kMostWideRows = 4 << 10, kMostNarrowRows = 13 << 10, kLeastNarrow = 384, kMostNumbers = 16 << 20;
+  const Rows& rows = problem.rows;
+  if (rows.length <= kFewRows) return true;
+  const bool sums_floats = problem.op == Op::kSum && is_float(problem.dtype);
+  const bool narrow = !sums_floats && bytes_of(problem.dtype) <= 2 && rows.inner >= kLeastNarrow;
+  return rows.length <= (narrow ? kMostNarrowRows : kMostWideRows) &&
+         (rows.length + problem.segments) * rows.inner <= kMostNumbers;
+}
+
 // Plans kRanges. Returns false if other kernels are faster. The order of additions follows from this geometry, which
 // fits in the shared memory that every GPU has.
 bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
@@ -161,9 +176,8 @@ bool plan_ranges(const Segments& problem, SegmentsPlan& plan) {
   constexpr int64_t kMostRows = 512;     // of a block, on average
   constexpr int64_t kMostNumbers = 5 << 18;
   const auto [outer, length, inner] = problem.rows;
-  const bool few = length <= kFewRows;
   if (problem.sorted || length > kMostRangeRows || inner >= int64_t{1} << 31) return false;
-  if (!few && length * inner > kMostNumbers) return false;
+  if (!has_wide_ranges(problem) && length * inner > kMostNumbers) return false;
   plan = {};
   plan.algorithm = Segmenting::kRanges;
   while (plan.team_bits < 5 && inner > 1 << plan.team_bits) ++plan.team_bits;
@@ -236,7 +250,7 @@ bool prefers_scatter_to_atomics(const Segments& problem) {
 }
 
 void plan_scatter(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
-  constexpr int64_t kFewest = 16 << 10;  // of more numbers, threads have several, unless a warp shares a row
+  constexpr int64_t kFewest = 48 << 10;  // of more numbers, threads have several, unless a warp shares a row
   const auto [outer, length, inner] = problem.rows;
   plan = {};
   plan.algorithm = Segmenting::kScatter;
@@ -355,6 +369,29 @@ bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   return true;
 }
 
+// Plans tables that leave a multiprocessor one block: for extremes and sums of integers in more segments, of one
+// column, and for extremes of very many rows. Returns false if atomics in memory are faster: where there are few rows
+// for each segment, since each block leaves a table, so that these would take more than kOfNumber bytes for each
+// number, and for extremes of 64 bits.
+bool plan_large_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
+  constexpr int64_t kBlocks = 132, kLeast = 48 << 10, kLeastNumbers = 1 << 19, kOfNumber = 16;
+  constexpr int64_t kLeastOfMany = 6 << 10, kMany = 4 << 20;
+  const auto [outer, length, inner] = problem.rows;
+  const bool sums = problem.op == Op::kSum;
+  const int64_t table = problem.segments * std::max<int64_t>(4, partial_bytes(problem));
+  if (sums ? is_float(problem.dtype) : bytes_of(problem.dtype) == 8) return false;
+  if (table <= (!sums && length > kMany ? kLeastOfMany : kLeast) || table > gpu.shared_bytes - 1024) return false;
+  if (problem.byte_ids || problem.sorted || inner > 1) return false;
+  if (kBlocks * table > kOfNumber * length || length < kLeastNumbers || length >= 1 << 30) return false;
+  plan.algorithm = Segmenting::kTables;
+  plan.warps = kExtremeThreads / 32;
+  plan.tiles = std::max<int64_t>(1, kBlocks / outer);
+  plan.rows = ceil_div(ceil_div(length, plan.tiles), 4) * 4;  // a lane loads four rows at a time
+  plan.tiles = ceil_div(length, plan.rows);
+  plan.workspace_bytes = aligned(kBlocks * problem.segments * partial_bytes(problem));  // as for a part of the batch
+  return true;
+}
+
 // Plans how the order of rows by id is found. All ways find the same, so the plan may depend on the batch and the GPU.
 OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
   // All blocks read all ids, so more than kRanges blocks would not be faster. With fewer than kLeastRanges blocks, each
@@ -451,7 +488,10 @@ void plan_tiles(const Segments& problem, int64_t part_bytes, const Gpu& gpu, Seg
   // tiles would leave much to join, so no tile has fewer than `least` rows.
   const int64_t width = bytes_of(problem.dtype), bytes = rows.inner * width;
   const int64_t most = width == 1 ? 8 : std::min<int64_t>(16, kMostVectorPart / part_bytes * width);
-  const int64_t vector = bytes % most == 0 ? most : width > 1 && bytes % 8 == 0 ? 8 : width;
+  const int64_t vector = bytes % most == 0             ? most
+                         : width > 1 && bytes % 8 == 0 ? 8
+                         : width < 4 && bytes % 4 == 0 ? 4
+                                                       : width;
   const int64_t warps = vector > 4 * width ? 3 * 1024 : 4 * 1024;
   const int64_t all = std::max<int64_t>(1, ceil_div(rows.length * (bytes / vector), 32 * warps));
   const int64_t least = std::clamp<int64_t>(rows.length >> 14, rows.length < 8 * problem.segments ? 8 : 16, 64);
@@ -523,7 +563,19 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     plan_scatter(problem, gpu, plan);
     return plan;
   }
-  if (!few && plan_wide_tables(problem, gpu, plan)) return plan;
+  if (!few && (plan_wide_tables(problem, gpu, plan) || plan_large_tables(problem, gpu, plan))) return plan;
+  // Of few wide rows, a block has many results to write, and few would clear a table for each warp. If there are far
+  // more results than numbers, tiles write them at the speed of memory.
+  constexpr int64_t kLeastWide = 384, kLeastWideSegments = 24, kLeastNumbers = 3 << 17, kManyResults = 1 << 25;
+  const bool many_results = problem.segments * rows.inner >= kManyResults && problem.segments >= 4 * rows.length;
+  if (has_wide_ranges(problem) && !problem.sorted && !problem.byte_ids && rows.inner >= kLeastWide &&
+      problem.segments >= kLeastWideSegments && (rows.length + problem.segments) * rows.inner >= kLeastNumbers) {
+    if (many_results) {
+      plan_tiles(problem, partial_bytes(problem), gpu, plan);
+      return plan;
+    }
+    if (plan_ranges(problem, plan)) return plan;
+  }
   // Lanes are faster for batches, but where the order of additions matters, the kernel may not follow from the batch.
   const bool may_pick = !few && !problem.byte_ids && (sums_floats || rows.outer == 1);
   if (has_lanes && may_pick && sums_floats && problem.segments >= kLeastPickSegments) {
@@ -550,18 +602,6 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   if (plan_match(problem, plan)) return plan;
-  // Of few wide rows, a block has many results to write, and few would clear a table for each warp. If there are far
-  // more results than numbers, tiles write them at the speed of memory.
-  constexpr int64_t kLeastWide = 384, kLeastWideSegments = 24, kLeastNumbers = 3 << 17, kManyResults = 1 << 25;
-  const bool many_results = problem.segments * rows.inner >= kManyResults && problem.segments >= 4 * rows.length;
-  if (few && !problem.sorted && rows.inner >= kLeastWide && problem.segments >= kLeastWideSegments &&
-      (rows.length + problem.segments) * rows.inner >= kLeastNumbers) {
-    if (many_results) {
-      plan_tiles(problem, partial_bytes(problem), gpu, plan);
-      return plan;
-    }
-    if (plan_ranges(problem, plan)) return plan;
-  }
   plan_few(rows, problem.segments, partial_bytes(problem), few, plan);
   // Atomics take two short launches if the results are their accumulators, and three if they need keys.
   const bool on_keys = bytes < 4 && rows.length * rows.inner <= 4 << 10;

@@ -1,6 +1,6 @@
 // Segments of rows whose ids ascend, or which are read in the order of their ids (order.cu, sort/). A tile is a fixed
 // number of rows, however long the segments are. It belongs to a team of neighbouring threads: as many as a row has
-// vectors of 16 bytes, or of 8, or elements. A thread reads its columns of the tile's rows in order, and keeps the
+// vectors of 16, 8 or 4 bytes, or elements. A thread reads its columns of the tile's rows in order, and keeps the
 // result of the current segment in registers. What this result is for depends on where the segment begins and ends:
 //   if it begins and ends in the tile: the segment's result;
 //   if it begins before the tile: the tile's head, a partial result in the workspace;
@@ -193,6 +193,8 @@ cudaError_t run(cudaStream_t stream, const Args& a) {
     status = run_tiles<Monoid, kWide>(stream, a);
   } else if (kBytes > 1 && has(8 / kBytes)) {
     status = run_tiles<Monoid, kBytes == 1 ? 1 : 8 / kBytes>(stream, a);
+  } else if (kBytes < 4 && has(4 / kBytes)) {
+    status = run_tiles < Monoid, kBytes<4 ? 4 / kBytes : 1>(stream, a);
   } else {
     status = run_tiles<Monoid, 1>(stream, a);
   }

@@ -187,7 +187,10 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
     reinterpret_cast<Key*>(units + place(e / kEach))[e % kEach] = x[e];
   __syncthreads();
   const bool collects = a.tile > kFewThreads;
-  Few results = a;
+  const int64_t to = int64_t{first} * a.k;
+  Few results = a;  // the results of the tile, in shared memory or where they belong
+  results.indices += to;
+  if (a.values) results.values = static_cast<Key*>(a.values) + to;
   if (collects) {
     results.indices = reinterpret_cast<int32_t*>(dynamic_shared_memory() + a.tile_bytes);
     results.values = a.values ? results.indices + a.tile * a.k : nullptr;
@@ -207,15 +210,10 @@ __global__ void __launch_bounds__(kFewThreads) few_tile_kernel(const __grid_cons
     }
 #pragma unroll 1
     for (; i > 0; --i) best.add(encode(row[i - 1], a.order), i - 1);
-    if (collects) {
-      write<Key>(results, best, int64_t{r} * a.k, 1, 1, 0);
-    } else {
-      write<Key>(a, best, int64_t{first + r} * a.k, 1, 1, 0);
-    }
+    write<Key>(results, best, int64_t{r} * a.k, 1, 1, 0);
   }
   if (!collects) return;
   __syncthreads();
-  const int64_t to = int64_t{first} * a.k;
   copy_out(a.indices + to, results.indices, rows * a.k);
   if (a.values) copy_out(static_cast<Key*>(a.values) + to, static_cast<const Key*>(results.values), rows * a.k);
 }
