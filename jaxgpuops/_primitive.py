@@ -355,7 +355,7 @@ class Kernel:
 
     def _lower(self, platform, ctx, *operands, axis, split=None, **params):
         if split is not None:
-            outs = lower_fun(
+            outs = _lower_fun(
                 ctx,
                 functools.partial(_split.run_manually, self, split, ctx.avals_out, axis=axis, **params),
                 operands,
@@ -370,7 +370,7 @@ class Kernel:
             first = axis[0]
             merged = lambda *xs: [merge(x, xs[0].shape, axis) for x in xs]
             if not partitioned or _partition.missing:
-                outs = lower_fun(ctx, lambda *xs: self.primitive.bind(*merged(*xs), axis=first, **params), operands)
+                outs = _lower_fun(ctx, lambda *xs: self.primitive.bind(*merged(*xs), axis=first, **params), operands)
                 return [lower_with_sharding_in_types(ctx, y, aval) for y, aval in zip(outs, ctx.avals_out, strict=True)]
             avals = jax.eval_shape(merged, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
         choice = self.choose(platform, avals, axis=first, partitioned=partitioned, **params)
@@ -386,7 +386,7 @@ class Kernel:
             if (rule := _split.rule_of(self, params)) and rule.beside:
                 function = functools.partial(rule.beside, axis=axis, **params)
                 shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]
-                beside = jax.eval_shape(function, *shapes), lower_fun(ctx, function, operands)
+                beside = jax.eval_shape(function, *shapes), _lower_fun(ctx, function, operands)
             outs = _partition.lower(self, ctx, operands, choice, beside, axis=axis, **params)
         elif choice.kernel:
             outs = self._custom_call(ctx, operands, choice, axis=axis, **params)
@@ -394,7 +394,7 @@ class Kernel:
             if platform == "cuda" and _native.missing("cuda"):
                 _warn_missing_cuda(choice.why)
             plain = {LEFT: self.left, _OTHERS: self.others}.get(choice.why, self.fallback)
-            outs = lower_fun(ctx, functools.partial(plain, axis=axis, **params), operands)
+            outs = _lower_fun(ctx, functools.partial(plain, axis=axis, **params), operands)
         return [lower_with_sharding_in_types(ctx, out, aval) for out, aval in zip(outs, ctx.avals_out, strict=True)]
 
     def _custom_call(self, ctx, operands, choice, *, axis, **params):
@@ -429,7 +429,7 @@ class Kernel:
         results = lower(ctx.replace(avals_out=[aval for aval, _ in outs]), *operands, **attributes)[:count]
         if to == axis:
             return results
-        return lower_fun(ctx.replace(avals_in=moved), lambda *ys: [jnp.moveaxis(y, to, axis) for y in ys], results)
+        return _lower_fun(ctx.replace(avals_in=moved), lambda *ys: [jnp.moveaxis(y, to, axis) for y in ys], results)
 
 
 def _moved(dims: Sequence[int], source: int, to: int) -> list[int]:
@@ -448,7 +448,7 @@ def merge(x: jax.Array, whole: tuple, axis) -> jax.Array:
     return x.reshape(*x.shape[:first], math.prod(own), *x.shape[after:])
 
 
-def lower_fun(ctx, function, operands):
+def _lower_fun(ctx, function, operands):
     """Lowers plain JAX with explicit mesh axes as automatic ones, since explicit types refuse much that XLA can do."""
     meshes = {aval.sharding.mesh for aval in ctx.avals_in if any(aval.sharding.spec)}
     context = contextlib.nullcontext()
@@ -467,14 +467,6 @@ def _attribute(value):
     if isinstance(value, int) and not isinstance(value, bool):
         return np.int64(value)
     return np.float64(value) if isinstance(value, float) else value
-
-
-def untransposed(operand):
-    """The MLIR value of which another is the transpose that moves the last dimension to the front, else None."""
-    if not isinstance(operand, mlir.ir.OpResult) or operand.owner.operation.name != "stablehlo.transpose":
-        return None
-    permutation = [*operand.owner.attributes["permutation"]]
-    return operand.owner.operands[0] if permutation == [len(permutation) - 1, *range(len(permutation) - 1)] else None
 
 
 def is_iota(operand, axis: int) -> bool:

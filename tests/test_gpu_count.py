@@ -471,21 +471,6 @@ def test_softmax_of_many_rows(shape, segments, algorithm, is_sorted):
         assert all(same_bits(of_all[1], own) for of_all, own in zip(many, found, strict=True))
 
 
-@pytest.mark.parametrize("shape, segments", [((24, 5000), 9), ((3, 70_001), 30), ((2, 900, 3), 70), ((5, 2048), 1297)])
-def test_softmax_of_transposed_data(shape, segments):
-    """The kernel reads data that a program transposes as they were before. Its sums do not depend on that."""
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(9 * rng.standard_normal(shape), jnp.float32)
-    x = jnp.moveaxis(x, 1, -1)
-    ids = rng.integers(-1, segments + 1, x.shape[-1])
-    for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp):
-        turned = lambda x, fn=fn: jnp.moveaxis(fn(jnp.moveaxis(x, -1, 0), ids, segments), 0, -1)
-        [call] = jaxgpuops.explain(turned, x)
-        assert call.shape == x.shape
-        plain = jax.jit(lambda x, fn=fn: fn(x, ids, segments))(jnp.moveaxis(x, -1, 0))
-        assert same_bits(jax.jit(turned)(x), jnp.moveaxis(plain, 0, -1))
-
-
 def test_ids_of_a_byte():
     rng = np.random.default_rng(0)
     pairs, ids = jnp.asarray(rng.standard_normal((70_001, 2)), jnp.float32), rng.integers(0, 256, (5, 70_001))

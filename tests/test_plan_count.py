@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 from plans import CAPABILITIES, SHARED_LIMIT
@@ -452,20 +451,3 @@ def test_plans_of_segments(capability):
         assert one == many and one["rows"] * one["tiles"] >= length > one["rows"] * (one["tiles"] - 1)
         part = max(4, np.dtype(dtype).itemsize) if op == "segment_sum" else np.dtype(dtype).itemsize
         assert one["workspace_bytes"] >= (2 * one["tiles"] * inner * part if one["tiles"] > 1 else 0)
-
-
-def test_softmax_of_transposed_data():
-    """A call of x.T reads x, with the features before the axis, if blocks have the cells of all segments."""
-
-    def shapes(rows, length, segments, fn=jaxgpuops.segment_softmax):
-        x, ids = jax.ShapeDtypeStruct((rows, length), np.float32), jax.ShapeDtypeStruct((length,), np.int32)
-        calls = jaxgpuops.explain(lambda x, ids: fn(x.T, ids, segments).T, x, ids, platform="cuda")
-        return [call.shape for call in calls]
-
-    for fn in (jaxgpuops.segment_softmax, jaxgpuops.segment_logsumexp):
-        assert shapes(24, 5000, 9, fn) == [(24, 5000)]
-        assert shapes(24, 798_499, 9, fn) == [(24, 798_499)]
-        assert shapes(9, 449_800, 34_743, fn) == [(449_800, 9)]
-    x, ids = jax.ShapeDtypeStruct((5000, 24), np.float32), jax.ShapeDtypeStruct((5000,), np.int32)
-    [call] = jaxgpuops.explain(lambda x, ids: jaxgpuops.segment_softmax(x, ids, 9), x, ids, platform="cuda")
-    assert call.shape == (5000, 24)

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxgpuops import _arguments, _native
 from jaxgpuops._derivatives import def_jvp, def_linear, sum_to
-from jaxgpuops._primitive import Kernel, asks_partitioner, batch_first, lower_fun, untransposed
+from jaxgpuops._primitive import Kernel, batch_first
 from jaxgpuops._split import RULES, Rule, all_axes, ends, filled_axes, plain_rule
 from jaxgpuops.lax.along_axis import along
 from jaxgpuops.lax.order import from_keys, identity, moved, to_keys
@@ -252,39 +252,6 @@ def _plan_segment_softmax(rows, avals, compute_capability, axis, *, length, sort
     return _native.modules["cpu"].plan_segment_softmax(*rows, length, dtype, sorted, compute_capability)
 
 
-class _Softmax(Kernel):
-    """Softmax of segments, or the logarithms of their sums.
-
-    Data that a program transposes first, as in ``segment_softmax(x.T, ids, n)``, are read as they were before, where
-    blocks have the cells of all segments: then the features stand before the axis, all with the same ids, and XLA need
-    not copy the data. Nor need it copy a result that the program transposes back.
-    """
-
-    looks_at_uses = True
-    _FEW_NUMBERS = 1 << 18  # so few are read as fast where cells are in memory
-
-    def _lower(self, platform, ctx, *operands, axis, split=None, **params):
-        data, ids = ctx.avals_in
-        source = untransposed(operands[0]) if platform == "cuda" and axis == 0 and split is None else None
-        if source is None or asks_partitioner(ctx) or any(data.sharding.spec):
-            return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
-        last, length = data.ndim - 1, data.shape[0]
-        turned = data.update(shape=(*data.shape[1:], length)), ids.update(shape=(*(1,) * last, length))
-        plans = [
-            self.choose(platform, avals, axis=of_avals, **params).plan
-            for avals, of_avals in ((ctx.avals_in, axis), (turned, last))
-        ]
-        by_cells = all(plan.get("algorithm") == "cells" for plan in plans)
-        if not (by_cells and (plans[1]["shared_bytes"] or data.size <= self._FEW_NUMBERS)):
-            return super()._lower(platform, ctx, *operands, axis=axis, split=split, **params)
-
-        def of_source(x, ids):
-            outs = self.primitive.bind(x, ids.reshape(turned[1].shape), axis=last, **params)
-            return [jnp.moveaxis(out, last, 0) for out in outs]
-
-        return lower_fun(ctx.replace(avals_in=(turned[0], ids)), of_source, (source, operands[1]))
-
-
 def _softmax_kernel(name, results, fallback):
     def others(x, ids, **params):
         """Converts numbers of 16 bits, whose kernels are for rows in no order, to those of the other kernels."""
@@ -294,7 +261,7 @@ def _softmax_kernel(name, results, fallback):
         [y] = kernel(x.astype(wide), ids, **params)
         return (y.astype(x.dtype),)
 
-    kernel = _Softmax(
+    kernel = Kernel(
         name,
         results=results,
         fallback=fallback,

@@ -399,7 +399,7 @@ def segment_logsumexp(
     """
     op = "jaxgpuops.segment_logsumexp"
     x, ids, of = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    return _call_composed(_logsumexp, x, ids, of)
+    return _jitted_composed(_logsumexp, x, ids, of)
 
 
 def segment_softmax(
@@ -436,18 +436,9 @@ def segment_softmax(
     """
     op = "jaxgpuops.segment_softmax"
     x, ids, of = _segment_floats(op, data, segment_ids, num_segments, indices_are_sorted, axis_name)
-    return _call_composed(_softmax, x, ids, of)
+    return _jitted_composed(_softmax, x, ids, of)
 
 
-def _composed(function, x, ids, of):
+@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _jitted_composed(function, x, ids, of):
     return function(*align(x, ids.reshape(-1, *(1,) * (x.ndim - 1))), of)
-
-
-_jitted_composed = jax.jit(_composed, static_argnums=(0, 3), inline=True)
-
-
-def _call_composed(function, x, ids, of):
-    """Calls the function in the program that is traced, if any: within a jitted one of its own, the lowering would not
-    see how x is made (`jaxgpuops.lax._segments._Softmax`)."""
-    traced = isinstance(x, jax.core.Tracer) or isinstance(ids, jax.core.Tracer)
-    return (_composed if traced else _jitted_composed)(function, x, ids, of)
