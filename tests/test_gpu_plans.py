@@ -196,7 +196,7 @@ KERNELS = {
     | {"columns": "scan_columns", "spans": "scan_columns"}
     | {f"{layout}_twice": "scan_twice_(folds|sums|results)" for layout in ("chunk", "column", "span")},
     "row_engine": {
-        "small": "(small_(flat_)?|shared_flat_|chain_sums_|lane_columns_)kernel",
+        "small": "(small_((flat|sums)_)?|(shared_flat|flat_sums|chain_sums|lane_columns)_)kernel",
         "rows": "((lean_|loose_|team_)?rows|spread|wide|sweep|((loose|rows|spread|wide)_)?gradient|(short|loose|packed)_sums)_kernel",
         "rows_tiles": "((part_)?tile|column_tiles)_kernel",
     }
