@@ -160,7 +160,7 @@ BincountPlan plan_bincount(const Bincount& problem, const Gpu& gpu) {
   const bool few = !dense && rows.elements() <= kFewIds &&
                    problem.bins >= std::min(kFewBins, std::max(rows.length / 8, rows.elements() / 32)) &&
                    rows.length <= 16 * problem.bins && rows.outer * ranges < gpu.multiprocessors / 2;
-  // Of some rows, too, whose slices would have few ids for each bin; clusters count three to six.
+  // Slices of a few longer rows would have few ids for each bin, too. (Clusters count three to six such rows.)
   constexpr int64_t kLeastBins = 1 << 15, kMostOfRows = 7 << 18, kMostCounters = 1 << 21;
   const bool sparse =
       rows.length <= 8 * problem.bins &&

@@ -324,7 +324,8 @@ void choose_kernel(RowPlan& plan, const Rows& rows, const Gpu& gpu, const RowTun
   // three kernels of small blocks, some of which compute while others wait for memory. (Gradients of cross-entropy took
   // a third less time.)
   const bool wide = !traits.masked && traits.item_bytes == 8;
-  // So are statistics of a row, or of two that are not aligned, that would take the largest blocks of a cluster.
+  // Statistics of a row, or of two that are not aligned, are split, too, if they would take the largest blocks of a
+  // cluster.
   const bool split = (stream && !traits.output && rows.outer <= gpu.multiprocessors) || huge || crowded ||
                      (wide && traits.output && ceil_div(plan.spans, kMaxCluster) > kMostWidePart);
   if (stream && !split) return plan_stream(plan, rows, gpu);

@@ -11,10 +11,10 @@ constexpr int kSlots = 1 << kSlotBits;
 
 struct Distinct {
   uint32_t count;  // of different elements
-  uint32_t many;   // 1 if they are too many, so that nothing else here is of use but the next lines
+  uint32_t many;   // 1 if there are too many: then only the next two lines are of use
   uint32_t sorts;  // 1 if the row must be sorted: there are many, and `least` elements did not give all results
-  // Of a row of which few results are wanted. How many blocks have sampled their parts; whether `bound` is known, the
-  // highest word of an element that may be one of the least; and how many such elements there are.
+  // If few results of a row are wanted: how many blocks have sampled their parts; whether `bound` is known, the highest
+  // word of an element that may be one of the least; and how many such elements there are.
   uint32_t sampled, bounded, bound, candidates;
   uint32_t unused;
   // A hash table. The key of a slot, or 0 if it is free: an element whose key is 0 has the last slot.

@@ -202,7 +202,7 @@ UniquePlan plan_unique(const Unique& problem, const Gpu& gpu, bool counted) {
     plan.shared_bytes = 2 * round_up(elements, 4) * std::max(problem.bits / 8, 4) + (int64_t{8} << plan.slot_bits);
     return plan.shared_bytes + 1024 <= gpu.shared_bytes;
   };
-  // Of few bits, counts take less time, unless one block would have to write many fills.
+  // Counting elements of few bits takes less time, unless one block would have to write many fills.
   const bool counts = problem.bits <= 16 && !problem.index && !problem.inverse;
   if (!(counts && problem.size <= kMostCountsSize) && rows.inner == 1 && length > 0 && length <= kMostUniqueCompared &&
       rows.outer * length * length <= kMostUniquePairs &&

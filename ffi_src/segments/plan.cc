@@ -113,7 +113,7 @@ void plan_few(const Rows& rows, int64_t segments, int64_t cell_bytes, bool may_c
     range = segments;
     warps = std::min(warps, kWholeWarps);
   }
-  // Many blocks that need no lists have few warps, too.
+  // Blocks have few warps, too, if they are many and need no lists.
   if (may_cut && range == segments && chunks() >= 2 * kBlocks) warps = std::min(warps, kWholeWarps);
   const int64_t row = 32 * cell_bytes;  // bytes of a segment in the table of a warp
   const auto bytes_of_warp = [&] { return row * (range + 1) + (range < segments ? 4 * kFewList : 0); };
@@ -250,7 +250,7 @@ bool prefers_scatter_to_atomics(const Segments& problem) {
 }
 
 void plan_scatter(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
-  constexpr int64_t kFewest = 48 << 10;  // of more numbers, threads have several, unless a warp shares a row
+  constexpr int64_t kFewest = 48 << 10;  // up to so many numbers, a thread has one, unless a warp shares a row
   const auto [outer, length, inner] = problem.rows;
   plan = {};
   plan.algorithm = Segmenting::kScatter;
@@ -564,8 +564,8 @@ SegmentsPlan plan_segments(const Segments& problem, const Gpu& gpu) {
     return plan;
   }
   if (!few && (plan_wide_tables(problem, gpu, plan) || plan_large_tables(problem, gpu, plan))) return plan;
-  // Of few wide rows, a block has many results to write, and few would clear a table for each warp. If there are far
-  // more results than numbers, tiles write them at the speed of memory.
+  // Few wide rows: a block of `few` would clear a table for each warp, though it mostly writes results. If there are
+  // far more results than numbers, tiles write them at the speed of memory.
   constexpr int64_t kLeastWide = 384, kLeastWideSegments = 24, kLeastNumbers = 3 << 17, kManyResults = 1 << 25;
   const bool many_results = problem.segments * rows.inner >= kManyResults && problem.segments >= 4 * rows.length;
   if (has_wide_ranges(problem) && !problem.sorted && !problem.byte_ids && rows.inner >= kLeastWide &&

@@ -188,7 +188,7 @@ __device__ __forceinline__ void search_in_order(const Search& problem, const Sor
     }
     if (own > kOrderTurn) load(start + kOrderTurn);
     reverse_if(!ascend, bound);
-    bool walks = is_whole(start);  // if the thread's queries are in order
+    bool walks = is_whole(start);  // whether the thread's queries are in order
 #pragma unroll
     for (int i = 1; i < kInOrder; ++i) walks = walks && bound[i - 1] <= bound[i];
     low = ~largest_of_warp(~low);

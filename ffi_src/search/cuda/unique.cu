@@ -33,7 +33,7 @@ struct CollectArgs {
   Distinct* all;
   int64_t length, chunk;
   SortOrder order;
-  // If few results are wanted: of UniquePlan. Else `samples` is 0.
+  // As in UniquePlan, if few results are wanted. Otherwise `samples` is 0.
   int samples, sampled_rank;
   uint32_t* sample;
   void* least;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     }
   }
   __syncthreads();
-  // A block with a shorter part may have found few elements, and read all, before others give up.
+  // The last part may be short: its block may have read all of it, with few different elements, before others give up.
   const bool is_short = end - begin < a.chunk;
   if (gives_up) {
     if (threadIdx.x == 0) store_relaxed(&a.all->many, 1u), store_relaxed(&a.all->sorts, 1u);

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const uint32_t different = listed;
   if (least_found != nullptr) {
-    if (different <= size) return;  // how often the last of them is there is not known
+    if (different <= size) return;  // further copies of the last of them may lie outside of this list
     if (blockIdx.x == 0 && threadIdx.x == 0) least_found->sorts = 0;
   }
   if (threadIdx.x < (0u - different) % 4) list[different + threadIdx.x] = ~Key{0};

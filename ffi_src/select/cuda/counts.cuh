@@ -1,8 +1,8 @@
-// For long.cu: rows of 16 bits that are so few that no block has more than 2^16 elements of one. They need no sample
-// and no lists: each block counts all keys of its slice in shared memory, two counts of 16 bits in a word. Then the
-// blocks of a row add up how many keys have each of the 256 highest bytes, which tells the byte of each rank; and how
-// many have each key of these bytes, which tells the key. For an index, the block that has the wanted one of the equal
-// elements looks for it in its slice.
+// For long.cu: few rows of 16 bits, if each block has fewer than 2^16 elements of one. They need no sample and no
+// lists: each block counts all keys of its slice in shared memory, two counts of 16 bits in a word. Then the blocks of
+// a row add up how many keys have each of the 256 highest bytes, which tells the byte of each rank; and how many have
+// each key of these bytes, which tells the key. For an index, the block that has the wanted one of the equal elements
+// looks for it in its slice.
 //
 // Bytes moved: the row is read once, and the slice of an index once more, from the L2 cache.
 #pragma once
