@@ -108,8 +108,7 @@ def _take_fallback(table, ids, *, axis, sorted, fill, along=None):
         numbers = jax.lax.GatherDimensionNumbers(features, collapsed_slice_dims=(0,), start_index_map=(0,))
         gather = functools.partial(jax.lax.gather, mode="fill" if fill else "clip", fill_value=0)
         take = lambda rows: gather(rows, ids, numbers, (1, *rows.shape[1:])).reshape(shape)
-        # Floats of 16 bits come through as they are, and XLA for GPUs need not see a table of other numbers.
-        return moved(take, rows) if rows.dtype.itemsize == 1 else take(rows)
+        return moved(take, rows)
 
     return (_each(one, table, ids, axis),)
 
