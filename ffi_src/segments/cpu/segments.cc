@@ -88,8 +88,8 @@ void reduce_narrow(const Segments& problem, const typename Format::Bits* data, c
   const bool several =
       width <= 2 && table * static_cast<int64_t>(sizeof(Acc)) <= 16 << 10 && rows.length >= 4 * segments;
   const int tables = several ? 4 : 1;
-  // A part has so many rows for each segment that its table, which is filled, written and added to the others, takes no
-  // longer than they do. Rows of several columns are added up as vectors, so there must be more of them.
+  // Each part has a table, which is filled, written and added to the others. So that this takes no longer than adding
+  // up the rows, a part has several rows for each segment: more of several columns, which are added up as vectors.
   const int64_t least = std::max<int64_t>(kTaskElements / width, (width == 1 ? 8 : 32) * segments);
   const int64_t parts = std::clamp<int64_t>(rows.length / least, 1, 256), part = ceil_div(rows.length, parts);
   const auto add_up = [&](const Acc* from, int64_t count, int64_t stride, auto put) {
