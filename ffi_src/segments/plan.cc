@@ -350,7 +350,7 @@ namespace {
 
 // Plans tables of all columns for blocks: for extremes, and for sums of integers. Returns false if other kernels are
 // faster: where there are fewer rows than the tables of all blocks have segments, since each block leaves a table; for
-// many columns; and for few rows, unless they are so wide that kScatter and kAtomics do not take them.
+// many columns; and for few rows or numbers.
 bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kBlocks = 132, kMostColumns = 128;
   const auto [outer, length, inner] = problem.rows;
@@ -359,6 +359,8 @@ bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& pla
   if (inner < (extremes ? 2 : 8) || inner > kMostColumns) return false;
   if (length <= (inner > kMostAtomicColumns ? kFewRows : kWholeRows)) return false;
   if (length < kBlocks * problem.segments || length >= 1 << 30) return false;
+  const bool many = length >= 4 * kBlocks * std::max<int64_t>(problem.segments, 64);
+  if (!many && may_scatter(problem) && prefers_scatter_to_atomics(problem)) return false;
   const int64_t cells = problem.segments * inner;
   if (cells * std::max<int64_t>(4, partial_bytes(problem)) > gpu.shared_bytes - 1024) return false;
   plan.algorithm = Segmenting::kTables;
