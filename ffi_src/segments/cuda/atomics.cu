@@ -33,14 +33,13 @@ struct Whole {
   using Word = std::conditional_t<sizeof(Bits) == 8, uint64_t, uint32_t>;
   static constexpr bool kFromEnds = kLargest;
   static constexpr int kBlocks = 4, kSteps = 8;
-  static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false, kHasSlots = !kLargest;
+  static constexpr bool kInPlace = sizeof(Word) == sizeof(Bits), kHasTable = false;
   using Plain = Whole;
 
   const Args& a;
   int64_t o;
   int column;
-  Word* words;             // accumulators of the column
-  Slots* slots = nullptr;  // of the block
+  Word* words;  // accumulators of the column
   uint32_t hot = kNone;
   Word sum = 0;  // sum of those of the lane's rows that are in the hot segment
 
@@ -81,18 +80,6 @@ struct Whole {
       put(id, word);
     }
   }
-  // The slots of sums.
-  __device__ uint32_t key_of(uint32_t id, Bits) const {
-    return id == kNone ? kNone : id * static_cast<uint32_t>(a.inner) + column;
-  }
-  __device__ void add_to_slots(uint32_t id, Bits bits, bool is_hot, Word seen) {
-    if (!is_hot && id != kNone && slots->add(key_of(id, bits), Monoid::load(bits, a.keys))) return;
-    add(id, bits, is_hot, seen);
-  }
-  __device__ static void add_sum(const Args& a, uint32_t key, uint64_t sum) {
-    if (sum) atomic_fold<false>(words_of(a, 0) + key, static_cast<Word>(sum));
-  }
-
   __device__ void flush() {
     if (hot == kNone) return;
     for (int lanes = 1 << a.team_bits; lanes < 32; lanes *= 2) sum = fold(sum, shuffle_xor(sum, lanes));
@@ -133,7 +120,7 @@ struct Exact {
   using Plain = Exact<Float, false>;
   static constexpr bool kFromEnds = false;
   static constexpr int kBlocks = 4, kSteps = kTable ? 4 : 8;
-  static constexpr bool kInPlace = false, kHasTable = kTable, kHasSlots = false;
+  static constexpr bool kInPlace = false, kHasTable = kTable;
 
   const Args& a;
   int64_t o;

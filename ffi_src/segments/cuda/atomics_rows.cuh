@@ -12,7 +12,6 @@
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "segments/cuda/args.cuh"
-#include "segments/cuda/atomics.cuh"
 
 namespace jaxgpuops::segments {
 namespace {
@@ -26,43 +25,10 @@ constexpr int kLooks = 2;
 constexpr int kMany = 8;
 constexpr uint32_t kNone = ~0u;
 
-// Sums of accumulators that a block has often, in shared memory, so that the atomics of all blocks do not wait for each
-// other at the same few places of memory. A number names an accumulator: its slot follows from the number, and the
-// first that takes a slot keeps it. A slot has 64 bits in halves.
-struct Slots {
-  static constexpr int kBits = 9, kCount = 1 << kBits;
-  static constexpr int kMany = 3;  // an accumulator takes a slot if so many lanes of a warp have it
-  static constexpr uint32_t kTaken = kNone - 1;
-  uint32_t any, key[kCount], low[kCount], high[kCount];
-
-  __device__ static uint32_t slot_of(uint32_t own) { return own * 0x9e3779b9u >> (32 - kBits); }
-  __device__ void clear() {
-    if (threadIdx.x == 0) any = 0;
-    for (int i = threadIdx.x; i < kCount; i += kThreads) key[i] = kNone;
-    __syncthreads();
-  }
-  __device__ void take(uint32_t own) {
-    const uint32_t slot = slot_of(own);
-    if (atomicCAS(key + slot, kNone, kTaken) != kNone) return;
-    low[slot] = high[slot] = 0;
-    __threadfence_block();
-    *static_cast<volatile uint32_t*>(key + slot) = own;
-    *static_cast<volatile uint32_t*>(&any) = 1;
-  }
-  // Adds to the sum of the accumulator, or returns false if that has no slot.
-  __device__ bool add(uint32_t own, uint64_t value) {
-    const uint32_t slot = slot_of(own);
-    if (*static_cast<volatile uint32_t*>(key + slot) != own) return false;
-    add_halves(low + slot, high + slot, value);
-    return true;
-  }
-};
-
 struct Args : SegmentArgs {
   int64_t run, runs;  // rows of a warp; warps that share the rows of a chunk of columns
   int64_t chunks;
   int team_bits;  // 2^team_bits lanes have a row
-  bool slots;     // whether blocks of sums have slots
   bool looks;     // whether accumulators of extremes are looked at before an atomic
   ExactShape exact;
   int table_bins;  // bins that a block has in shared memory
@@ -74,7 +40,6 @@ struct Args : SegmentArgs {
         runs(plan.tiles),
         chunks((inner + (int64_t{1} << plan.team_bits) - 1) >> plan.team_bits),
         team_bits(plan.team_bits),
-        slots(outer == 1 && team_bits <= 2 && cells() * std::max(plan.exact.bins, 1) < int64_t{Slots::kTaken}),
         looks(plan.looks),
         exact(plan.exact),
         table_bins(plan.table_bins) {}
@@ -127,32 +92,18 @@ __device__ __forceinline__ void fold_rows(const Args& a, Policy& policy, int64_t
       policy.hot = candidate;
       is_cold = false;
     }
-    const auto fold_all = [&](auto add) {
 #pragma unroll
-      for (int first = 0; first < kSteps; first += kLooks) {
-        decltype(policy.peek(0)) seen[kLooks];
+    for (int first = 0; first < kSteps; first += kLooks) {
+      decltype(policy.peek(0)) seen[kLooks];
 #pragma unroll
-        for (int i = 0; i < kLooks; ++i) seen[i] = policy.peek(id[first + i]);
+      for (int i = 0; i < kLooks; ++i) seen[i] = policy.peek(id[first + i]);
 #pragma unroll
-        for (int i = 0; i < kLooks; ++i) {
-          const uint32_t own = id[first + i];
-          if (step * (first + i) < end - start) add(own, bits[first + i], own == policy.hot && own != kNone, seen[i]);
-        }
-      }
-    };
-    if constexpr (Policy::kHasSlots) {
-      if (a.slots) {
-        const uint32_t key = policy.key_of(id[0], bits[0]);
-        const unsigned peers = __match_any_sync(kEveryLane, key);
-        if (key != kNone && __popc(peers) >= Slots::kMany && __ffs(peers) - 1 == lane) policy.slots->take(key);
-        // Usually there are none, and the atomics of several rows follow each other sooner without branches.
-        if (__any_sync(kEveryLane, *static_cast<volatile uint32_t*>(&policy.slots->any) != 0)) {
-          fold_all([&](auto... of_row) { policy.add_to_slots(of_row...); });
-          continue;
-        }
+      for (int i = 0; i < kLooks; ++i) {
+        const uint32_t own = id[first + i];
+        if (step * (first + i) < end - start)
+          policy.add(own, bits[first + i], own == policy.hot && own != kNone, seen[i]);
       }
     }
-    fold_all([&](auto... of_row) { policy.add(of_row...); });
   }
 }
 
@@ -168,29 +119,12 @@ __global__ void __launch_bounds__(kThreads, Policy::kBlocks) segment_atomics_ker
   if (a.chunks > 1) place = warp / a.chunks, chunk = warp - place * a.chunks;
   if (place >= a.runs) o = a.outer > 1 ? place / a.runs : 1;
   const int64_t run = place - o * a.runs;
-  Slots* slots = nullptr;
-  if constexpr (Policy::kHasSlots) {
-    __shared__ Slots of_block;
-    slots = &of_block;
-    if (a.slots) slots->clear();
-  }
-  if (o < a.outer) {
-    Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
-    if constexpr (Policy::kHasSlots) policy.slots = slots;
-    fold_rows(a, policy, run * a.run, min(a.length, (run + 1) * a.run));
-    if constexpr (!Policy::kInPlace) let_dependents_start();  // segment_finish_kernel
-    policy.flush();
-    policy.end();
-  }
-  if constexpr (Policy::kHasSlots) {
-    if (!a.slots) return;
-    __syncthreads();
-    if (slots->any == 0) return;
-    for (int slot = threadIdx.x; slot < Slots::kCount; slot += kThreads) {
-      if (slots->key[slot] == kNone) continue;
-      Policy::add_sum(a, slots->key[slot], uint64_t{slots->high[slot]} << 32 | slots->low[slot]);
-    }
-  }
+  if (o >= a.outer) return;
+  Policy policy(a, o, static_cast<int>(chunk << a.team_bits) + (threadIdx.x & ((1 << a.team_bits) - 1)));
+  fold_rows(a, policy, run * a.run, min(a.length, (run + 1) * a.run));
+  if constexpr (!Policy::kInPlace) let_dependents_start();  // segment_finish_kernel
+  policy.flush();
+  policy.end();
 }
 
 template <class Policy>

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) segment_window_kernel(const __grid_c
 
 struct Wide {
   using Bits = uint64_t;
-  static constexpr bool kFromEnds = false, kInPlace = false, kHasSlots = false;
+  static constexpr bool kFromEnds = false, kInPlace = false;
   static constexpr int kBlocks = 3;  // that a multiprocessor holds at least
   static constexpr int kSteps = 4;
 
