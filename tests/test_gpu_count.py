@@ -164,7 +164,7 @@ def test_segments(length, features, segments, is_sorted, kind):
 @pytest.mark.parametrize("columns", [1, 3, 9])
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64"])
 def test_sums_of_integers_in_frequent_segments(dtype, columns):
-    """Blocks add up the rows of some 25 segments in shared memory, and those of the others by atomics."""
+    """Some 25 segments have most rows, so that many atomics meet."""
     with jax.enable_x64(dtype.endswith("64")):
         rng = np.random.default_rng(0)
         length, segments = 600_001, 100_000
