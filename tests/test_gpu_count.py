@@ -87,6 +87,8 @@ SEGMENTS = {
     "buckets of scalars": (300_001, (), 200_000, False),
     "buckets of odd rows": (270_001, (3,), 200_000, False),
     "buckets of pairs": (70_001, (2,), 150_000, False),
+    "tables of few rows": (8193, (19,), 60, False),
+    "tables of wide rows": (2101, (100,), 15, False),
     "one pass": (5000, (11,), 400, False),
     "ranges of ids": (70_001, (9,), 30_000, False),
     "two passes": (100_001, (9,), 30_000, False),
@@ -157,6 +159,36 @@ def test_segments(length, features, segments, is_sorted, kind):
         ours = jax.jit(reductions, static_argnums=(2, 3))(data, ids, segments, is_sorted)
         for result, name in zip(ours, ("segment_sum", "segment_max", "segment_min"), strict=True):
             np.testing.assert_array_equal(result, getattr(jax.ops, name)(data, ids, segments))
+
+
+@pytest.mark.parametrize("columns", [1, 3, 9])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", "uint64"])
+def test_sums_of_integers_in_frequent_segments(dtype, columns):
+    """Some 25 segments have most rows, so that many atomics meet."""
+    with jax.enable_x64(dtype.endswith("64")):
+        rng = np.random.default_rng(0)
+        length, segments = 600_001, 100_000
+        ids = rng.integers(-1, segments + 1, length).astype(np.int32)
+        ids = np.where(rng.random(length) < 0.9, rng.choice(ids, 25)[rng.integers(0, 25, length)], ids)
+        info = np.iinfo(dtype)
+        data = rng.integers(info.min, info.max, (length, columns), dtype, endpoint=True)
+        total = lambda data, ids: jaxgpuops.segment_sum(data, ids, segments)
+        assert jaxgpuops.explain(total, data, ids)[0].plan["algorithm"] == "atomics"
+        valid, wanted = (ids >= 0) & (ids < segments), np.zeros((segments, columns), dtype)
+        np.add.at(wanted, ids[valid], data[valid])
+        np.testing.assert_array_equal(jax.jit(total)(data, ids), wanted)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "hot", "one"])
+def test_buckets_of_narrow_scalars(kind):
+    """Rows of two bytes, of which there is an odd number, that begin anywhere."""
+    for length, segments, first in [(300_001, 700_000, 0), (270_003, 500_000, 1), (1_000_001, 800_000, 0)]:
+        data = jax.random.randint(jax.random.key(2), (length + first,), -9, 10).astype(jnp.bfloat16)[first:]
+        ids = drawn(kind, (length,), segments, 0)
+        total = lambda data, ids, segments=segments: jaxgpuops.segment_sum(data, ids, segments)
+        assert jaxgpuops.explain(total, data, ids)[0].plan["algorithm"] == "buckets"
+        wanted = jax.ops.segment_sum(data.astype(jnp.float32), ids, segments).astype(jnp.bfloat16)
+        np.testing.assert_array_equal(jax.jit(total)(data, ids), wanted)
 
 
 @pytest.mark.parametrize("features", [(), (16,)], ids=["scalars", "rows"])
@@ -317,6 +349,8 @@ def test_extremes(dtype, length, segments, columns, algorithm):
         both = lambda data, ids: [fn(data, ids, segments) for fn in (jaxgpuops.segment_max, jaxgpuops.segment_min)]
         if algorithm == "scatter" and data.dtype.itemsize < 4:
             algorithm = "few" if length == 4001 else "atomics"
+        if algorithm == "lanes" and data.dtype.itemsize < 4:
+            algorithm = "tables"
         assert [call.plan["algorithm"] for call in jaxgpuops.explain(both, data, ids)] == [algorithm] * 2
         found = jax.jit(both)(data, ids)
         with jax.default_device(cpu := jax.devices("cpu")[0]):

@@ -125,7 +125,7 @@ def test_plans_of_segments(capability):
     for op, dtype, *sizes, algorithm in [
         ("segment_sum", "float32", 60_000, 100, 65, "ordered"), ("segment_sum", "float32", 60_000, 100, 64, "lanes"),
         ("segment_sum", "float32", 10**6, 63, 100, "lanes"), ("segment_sum", "float32", 10**6, 64, 100, "ordered"),
-        ("segment_sum", "float32", 40_000, 100, 100, "lanes"), ("segment_sum", "int32", 52_000, 100, 100, "lanes"),
+        ("segment_sum", "float32", 40_000, 100, 100, "lanes"), ("segment_sum", "int32", 13_000, 100, 100, "lanes"),
         ("segment_sum", "float64", 60_000, 100, 64, "lanes"), ("segment_sum", "bfloat16", 10**6, 64, 128, "ordered"),
         # Very few rows are compared with all segments.
         ("segment_sum", "float64", 139, 1, 78, "match"), ("segment_sum", "float32", 640, 1, 800, "match"),
@@ -138,8 +138,10 @@ def test_plans_of_segments(capability):
         assert one == many and one["algorithm"] == algorithm, (op, dtype, sizes)
     # Tables of all columns for blocks. (operation, dtype, rows, columns, segments, whether they are taken)
     for op, dtype, length, inner, segments, wide in [
-        ("segment_max", "float32", 1_982_628, 28, 950, True), ("segment_max", "float32", 528 * 950 - 1, 28, 950, False),
-        ("segment_min", "bfloat16", 528 * 64, 2, 5, True), ("segment_min", "bfloat16", 528 * 64 - 1, 2, 5, False),
+        ("segment_max", "float32", 1_982_628, 28, 950, True), ("segment_max", "float32", 132 * 950 - 1, 28, 950, False),
+        ("segment_max", "float32", 132 * 950, 28, 950, True), ("segment_max", "float32", 28_227, 51, 3, True),
+        ("segment_min", "bfloat16", 8193, 2, 5, True), ("segment_min", "bfloat16", 8192, 2, 5, False),
+        ("segment_max", "int8", 2049, 65, 15, True), ("segment_max", "int8", 2048, 65, 15, False),
         ("segment_max", "int8", 40_000, 128, 60, True), ("segment_max", "int8", 40_000, 129, 60, False),
         ("segment_sum", "int32", 260_045, 12, 111, True), ("segment_sum", "int64", 10**6, 7, 111, False),
         ("segment_max", "float64", 10**6, 2, 8000, False), ("segment_sum", "float32", 10**6, 28, 950, False),
@@ -149,7 +151,8 @@ def test_plans_of_segments(capability):
         assert (one["algorithm"] == "tables" and one["columns"] == inner) == wide
         if wide:  # a part of a batch has its part of the workspace
             assert one["workspace_bytes"] == three["workspace_bytes"] == many["workspace_bytes"]
-            assert [found["tiles"] for found in (one, three, many)] == [132, 44, 1]
+            rows = [-(-length // blocks) for blocks in (132, 44, 1)]
+            assert [found["tiles"] for found in (one, three, many)] == [-(-length // own) for own in rows]
             assert one["rows"] * one["tiles"] >= length and plan(op, 1, length, inner, segments, dtype, True) != one
     softmax_plan = jaxgpuops._native.modules["cpu"].plan_segment_softmax
     plan_softmax = lambda *args, dtype="float32", sorted=False: softmax_plan(*args, dtype, sorted, capability)
@@ -184,7 +187,7 @@ def test_plans_of_segments(capability):
         ("segment_max", "float32", 1, 1024, 1, 32, "few"), ("segment_max", "float32", 1, 1025, 1, 32, (1, 5)),
         ("segment_sum", "int64", 1, 2048, 1, 4, "few"), ("segment_sum", "int32", 2, 1191, 1, 16, "few"),
         ("segment_max", "float32", 1, 2048, 17, 16, "few"), ("segment_max", "float32", 1, 2048, 17, 17, (4, 34)),
-        ("segment_max", "int32", 1, 9001, 12, 43, "atomics"),
+        ("segment_max", "int32", 1, 9001, 12, 43, "tables"), ("segment_max", "int16", 1, 9001, 12, 69, "atomics"),
         ("segment_max", "int32", 1, 1 << 16, 8, 9000, (4, 512)), ("segment_max", "int32", 1, 65_537, 8, 9000, "atomics"),
         ("segment_max", "int32", 1, 8192, 32, 300, (4, 256)), ("segment_max", "int32", 1, 8193, 32, 300, "atomics"),
         ("segment_sum", "int32", 1, 2048, 512, 65, (4, 1024)), ("segment_sum", "int32", 1, 2048, 512, 64, "ranges"),
@@ -311,7 +314,7 @@ def test_plans_of_segments(capability):
     for inner, length, algorithm in [
         (1, 50_000, "tables"),
         (3, 8192, "tables"),
-        (3, 8193, "picks"),
+        (3, 8193, "tables"),
         (9, 8192, "atomics"),
     ]:
         assert plan("segment_min", 1, length, inner, 40, "int8", False)["algorithm"] == algorithm

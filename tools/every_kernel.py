@@ -678,6 +678,7 @@ SEGMENTS = [
     ((70_001, 4), 50_001),  # by buckets, whose rows are moved as whole vectors, or as several units
     ((70_001, 3), 90_001),
     ((70_001, 2), 90_001),
+    ((270_001,), 600_001),  # of 16 bits, too
 ]
 
 

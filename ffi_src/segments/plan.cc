@@ -349,14 +349,18 @@ sort::Problem order_of(const Segments& problem) {
 namespace {
 
 // Plans tables of all columns for blocks: for extremes, and for sums of integers. Returns false if other kernels are
-// faster: where there are few rows for each segment, since each block leaves a table, or many columns.
+// faster: where there are fewer rows than the tables of all blocks have segments, since each block leaves a table; for
+// many columns; and for few rows or numbers.
 bool plan_wide_tables(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
   constexpr int64_t kBlocks = 132, kMostColumns = 128;
   const auto [outer, length, inner] = problem.rows;
   const bool extremes = problem.op != Op::kSum;
   if ((!extremes && is_float(problem.dtype)) || problem.byte_ids || problem.sorted) return false;
   if (inner < (extremes ? 2 : 8) || inner > kMostColumns) return false;
-  if (length < 4 * kBlocks * std::max<int64_t>(problem.segments, 64) || length >= 1 << 30) return false;
+  if (length <= (inner > kMostAtomicColumns ? kFewRows : kWholeRows)) return false;
+  if (length < kBlocks * problem.segments || length >= 1 << 30) return false;
+  const bool many = length >= 4 * kBlocks * std::max<int64_t>(problem.segments, 64);
+  if (!many && may_scatter(problem) && prefers_scatter_to_atomics(problem)) return false;
   const int64_t cells = problem.segments * inner;
   if (cells * std::max<int64_t>(4, partial_bytes(problem)) > gpu.shared_bytes - 1024) return false;
   plan.algorithm = Segmenting::kTables;
@@ -417,23 +421,24 @@ OrderPlan plan_order(const Segments& problem, const Gpu& gpu) {
 }
 
 // Plans kBuckets. Returns false if other kernels are faster: for rows of which a block adds up some columns at a time,
-// and for very many rows in many buckets, whose runs are short. The order of additions follows from `shift` and
-// `piece`, which may not depend on the GPU.
+// for some 10^5 rows of 16 bits, and for very many rows in many buckets, whose runs are short. The order of additions
+// follows from `shift` and `piece`, which may not depend on the GPU.
 bool plan_buckets(const Segments& problem, const Gpu& gpu, SegmentsPlan& plan) {
-  constexpr int64_t kBlocks = 256, kLeastShift = 5, kLeastPiece = 8192, kMostPiece = 64 << 10;
+  constexpr int64_t kBlocks = 256, kLeastBuckets = 128, kLeastShift = 5, kLeastPiece = 8192, kMostPiece = 64 << 10;
   constexpr int64_t kStep = kBucketRows * kBucketThreads;
-  constexpr int64_t kLeastRows = 1 << 16, kMostRows = 1 << 24, kManyRows = 8 << 20, kMostOfMany = 640;
+  constexpr int64_t kLeastRows = 1 << 16, kLeastNarrowRows = 1 << 18, kMostRows = 1 << 24, kManyRows = 8 << 20,
+                    kMostOfMany = 640;
   constexpr int64_t kMostSumBytes = 64 << 10, kMostBuckets = (1 << kMostBucketBits) - 1;
   const auto [outer, length, inner] = problem.rows;
   const int64_t width = bytes_of(problem.dtype), bytes = inner * width, acc = partial_bytes(problem);
   if (problem.op != Op::kSum || !is_float(problem.dtype) || problem.sorted || problem.byte_ids) return false;
-  if (inner * acc > 16 || bytes % 4 != 0 || outer > 65535) return false;
-  if (length < kLeastRows || length > kMostRows) return false;
+  if (inner * acc > 16 || (bytes % 4 != 0 && inner > 1) || outer > 65535) return false;
+  if (length < (bytes < 4 ? kLeastNarrowRows : kLeastRows) || length > kMostRows) return false;
   BucketsPlan& own = plan.buckets;
   own.shift = acc > 4 ? kMostShift - 1 : kMostShift;
   while ((inner * acc) << own.shift > kMostSumBytes) --own.shift;
   const auto buckets = [&] { return ceil_div(problem.segments, int64_t{1} << own.shift); };
-  while (own.shift > kLeastShift && buckets() < kBlocks) --own.shift;
+  while (own.shift > kLeastShift && buckets() < kLeastBuckets) --own.shift;
   const int64_t count = buckets();
   if (count > (length > kManyRows ? kMostOfMany : kMostBuckets)) return false;
   own.count = static_cast<uint32_t>(count);

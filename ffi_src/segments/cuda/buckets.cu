@@ -164,7 +164,7 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const char* from, u
   const auto place = reinterpret_cast<uintptr_t>(from);
   if (place % 16 == 0 && bytes % 16 == 0) {
     copy(uint4{});
-  } else if (place % 4 == 0) {
+  } else if (place % 4 == 0 && bytes % 4 == 0) {
     copy(uint32_t{});
   } else {
     copy(uint16_t{});
@@ -525,7 +525,8 @@ cudaError_t run_move(cudaStream_t stream, const SegmentsPlan& plan, const Args& 
   config.overlap = plan.overlap;
   if (a.of_row % 16 == 0) return launch(stream, config, segment_bucket_move_kernel<uint4>, a, a.of_row / 16);
   if (a.of_row % 8 == 0) return launch(stream, config, segment_bucket_move_kernel<uint2>, a, a.of_row / 8);
-  return launch(stream, config, segment_bucket_move_kernel<uint32_t>, a, a.of_row / 4);
+  if (a.of_row % 4 == 0) return launch(stream, config, segment_bucket_move_kernel<uint32_t>, a, a.of_row / 4);
+  return launch(stream, config, segment_bucket_move_kernel<uint16_t>, a, a.of_row / 2);
 }
 
 }  // namespace
