@@ -4,7 +4,8 @@
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
 //
 // A block of rows waits for the sums of earlier tiles alone, which signal a barrier in its shared memory. Sums of
-// columns are many, and all blocks wait for all of them: signals were no faster in the mean, and slower for large arrays.
+// columns are many, and all blocks wait for all of them: signals were no faster in the mean, and slower for large
+// arrays.
 //
 // Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory
 // and reads those of earlier tiles, as in shared_rows.cuh.
