@@ -152,7 +152,7 @@ class Chunks : public BetweenWarps<Policy> {
   __device__ void take(int stage, const Place& place, const Span& span, Tile& tile) const {
     if (kOdd == OddRows::kShifted && !p.aligned) {
       __syncwarp();
-#pragma unroll
+#pragma unroll 1
       for (int o = 0; o < Policy::kOperands; ++o)
         if (!is_one(o)) odd_part(stage, o, span).to_packs(axis(o, place) + first_of_part(span));
     }
@@ -380,11 +380,19 @@ class Chunks : public BetweenWarps<Policy> {
 
   // Where the warp's part of the tile begins in memory.
   __device__ int64_t first_of_part(const Span& span) const { return span.memory + part * kOfWarp; }
-  __device__ OddPart<kPacks, Bits> odd_part(int stage, int operand, const Span& span) const {
+  // Which elements of the warp's part are inside the array.
+  struct Inside {
+    int begin, end;
+    __device__ bool has(int e) const { return e >= begin && e < end; }
+  };
+  __device__ Inside inside_part(const Span& span) const {
     const auto in_part = [](int64_t e) { return static_cast<int>(max(int64_t{0}, min(e, int64_t{kOfWarp}))); };
     const int64_t first = first_of_part(span);
-    const int begin = span.whole ? 0 : in_part(-first), end = span.whole ? kOfWarp : in_part(p.length - first);
-    return {of_warp(stage, operand), beyond(stage, operand), begin, end, p.backward};
+    return {span.whole ? 0 : in_part(-first), span.whole ? kOfWarp : in_part(p.length - first)};
+  }
+  __device__ OddPart<kPacks, Bits> odd_part(int stage, int operand, const Span& span) const {
+    const Inside inside = inside_part(span);
+    return {of_warp(stage, operand), beyond(stage, operand), inside.begin, inside.end, p.backward};
   }
   // The vector beyond the warp's part. It has the place of the folds, which are not known yet, or have been taken.
   __device__ Pack* beyond(int stage, int operand) const {
@@ -431,15 +439,17 @@ class Chunks : public BetweenWarps<Policy> {
         for (int i = 0; i < kRun; ++i) copy_async<4>(element_of(stage, operand, i), from + i * 32);
         return;
       }
+      const Inside inside = inside_part(span);
+      const Bits* const from = axis + first_of_part(span);
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
-        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
+        const int e = i * 32 + lane;
         Bits* const to = element(stage, operand, e);
-        if (inside(span, in_tile, 1)) {
+        if (inside.has(e)) {
           if constexpr (sizeof(Bits) < 4) {
-            *to = axis[span.memory + in_tile];
+            *to = from[e];
           } else {
-            copy_async<sizeof(Bits)>(to, axis + span.memory + in_tile);
+            copy_async<sizeof(Bits)>(to, from + e);
           }
         } else {
           *to = Bits{};
@@ -483,10 +493,12 @@ class Chunks : public BetweenWarps<Policy> {
         for (int i = 0; i < kRun; ++i) to[i * 32] = values[i];
         return;
       }
+      const Inside inside = inside_part(span);
+      Bits* const to = axis + first_of_part(span);
 #pragma unroll 4
       for (int i = 0; i < kRun; ++i) {
-        const int e = i * 32 + lane, in_tile = part * kOfWarp + e;
-        if (inside(span, in_tile, 1)) axis[span.memory + in_tile] = *element(stage, result, e);
+        const int e = i * 32 + lane;
+        if (inside.has(e)) to[e] = *element(stage, result, e);
       }
     }
   }

@@ -135,15 +135,20 @@ struct OddPart {
 
   // Replaces the vectors by packs. Elements outside the row become 0.
   __device__ void to_packs(const Item* part) const {
-    const int run = run_of_lane(), past = elements_past(part);
+    const int lane = threadIdx.x % 32, run = run_of_lane(), past = elements_past(part);
+    if (begin > 0 || end < 32 * kPacks * n) {  // only the vectors in which the row begins and ends have others
+      if (lane < n)
+        for (const int at : {begin, end}) {
+          const int i = (at + past) / n, e = i * n - past + lane;
+          if (e < begin || e >= end) reinterpret_cast<Item*>(vector(i))[lane] = Item{};
+        }
+      __syncwarp();
+    }
     Pack vectors[kPacks + 1];
 #pragma unroll
     for (int j = 0; j <= kPacks; ++j) vectors[j] = *vector(run * kPacks + j);
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) vectors[j] = between<kBytes, 15>(vectors[j], vectors[j + 1], past * kBytes);
-    if (begin > 0 || end < 32 * kPacks * n)
-#pragma unroll
-      for (int j = 0; j < kPacks; ++j) clear_outside<Item>(vectors[j], (run * kPacks + j) * n, begin, end);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kPacks; ++j) *vector(run * kPacks + j) = vectors[j];

@@ -3,12 +3,17 @@
 // blocks of later tiles. So operands are read once, results are written once, by one kernel that needs no workspace.
 // (shared_rows.cuh has rows of more tiles, twice.cuh columns of more tiles.)
 //
+// A block of rows waits for the sums of earlier tiles alone, which signal a barrier in its shared memory. Sums of
+// columns are many, and all blocks wait for all of them: signals were no faster in the mean, and slower for large
+// arrays.
+//
 // Spans of more tiles, if all are on the GPU at the same time: each block publishes its tile's sums in global memory
 // and reads those of earlier tiles, as in shared_rows.cuh.
 #pragma once
 
 #include <cooperative_groups.h>
 
+#include "common/cuda/bulk_copy.cuh"
 #include "scan/cuda/chunks.cuh"
 #include "scan/cuda/columns.cuh"
 #include "scan/cuda/folds.cuh"
@@ -24,9 +29,21 @@ constexpr int kept_positions() {
   return 1;
 }
 
+// Blocks per multiprocessor. Rows of pairs of 16 bits have registers for two: three would have to keep values in
+// memory.
 template <class Policy, class Work>
-__global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __grid_constant__ Parameters p) {
+constexpr int kClusterResidents =
+    Work::kOneColumn && Policy::kOperands == 2 && sizeof(typename Policy::Element::Bits) == 2 ? 2 : 3;
+
+template <class Policy, class Work>
+__global__ void __launch_bounds__(kThreads, (kClusterResidents<Policy, Work>))
+    scan_resident_cluster(const __grid_constant__ Parameters p) {
   using State = typename Work::State;
+  __shared__ uint64_t sums_there;  // of rows
+  if (Work::kOneColumn && threadIdx.x == 0) {
+    make_copy_barrier(&sums_there);
+    make_barriers_visible_to_cluster();
+  }
   arrive_at_cluster_start();
   const int t = block_of_cluster(), member = static_cast<int>(threadIdx.x);
   const Work work(p);
@@ -64,12 +81,11 @@ __global__ void __launch_bounds__(kThreads, 3) scan_resident_cluster(const __gri
       if (w == member / 32) earlier = sum;
       sum = Policy::combine(sum, work.totals(0)[w], p.options);
     }
+    if (member == 0) expect_copies(&sums_there, t * static_cast<int>(sizeof(State)));
     wait_at_cluster_barrier();
-    if (member > t && member < p.tiles) store_in_cluster(sums + t, member, sum);
-    __syncwarp();
-    arrive_at_cluster_barrier();
+    if (member > t && member < p.tiles) copy_to_block(sums + t, &sums_there, member, sum);
     const State initial = work.initial(strip);
-    wait_at_cluster_barrier();
+    wait_for_copies(&sums_there, 0);
     const State base[1] = {Policy::combine(before(0, initial), earlier, p.options)};
     work.finish(place, span, tile, starts, folds, base, kept);
   } else {
