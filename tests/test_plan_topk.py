@@ -613,7 +613,7 @@ def test_topk_softmax():
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
             for biased in (False, True):
                 fits = length <= 256 and k <= 16
-                faster = biased or (length > 64 and k > 1)
+                faster = biased or 64 < length <= 128 or (length > 64 and k > 1)
                 plan = plan_of(few, k, biased=biased)
                 ranked = not biased and length <= 64 and (k > 8 or length <= 16)
                 assert plan["algorithm"] == ("ranked" if ranked else "few" if fits and faster else "rows")
