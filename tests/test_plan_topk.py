@@ -208,6 +208,20 @@ def test_argmax_keeps_the_device_busy():
         assert (plan["slices"], plan["threads"], plan["workspace_bytes"]) == (slices, threads, 0), (length, plan)
         plan = plan_argmax(1, length, 3, 32, 80)
         assert (plan["workspace_bytes"] > 0) == (length > 16_384), (length, plan)
+    # A column has a block or a cluster, unless too many sectors then come from memory. Of others, blocks share all columns
+    # by vectors that have each column, and have more threads if there is much to read; or by single elements.
+    for outer, length, inner, bits, slices, threads, workspace in (
+        (1133, 2048, 2, 32, 1, 256, 0),
+        (3, 15_182, 8, 32, 8, 256, 0),
+        (1, 131_072, 9, 8, 16, 512, 0),
+        (6, 4096, 22, 64, 1, 512, 0),
+        (1, 330_000, 2, 32, 322, 128, 2 * 322 * 8),
+        (1, 524_288, 2, 32, 256, 256, 2 * 256 * 8),
+        (1, 1_048_576, 9, 32, 528, 252, 9 * 528 * 8),
+    ):
+        plan = plan_argmax(outer, length, inner, bits, 90)
+        found = plan["slices"], plan["lanes"], plan["workspace_bytes"]
+        assert found == (slices, threads, workspace), (outer, length, inner, bits, plan)
     # Slices of other long rows have at least 16 KiB, and fill the device together.
     for outer, length, bits, slices in (
         (1, 262_144, 64, 128),
@@ -599,7 +613,7 @@ def test_topk_softmax():
             assert plan["lanes"] * plan["elements"] >= length and 2 * plan["lanes"] >= k
             for biased in (False, True):
                 fits = length <= 256 and k <= 16
-                faster = biased or 64 < length <= 128
+                faster = biased or 64 < length <= 128 or (length > 64 and k > 1)
                 plan = plan_of(few, k, biased=biased)
                 ranked = not biased and length <= 64 and (k > 8 or length <= 16)
                 assert plan["algorithm"] == ("ranked" if ranked else "few" if fits and faster else "rows")

@@ -14,8 +14,8 @@ constexpr int64_t kFewK = 16;        // k rounds take time, and sums of more ter
 bool are_few(Rows rows, int64_t k, int64_t groups, bool biased, bool sums_rows) {
   if (rows.length > kFewLength || k > kFewK || sums_rows) return false;
   if (biased || groups > 1) return rows.count() <= kFewHardRows;
-  // Sorting networks are faster for 64 logits. For more than 128, nothing is gained.
-  return rows.count() <= kFewRows && rows.length <= 128 && (rows.length > 64 || k > 8);
+  // Networks are faster for 64 logits, and so is the kernel that looks for one of more than 128.
+  return rows.count() <= kFewRows && (rows.length > 64 || k > 8) && (rows.length <= 128 || k > 1);
 }
 
 // Rows of so few logits that a lane for each takes less time than eight, if there are many.

@@ -27,6 +27,9 @@ constexpr int64_t kArgmaxFewRows = 32;
 // other kernels are faster where there are no clusters.
 constexpr int64_t kArgmaxBlock = 4096, kArgmaxUnshared = 16 << 10;
 constexpr int64_t kArgmaxLongest = 256;  // kSmall: the longest columns
+// kBlocks: the longest columns; from which length on the bytes that come from memory decide, and their limit.
+constexpr int64_t kArgmaxLongestColumn = 5 << 16, kArgmaxLongestWide = 1 << 16, kArgmaxLongColumn = 2048;
+constexpr int64_t kArgmaxMostMoved = 36 << 20, kArgmaxMostMovedWide = 20 << 20;
 
 // kTiles: the most bytes of a row, if inner is 1 and there are many rows, of bytes and of wider elements.
 constexpr int64_t kArgmaxTileRow = 2304, kArgmaxTileByteRow = 1792;
@@ -117,15 +120,18 @@ inline ArgmaxShape argmax_teams_shape(Rows rows, int key_bytes, bool aligned) {
 inline bool argmax_is_small(Rows rows, int key_bytes) {
   const int64_t elements = rows.elements();
   const bool wide = key_bytes == 8;
-  if (rows.length > (wide ? 1 << 16 : 1 << 17)) return false;
+  if (rows.length > (wide ? kArgmaxLongestWide : kArgmaxLongestColumn)) return false;
   if (rows.inner == 1) {
     if (rows.length > (wide ? 4096 : 3584)) return false;
     return elements <= (wide ? 1 << 20 : rows.length > kArgmaxFewRows ? 1 << 19 : 1 << 18);
   }
-  if (rows.length > kArgmaxUnshared) return elements <= (rows.inner <= 8 ? 1 << 21 : 1 << 19);
+  if (rows.length >= kArgmaxLongColumn) {
+    // Neighbouring threads read elements that are a line apart, so a whole sector of memory comes for each, at most.
+    const int64_t moved = elements * std::min<int64_t>(rows.inner * key_bytes, 32);
+    return moved <= (wide ? kArgmaxMostMovedWide : kArgmaxMostMoved);
+  }
   if (rows.length <= kArgmaxFewRows) return elements <= 3 << 19;
-  if (!wide && rows.length <= 8192 && rows.inner <= 16) return elements <= 7 << 18;
-  return elements <= (wide || rows.length <= 8192 ? 1 << 19 : 1 << 18);
+  return elements <= (wide || rows.inner > 16 ? 1 << 19 : 7 << 18);
 }
 
 inline int argmax_small_each(Rows rows, int key_bytes) {
@@ -228,17 +234,20 @@ inline ArgmaxShape argmax_strided_shape(Rows rows, int key_bytes, bool aligned) 
   return shape;
 }
 
-// Whether single elements are faster than vectors, if inner is more than 1: blocks of the columns kernel take longer to
-// begin and to end, which counts in small arrays.
-inline bool argmax_is_strided(Rows rows, int key_bytes) {
-  const int64_t elements = rows.elements();
-  if (key_bytes == 8) return rows.inner >= 256 && elements <= 7 << 19;
-  return elements <= (key_bytes == 4 || rows.inner >= 500 ? 6 << 20 : 1 << 22);
-}
-
 // Whether a block of kColumns has much to read, if blocks share columns.
 inline bool argmax_is_vast(Rows rows, int key_bytes) {
   return rows.outer < 264 && rows.elements() * key_bytes >= 64 << 20;
+}
+
+// Whether single elements are faster than vectors, if inner is more than 1: blocks of the columns kernel take longer to
+// begin and to end, which counts in small arrays, and in larger ones of 32 bits, of which a vector has few. They do not
+// if a vector has all columns (`narrow`).
+inline bool argmax_is_strided(Rows rows, int key_bytes, bool narrow) {
+  const int64_t elements = rows.elements();
+  if (narrow) return false;
+  if (key_bytes == 8) return rows.inner >= 256 && elements <= 7 << 19;
+  if (key_bytes == 4 && rows.outer < 264 && rows.inner <= 128) return !argmax_is_vast(rows, key_bytes);
+  return elements <= (key_bytes == 4 || rows.inner >= 500 ? 6 << 20 : 1 << 22);
 }
 
 // `aligned`: the array begins at a multiple of 16 bytes, as XLA's do.
@@ -248,6 +257,7 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
   // After so many vectors, the columns of a vector repeat.
   const int64_t period = rows.inner / std::gcd(rows.inner, vector);
   const bool whole = aligned && rows.inner % vector == 0;
+  const bool narrow = aligned && vector % rows.inner == 0 && rows.inner <= kArgmaxNarrow;
   const int64_t most = kArgmaxMostThreads * (key_bytes == 1 ? 3 : 4) / 4;  // threads of kColumns
   // Spreads `units` evenly over blocks of at most so many threads.
   const auto spread = [&](int64_t units, int64_t threads) {
@@ -286,16 +296,18 @@ inline ArgmaxShape argmax_shape(Rows rows, int key_bytes, bool aligned) {
     spread((rows.inner + columns - 1) / columns, shape.threads);
   } else if (rows.length * inner_bytes <= (key_bytes == 8 ? 20 : 10) << 10) {
     return argmax_tiles_shape(rows, key_bytes);
-  } else if (argmax_is_strided(rows, key_bytes) && !(threads >= 1 << 13 && rows.length >= 48)) {
+  } else if (argmax_is_strided(rows, key_bytes, narrow) && !(threads >= 1 << 13 && rows.length >= 48)) {
     return argmax_strided_shape(rows, key_bytes, aligned);
   } else if (period <= most) {
     shape.form = ArgmaxForm::kColumns;
-    shape.narrow = aligned && vector % rows.inner == 0 && rows.inner <= kArgmaxNarrow;
+    shape.narrow = narrow;
     // A block has whole periods of threads. All threads exchange candidates through shared memory, so there are not
     // many threads, except where blocks read so much that the exchange does not matter.
     const int64_t threads = argmax_column_threads(rows.outer, key_bytes);
     if (argmax_is_vast(rows, key_bytes)) {
       shape.threads = static_cast<int>(std::max(period, most) / period * period);
+    } else if (narrow && rows.outer < 200) {  // they exchange little, so there may be more
+      shape.threads = rows.outer <= 16 && rows.elements() * key_bytes >= 3 << 20 ? kArgmaxThreads : 128;
     } else if (threads == kArgmaxColumnThreads) {
       shape.threads = static_cast<int>((threads + period - 1) / period * period);
     } else {  // a warp that is not full takes as long as one that is
