@@ -262,7 +262,7 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether the wave kernels take less time than those that hold or stream a row.
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
+  if (k > 128 && (key_bytes == 2 || key_bytes == 4 || (key_bytes == 1 && rows.length > 1 << 20))) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
   if (rows.length * key_bytes < (key_bytes == 8 ? kMinWaveBytes / 2 : kMinWaveBytes)) return false;
   // If a row has few blocks, these have too much to tell each other.
@@ -275,10 +275,12 @@ bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
   return rows.count() <= (holds ? (key_bytes == 2 ? 0 : 4) : key_bytes >= 4 ? kMaxWaveRows : kMaxWaveRows / 4);
 }
 
-// Whether the sieve, with one block for each row, is faster than the streaming kernel for a smaller k than usual. If
-// blocks shared a row, they would have to meet too often.
+// Whether the sieve is faster than the streaming kernel for a smaller k than usual: where all rows are read at the same
+// time, or rows are short.
 bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu) {
-  if (k <= kMaxHeldK || slices > 1 || rows.length > kMaxWholeLength) return false;
+  if (k <= kMaxHeldK) return false;
+  if (slices > 1 || rows.count() <= gpu.multiprocessors) return true;
+  if (rows.length > kMaxWholeLength) return false;
   return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
 }
 
@@ -406,6 +408,7 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
   const bool short_rows = rows.length <= 2 * kMaxSortLength;
   if (key_bytes == 8) return false;
+  if (key_bytes == 1 && k > kMaxHeldK && rows.length >= 1 << 17) return true;
   if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
   if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
   return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;

@@ -369,8 +369,8 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
 }
 
 // Sorts buffer[0, m), of distinct composites, in descending order: each warp sorts 32 of them at a time, and
-// neighbouring runs are merged. A value's place is its rank in its own run plus that in the other one. `scratch` has room
-// for m composites. Starts and ends with the block in step.
+// neighbouring runs are merged. A value's place is its rank in its own run plus that in the other one. `scratch` has
+// room for m composites. Starts and ends with the block in step.
 template <int kThreads, class C>
 __device__ __noinline__ void merge_descending(C* buffer, C* scratch, uint32_t m) {
   __builtin_assume(__isShared(buffer) && __isShared(scratch));
@@ -460,10 +460,14 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
     }
     bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
     if (!bins.crowded && bins.kept <= room) break;
+    if (m <= room) {
+      merge_descending<kThreads>(buffer, scratch, m);
+      return;
+    }
     // If candidates are many, most of those that are not among the k largest are dropped first.
     const uint32_t keep = max(k + k / 8, kThreads / 2);
     if (again || m <= keep) {
-      m <= room ? merge_descending<kThreads>(buffer, scratch, m) : sort_descending<kThreads>(buffer, m);
+      sort_descending<kThreads>(buffer, m);
       return;
     }
     divide<kThreads>(s, buffer, k, keep, bins);
