@@ -125,7 +125,7 @@ __device__ __forceinline__ C kth_of_composites(C value, uint32_t k, C floor = 0)
     } else {
       high = middle - 1;
     }
-    if (__builtin_expect(step % 8 == 0, false)) {  // equal keys far from others: continue with values that occur
+    if (__builtin_expect(step == 8, false)) {  // equal keys far from all others: continue with values that occur
       const C least = least_of_warp(value >= low ? value : ~C{0}), most = largest_of_warp(value <= high ? value : C{0});
       if (threadIdx.x % 32 == 0) warp_least[warp] = least, warp_kth[warp] = most;
       __syncthreads();
@@ -368,74 +368,8 @@ __device__ __noinline__ Composite<Key> reselect(Shared<kThreads, Composite<Key>>
   return divide<kThreads>(s, buffer, k, keep, bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0}));
 }
 
-// Sorts buffer[0, m), of distinct composites, in descending order: each warp sorts 32 of them at a time, and
-// neighbouring runs are merged. A value's place is its rank in its own run plus that in the other one. `scratch` has
-// room for m composites. Starts and ends with the block in step.
-template <int kThreads, class C>
-__device__ __noinline__ void merge_descending(C* buffer, C* scratch, uint32_t m) {
-  __builtin_assume(__isShared(buffer) && __isShared(scratch));
-  const uint32_t tid = threadIdx.x, lane = tid % 32;
-  // The runs begin where an even number of merges leaves the last one in the buffer.
-  bool odd = false;
-  for (uint32_t size = 32; size < m; size *= 2) odd = !odd;
-  C *from = odd ? scratch : buffer, *to = odd ? buffer : scratch;
-#pragma unroll 1
-  for (uint32_t i = tid; i - lane < m; i += kThreads) {
-    C mine = i < m ? buffer[i] : C{0};
-#pragma unroll 1
-    for (uint32_t size = 2; size <= 32; size *= 2) {
-#pragma unroll 1
-      for (uint32_t stride = size / 2; stride; stride /= 2) {
-        const C other = shuffle_xor(mine, stride);
-        const bool first = !(lane & stride), downwards = !(lane & size);
-        mine = first == downwards ? larger(mine, other) : smaller(mine, other);
-      }
-    }
-    if (i < m) from[i] = mine;
-  }
-  __syncthreads();
-  constexpr int kAtOnce = sizeof(C) == 16 ? 2 : 4;  // values of a thread whose searches overlap
-#pragma unroll 1
-  for (uint32_t size = 32; size < m; size *= 2) {
-#pragma unroll 1
-    for (uint32_t i = tid; i < m; i += kAtOnce * kThreads) {
-      C mine[kAtOnce];
-      uint32_t low[kAtOnce], high[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const uint32_t at = min(i + j * kThreads, m - 1), other = (at & ~(size - 1)) ^ size;
-        mine[j] = from[at];
-        low[j] = min(other, m);
-        high[j] = min(other + size, m);
-      }
-#pragma unroll 1
-      for (uint32_t steps = size; steps; steps /= 2) {
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          if (low[j] >= high[j]) continue;
-          const uint32_t middle = (low[j] + high[j]) / 2;
-          if (from[middle] > mine[j])
-            low[j] = middle + 1;
-          else
-            high[j] = middle;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const uint32_t at = i + j * kThreads, run = at & ~(size - 1), other = run ^ size;
-        if (at < m) to[(run & ~size) + (at - run) + (low[j] - min(other, m))] = mine[j];
-      }
-    }
-    __syncthreads();
-    C* const next = from;
-    from = to;
-    to = next;
-  }
-}
-
 // Sorts the k largest candidates of buffer[0, s.count), in descending order, to the front of the buffer. `scratch` has
-// room for `room` composites; if they are crowded, they are merged, or, with too
-// little room, the sort is bitonic. Starts and ends with the block in step.
+// room for `room` composites; with too little room, the sort is bitonic. Starts and ends with the block in step.
 template <int kThreads, class C>
 __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, uint32_t k, C* scratch, uint32_t room) {
   __builtin_assume(__isShared(&s) && __isShared(buffer) && __isShared(scratch));
@@ -460,10 +394,6 @@ __device__ __noinline__ void sort_candidates(Shared<kThreads, C>& s, C* buffer, 
     }
     bins = bin_candidates<kThreads>(s, buffer, m, k, C{0}, ~C{0});
     if (!bins.crowded && bins.kept <= room) break;
-    if (m <= room) {
-      merge_descending<kThreads>(buffer, scratch, m);
-      return;
-    }
     // If candidates are many, most of those that are not among the k largest are dropped first.
     const uint32_t keep = max(k + k / 8, kThreads / 2);
     if (again || m <= keep) {
