@@ -264,7 +264,8 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
   if (k > 128 && key_bytes == 1 && rows.length > 1 << 20) return false;
   // The sieve has to wait more often, which takes little of its time if there is much to read.
-  if (k > 128 && (key_bytes == 2 || key_bytes == 4) && rows.elements() > 3 << 22) return false;
+  const bool sieves = has_clusters(gpu) && (key_bytes == 2 || key_bytes == 4);  // other GPUs have too little memory
+  if (k > 128 && sieves && rows.elements() > 3 << 22) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
   if (rows.length * key_bytes < (key_bytes == 8 ? kMinWaveBytes / 2 : kMinWaveBytes)) return false;
   // If a row has few blocks, these have too much to tell each other.
