@@ -350,7 +350,7 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
       return length <= (8 * rows.count() <= gpu.multiprocessors   ? 1 << 17
                         : 4 * rows.count() <= gpu.multiprocessors ? 1 << 16
                         : 24 * k > length                         ? 1 << 15  // more than the sieve takes
-                                                                  : 1 << 14);
+                                                                  : 3 << 13);
     if (elements > 1 << 22 && 5 * k > length) return false;
     if (key_bytes == 2 && rows.count() <= kMostWideClusters && length <= 1 << 19) return true;
     return length <= 1 << 18 &&
@@ -418,8 +418,8 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   const bool short_rows = rows.length <= 2 * kMaxSortLength;
   if (key_bytes == 8) return false;
   // Most bytes tie, and those in order raise the threshold of a stream again and again.
-  const bool once = rows.count() <= 2 * gpu.multiprocessors;
-  if (key_bytes == 1 && k > kMaxHeldK && k <= 512 && rows.length >= 5 << 14 && once) return true;
+  const bool once = rows.count() <= 2 * gpu.multiprocessors && rows.length >= 5 << 14 && rows.length <= 3 << 17;
+  if (key_bytes == 1 && k > kMaxHeldK && k <= 512 && once) return true;
   if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
   if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
   return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;
