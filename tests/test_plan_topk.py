@@ -62,7 +62,7 @@ def test_every_benchmark_has_a_fitting_kernel(point, capability):
         expected = {"rows"}
     elif k <= 64 and length <= 131072 and capability in (90, 100):
         expected = {"held"}
-    elif k > 256 and SHARED_LIMIT[capability] == 227:
+    elif k > 64 and outer <= 132 and SHARED_LIMIT[capability] == 227:
         expected = {"sieve"}
     else:
         expected = {"stream", "buckets"}
@@ -373,7 +373,17 @@ FASTEST = [
     ((600, 9000, 1), 64, "bfloat16", "rows"),
     ((600, 9000, 1), 2100, "bfloat16", "block"),
     ((58, 22_091, 1), 73, "float32", "sieve"),  # one block for each row
-    ((58, 70_000, 1), 73, "float32", "stream"),
+    ((58, 70_000, 1), 73, "float32", "sieve"),
+    ((87, 131_072, 1), 196, "int32", "sieve"),
+    ((45, 369_702, 1), 72, "float32", "sieve"),
+    ((202, 83_022, 1), 133, "bfloat16", "sieve"),
+    ((4, 3_360_204, 1), 244, "bfloat16", "sieve"),
+    ((5, 524_288, 1), 209, "int32", "wave"),
+    ((60, 275_537, 1), 138, "uint8", "buckets"),
+    ((192, 87_117, 1), 274, "int8", "buckets"),
+    ((4, 15_768, 1), 183, "int32", "sweep"),
+    ((4, 8192, 1), 662, "float32", "sweep"),
+    ((1115, 8192, 1), 134, "uint8", "digits"),
     ((600, 32_768, 1), 66, "bfloat16", "sieve"),
     ((600, 16_384, 1), 66, "bfloat16", "rows"),
     ((7, 1 << 20, 1), 60, "float32", "wave"),

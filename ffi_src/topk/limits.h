@@ -33,7 +33,7 @@ bool has_few(Rows rows, int64_t k, const Gpu& gpu);
 int64_t most_slices(Rows rows, int64_t k, int key_bytes, int threads, const Gpu& gpu);
 int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);
-bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu);
+bool sieves_short(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sorts_narrow(Rows rows, int64_t k, int key_bytes, const Gpu& gpu);
 bool sweeps_narrow(Rows rows, int64_t k, int key_bytes);
 bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu);

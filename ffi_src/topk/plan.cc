@@ -386,10 +386,7 @@ Plan plan_in_place(Rows rows, int64_t k, int key_bits, bool sorted, const Gpu& g
   }
   if (may(Algorithm::kSieve) && rows.inner == 1 && k <= kMaxSieveK && (key_bytes == 2 || key_bytes == 4)) {
     const Plan plan = plan_sieve(rows, k, key_bytes, sorted, gpu, workspace_bytes);
-    const bool fast =
-        forced >= 0 || k >= kMinSieveK || (k >= 200 && plan.slices > 1) ||
-        (key_bytes == 2 && k > kMaxHeldK && 8 * rows.count() <= gpu.multiprocessors && rows.length <= 1 << 18) ||
-        sieves_short(rows, k, key_bytes, plan.slices, gpu);
+    const bool fast = forced >= 0 || k >= kMinSieveK || sieves_short(rows, k, key_bytes, gpu);
     if (plan.algorithm == Algorithm::kSieve && fits(plan) && fast) return plan;
   }
   if (forced < 0 && sorted && sorts_narrow(rows, k, key_bytes, gpu)) {

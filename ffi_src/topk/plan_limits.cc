@@ -262,7 +262,10 @@ int64_t idle_blocks(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
 
 // Whether the wave kernels take less time than those that hold or stream a row.
 bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu) {
-  if (key_bytes == 1 && rows.length > 1 << 20 && k > 128) return false;
+  if (k > 128 && key_bytes == 1 && rows.length > 1 << 20) return false;
+  // The sieve has to wait more often, which takes little of its time if there is much to read.
+  const bool sieves = has_clusters(gpu) && (key_bytes == 2 || key_bytes == 4);  // other GPUs have too little memory
+  if (k > 128 && sieves && rows.elements() > 3 << 22) return false;
   if (sorted && key_bytes == 1 && sweeps_bytes(rows)) return false;
   if (rows.length * key_bytes < (key_bytes == 8 ? kMinWaveBytes / 2 : kMinWaveBytes)) return false;
   // If a row has few blocks, these have too much to tell each other.
@@ -275,11 +278,13 @@ bool prefers_wave(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& g
   return rows.count() <= (holds ? (key_bytes == 2 ? 0 : 4) : key_bytes >= 4 ? kMaxWaveRows : kMaxWaveRows / 4);
 }
 
-// Whether the sieve, with one block for each row, is faster than the streaming kernel for a smaller k than usual. If
-// blocks shared a row, they would have to meet too often.
-bool sieves_short(Rows rows, int64_t k, int key_bytes, int slices, const Gpu& gpu) {
-  if (k <= kMaxHeldK || slices > 1 || rows.length > kMaxWholeLength) return false;
-  return (key_bytes == 2 && rows.length >= 1 << 15) || 2 * rows.count() <= 5 * gpu.multiprocessors;
+// Whether the sieve is faster than the streaming kernel for a smaller k than usual: where all rows are read at the same
+// time, or rows are short.
+bool sieves_short(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
+  if (k <= kMaxHeldK) return false;
+  if (rows.count() <= gpu.multiprocessors) return true;
+  if (2 * rows.count() <= 5 * gpu.multiprocessors) return rows.length * key_bytes <= 4 * kMaxWholeLength;
+  return key_bytes == 2 && rows.length >= 1 << 15 && rows.length <= kMaxWholeLength;
 }
 
 // For rows of narrow keys that are too long for sorts_by_digits(): whether it takes less time to sort them by all of
@@ -330,6 +335,9 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
                                  (length <= 1 << 16 && (k > kMaxRowsK || (key_bytes == 1 && rows.inner < 8))));
     return (k > 512 || (k > kMaxRowsK && count <= 12)) && rows.inner <= 32 && length <= 1 << 16 && 4 * k <= length;
   }
+  // A block would sort more bytes than it selects.
+  if (!longer && key_bytes == 1 && sorted && rows.count() > 4 * gpu.multiprocessors)
+    return length > kMaxSortLength * 3 / 4 && k > kMostRowsK && 16 * k <= length;
   if (!longer) return false;
   if (!sorted) {
     const bool few = rows.count() <= kMostWideClusters && elements <= 1 << 19 && length > kMaxSortLength;
@@ -341,7 +349,8 @@ bool prefers_digits(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu&
     if (key_bytes == 4)
       return length <= (8 * rows.count() <= gpu.multiprocessors   ? 1 << 17
                         : 4 * rows.count() <= gpu.multiprocessors ? 1 << 16
-                                                                  : 1 << 15);
+                        : 24 * k > length                         ? 1 << 15  // more than the sieve takes
+                                                                  : 3 << 13);
     if (elements > 1 << 22 && 5 * k > length) return false;
     if (key_bytes == 2 && rows.count() <= kMostWideClusters && length <= 1 << 19) return true;
     return length <= 1 << 18 &&
@@ -374,8 +383,10 @@ bool sorts_at_once(Rows rows, int64_t k, int key_bytes) {
   }
   if (key_bytes == 8) return rows.inner <= 8 && k > (length >= 1 << 15 && rows.inner == 1 ? 384 : 1024);
   if (key_bytes < 4 || (rows.inner > 1 && length <= kMaxSortLength)) return false;
-  if (length <= kMaxSortLength) return length > kMaxSortLength / 2 && k > 1024 && rows.count() <= 10;
-  return length < 2 * kMaxSortLength && rows.inner == 1 ? k > 256 : k > 1024 && 32 * k >= length;
+  const int64_t count = rows.count();
+  if (length <= kMaxSortLength) return length > kMaxSortLength / 2 && k > (count <= 4 ? 512 : 1024) && count <= 10;
+  if (length < 2 * kMaxSortLength && rows.inner == 1) return k > (elements <= 1 << 16 ? kMostRowsK : 256);
+  return k > 1024 && 32 * k >= length;
 }
 
 // Whether results in the order of indices, of elements of 64 bits, are best found by reading a small array twice.
@@ -406,6 +417,9 @@ bool prefers_buckets(Rows rows, int64_t k, int key_bytes, const Gpu& gpu) {
   if (rows.inner > 1) return prefers_buckets_for_columns(rows, key_bytes);
   const bool short_rows = rows.length <= 2 * kMaxSortLength;
   if (key_bytes == 8) return false;
+  // Most bytes tie, and those in order raise the threshold of a stream again and again.
+  const bool once = rows.count() <= 2 * gpu.multiprocessors && rows.length >= 5 << 14 && rows.length <= 3 << 17;
+  if (key_bytes == 1 && k > kMaxHeldK && k <= 512 && once) return true;
   if (key_bytes == 4) return k > 512 && short_rows && 2 * rows.count() <= 3 * gpu.multiprocessors;
   if (short_rows) return k > (rows.count() > gpu.multiprocessors && key_bytes == 2 ? 256 : 512);
   return k > (key_bytes == 2 ? 512 : 1024) && rows.length <= 5 * kMaxSortLength;
@@ -449,8 +463,9 @@ bool selects_first(Rows rows, int64_t k, int key_bytes) {
 // read each sector several times, and those for rows find better thresholds.
 bool turns_columns(Rows rows, int64_t k, int key_bytes, bool sorted, Algorithm in_place, Algorithm of_rows) {
   const int64_t length = rows.length, bytes = rows.elements() * key_bytes;
-  const bool once = of_rows == Algorithm::kRows || of_rows == Algorithm::kHeld || of_rows == Algorithm::kWave ||
-                    of_rows == Algorithm::kSieve;
+  const bool once =
+      of_rows == Algorithm::kRows || of_rows == Algorithm::kHeld || of_rows == Algorithm::kWave ||
+      (of_rows == Algorithm::kSieve && (k >= kMinSieveK || rows.count() <= 64 || length <= kMaxWholeLength));
   const bool large = rows.inner >= 8 && rows.elements() >= 1 << 22 && length > kMaxSortLength;
   switch (in_place) {
     case Algorithm::kBuckets:

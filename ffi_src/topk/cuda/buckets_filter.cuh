@@ -55,9 +55,15 @@ __device__ __forceinline__ void Block<Key, kColumns>::filter() {
     }
     if (none) hits = 0;
     const auto index = [&](uint32_t j) { return all.index(first + j / kVector * 32) + j % kVector; };
-    if (!late && index(kLoads * kVector - 1) > last)
-      for (uint32_t rest = hits; rest; rest &= rest - 1)
-        if (at(index(__ffs(rest) - 1)) < threshold) hits &= ~(rest & -rest);
+    const auto loaded = [&](uint32_t j) {
+      const Word word = words[j / kVector][j % kVector / Filter<Key>::kPerWord];
+      return static_cast<Key>(word >> (j % Filter<Key>::kPerWord * Filter<Key>::kBits));
+    };
+    if (!late && index(kLoads * kVector - 1) > last) {
+#pragma unroll
+      for (uint32_t j = 0; j < kLoads * kVector; ++j)
+        if (index(j) > last && encode(loaded(j), a.order) == packing.key(threshold)) hits &= ~(1u << j);
+    }
     const uint32_t mine = __popc(hits), upto = sum_up_to_lane(mine), sum = __shfl_sync(kEveryLane, upto, 31);
     if (!sum) continue;
     C* to = buffer;
@@ -73,9 +79,7 @@ __device__ __forceinline__ void Block<Key, kColumns>::filter() {
     place += upto - mine;
 #pragma unroll
     for (uint32_t j = 0; j < kLoads * kVector; ++j) {
-      const Word word = words[j / kVector][j % kVector / Filter<Key>::kPerWord];
-      const Key bits = static_cast<Key>(word >> (j % Filter<Key>::kPerWord * Filter<Key>::kBits));
-      if (hits >> j & 1) to[place++] = packing.pack(encode(bits, a.order), index(j));
+      if (hits >> j & 1) to[place++] = packing.pack(encode(loaded(j), a.order), index(j));
     }
   }
   __syncthreads();
