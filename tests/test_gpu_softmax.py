@@ -410,6 +410,23 @@ def test_plain_cross_entropy_has_the_bits_of_any(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_losses_of_likely_labels_keep_their_digits(dtype):
+    """They are near 0, as a probability is near 1."""
+    with jax.enable_x64(True):
+        for length in (3, 8, 61, 260, 1000, 1114, 4096, 9001, 30_001):
+            rows = jnp.arange(40, dtype=jnp.int32)
+            labels = rows % length
+            x = jax.random.normal(jax.random.key(length), (len(rows), length), dtype)
+            x = x.at[rows, labels].set((8 + rows / 2).astype(dtype))
+            ct = jnp.ones((1, 1), "float64" if dtype == "float64" else "float32")
+            params = {"label_smoothing": 0.0, "z_loss": 0.0, "masked": False}
+            losses = cross_entropy_grad_p(x, labels[:, None], ct, axis=1, **params)[1]
+            below = x.astype("float64") - x[rows, labels][:, None].astype("float64")
+            others = jnp.exp(below).at[rows, labels].set(0).sum(1)
+            np.testing.assert_allclose(losses, jnp.log1p(others), rtol=1e-12 if dtype == "float64" else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_gradients_from_x_have_the_bits_of_those_from_the_result(dtype, monkeypatch):
     """The same rows are in a small array, whose gradient is one kernel, and in a large one, whose gradient is two:
     something else reads the result."""
