@@ -198,7 +198,7 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
 // elements of an outer index, and the same for float64; the least positions and the most elements without results;
 // threads of a block; elements of a thread.
 constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
-constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
+constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 15'500;
 constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'900;
 constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;
 constexpr int kHeldElements = 8;

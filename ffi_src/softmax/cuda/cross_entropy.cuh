@@ -141,9 +141,8 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
       // For a probability near 1, log(1 + others / of_label) keeps the digits that the logarithm of the whole sum
       // loses.
       const bool likely = others < of_label && of_label < infinity<Acc>();
-      const Acc ratio = others * reciprocal(of_label), sum = others + of_label;
-      const Acc beyond = logarithm_beyond_1(likely ? ratio : sum - 1);  // once, since small calls wait for their code
-      log_sum = likely ? (row.z_label - peak) + beyond : Base::unrounded(beyond, final.shift);
+      log_sum = likely ? (row.z_label - peak) + logarithm_beyond_1(others / of_label)
+                       : Base::log_of(others + of_label, final.shift);
       const Acc lse = peak + log_sum;
       loss = (peak - row.z_label) + log_sum;
       loss *= 1 - smoothing;

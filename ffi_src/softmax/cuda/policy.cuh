@@ -147,15 +147,13 @@ struct ExponentialSum {
       return exponential(peak, shift);
     }
   }
-  // The logarithm of a sum of e^(z - peak), and of a sum that is given as its logarithm (without the rounding of
-  // `offset`).
-  __device__ static Acc log_of(Acc sum, const Shift& shift) { return unrounded(logarithm(sum), shift); }
-  __device__ static Acc unrounded(Acc log_sum, const Shift& shift) {
+  // The logarithm of a sum of e^(z - peak).
+  __device__ static Acc log_of(Acc sum, const Shift& shift) {
     if constexpr (kFused) {
       const Acc rounding = fused_multiply_add(shift.peak, shift.base, -shift.offset);
-      return fused_multiply_add(rounding, -0.693147181f, log_sum);
+      return fused_multiply_add(rounding, -0.693147181f, logarithm(sum));
     } else {
-      return log_sum;
+      return logarithm(sum);
     }
   }
   template <class Args>
