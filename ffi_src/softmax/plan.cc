@@ -141,7 +141,7 @@ constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 3
 constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
 constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
 // Few rows: a warp has a unit if that makes at most so many warps per multiprocessor, and in a block.
-constexpr int64_t kLooseResident = 16, kLooseWarps = 12;
+constexpr int64_t kLooseResident = 32, kLooseWarps = 12;
 
 bool is_value(const Problem& problem) {
   return (problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp) &&
