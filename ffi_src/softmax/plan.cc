@@ -141,7 +141,7 @@ constexpr int64_t kShortestLoose = 512, kLongestLoose = 28 << 10, kLooseUnit = 3
 constexpr int kMostLooseUnits = 4, kMostLooseSpans = 16;
 constexpr int kLooseTeam = 4;  // rows of a block whose warps have a row each
 // Few rows: a warp has a unit if that makes at most so many warps per multiprocessor, and in a block.
-constexpr int64_t kLooseResident = 16, kLooseWarps = 12;
+constexpr int64_t kLooseResident = 32, kLooseWarps = 12;
 
 bool is_value(const Problem& problem) {
   return (problem.op == Op::kSoftmax || problem.op == Op::kLogSoftmax || problem.op == Op::kLogSumExp) &&
@@ -198,7 +198,7 @@ RowPlan plan_loose(const Problem& problem, const Gpu& gpu) {
 // elements of an outer index, and the same for float64; the least positions and the most elements without results;
 // threads of a block; elements of a thread.
 constexpr int64_t kLeastHeldLength = 65, kMostHeldColumns = 32, kMostHeldElements = 4000;
-constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 6000;
+constexpr int64_t kLeastWideHeldLength = 25, kMostWideHeldColumns = 64, kMostWideHeldElements = 15'500;
 constexpr int64_t kLeastHeldStatistics = 129, kMostHeldStatistics = 15'900;
 constexpr int64_t kLeastHeldThreads = 128, kMostHeldThreads = 1024;
 constexpr int kHeldElements = 8;

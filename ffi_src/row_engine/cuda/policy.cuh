@@ -81,7 +81,8 @@ constexpr bool is_policy() {
   static_assert(!P::kPackedPeak || !P::kDecoded, "packed elements are compared as they are stored");
   static_assert(!P::kPackedSum || (P::kOperands == 1 && P::kSums == 1 && !P::kPeak), "a sum of what is stored");
   static_assert(!P::kPlainSum || P::kSums > 0, "kPlainSum is about the last sum");
-  static_assert(!P::kKeeps || (P::kOperands == 1 && P::kSums == 1 && !P::kDecoded), "one summand for each element");
+  static_assert(!P::kKeeps || (P::kOperands == 1 && P::kSums == (P::kPlainSum ? 2 : 1) && !P::kDecoded),
+                "one summand for each element");
   static_assert(!P::kLarge || P::kFast, "kLarge adds one more size to those of kFast");
   static_assert(!P::kAlong || !P::kMasked, "along_kernel reads vectors of columns, so it takes no masks");
   static_assert(!P::kMasked || P::kSingleColumns, "masked columns are read one by one");

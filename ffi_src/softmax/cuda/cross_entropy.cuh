@@ -55,8 +55,8 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
   using Args = EntropyArgs<E, kPlain>;
   static constexpr int kSums = kPlain ? 1 : 2;
   static constexpr bool kIsPlain = kPlain;
-  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = !kPlain, kStoredPeak = true,
-                        kKeeps = false;
+  static constexpr bool kDecoded = false, kMasked = false, kHole = true, kPlainSum = !kPlain, kStoredPeak = true;
+  static constexpr bool kKeeps = sizeof(Bits) == 8;  // exponentials of float64 take most of the time
   static constexpr bool kFast = sizeof(Bits) < 8, kLarge = kFast, kPackColumns = false, kAlong = false,
                         kSingleColumns = !kPlain;
 
@@ -124,7 +124,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
     if (!args.has_gradient()) return final;
     const Acc sum = others + of_label;
     const Acc g = has_label && sum < infinity<Acc>() ? row.cotangent : nan<Acc>();
-    const Acc inverse = 1 / sum;
+    const Acc inverse = reciprocal(sum);
     Acc pull = 0;  // the derivative of z_loss lse^2 by lse; each probability is weighted by it
     if (args.squares() != 0) pull = 2 * args.squares() * (Base::peak_of(shift) + Base::log_of(sum, shift));
     final.slope = g * (inverse * (1 + pull));
@@ -165,7 +165,8 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
     using Word = std::conditional_t<sizeof(Acc) == 8, uint64_t, uint32_t>;
     return bits_as<Acc>(bits_as<Word>(value) & -static_cast<Word>(row.counts));
   }
-  // The same, of e^(z - peak of the other elements).
+  // The same, of e^(z - peak of the span), if there is no label smoothing.
+  __device__ static bool keeps(const Args& args) { return args.has_gradient() && args.smoothing() == 0; }
   __device__ static Acc factor_of_kept(const Final& final, Acc peak) {
     return rounded_product(Base::weight(peak, final.shift), final.slope);
   }

@@ -15,6 +15,8 @@ namespace jaxgpuops::softmax {
 constexpr int kUnitWords = 4;
 constexpr int kLooseTeamThreads = 128,
               kLooseThreads = 512;  // the most of a block whose warps have a row each; of others
+// The least blocks per multiprocessor whose warps have a row each. (With 80 registers and not 72, there were six.)
+constexpr int kLooseResidentTeams = 7;
 
 // What a lane has of a row: kWords words of kOfWord elements. With kAlone, a warp has a row, which is one span.
 // Otherwise a block has a row, and a warp kUnits units of it.
@@ -187,7 +189,8 @@ struct LooseParameters {
 };
 
 template <class P, class Given, int kUnits, bool kAlone>
-__global__ void __launch_bounds__(kAlone ? kLooseTeamThreads : 2 * kLooseThreads)  // limits registers
+__global__ void __launch_bounds__(kAlone ? kLooseTeamThreads : 2 * kLooseThreads,  // limits registers
+                                  kAlone && !P::kHole ? kLooseResidentTeams : 0)
     loose_rows_kernel(const __grid_constant__ LooseParameters<Given> p) {
   using Bits = typename P::Bits;
   using Row = LooseRow<P, kUnits, kAlone>;
