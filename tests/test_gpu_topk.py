@@ -271,6 +271,27 @@ def test_rows_within_vectors(dtype, length, k):
         assert same_bits(tuple(result), reference.topk(x, k, 1, largest, in_order)), largest
 
 
+@pytest.mark.parametrize("length, k", [(1000, 20), (1458, 9), (2048, 10), (4096, 30), (8192, 60), (8192, 120)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
+def test_rows_of_ties(dtype, length, k):
+    """So many elements tie with the threshold that only the first are taken. Negative NaNs rank below all others."""
+    random = np.random.default_rng(0)
+    few = np.round(2 * random.standard_normal((6, length)))
+    few[1] = 1
+    few[2] = np.arange(length) // 40
+    x = jnp.asarray(few, dtype)
+    if dtype == "int32":
+        x = x.at[1].set(np.iinfo(dtype).max)
+    else:
+        x = x.at[3, ::30].set(np.nan).at[3, 1::31].set(-np.nan).at[4, ::3].set(-np.nan).at[5].set(np.nan)
+    fn = jax.jit(jaxgpuops.topk, static_argnames=("k", "largest", "sorted"))
+    assert plan(functools.partial(jaxgpuops.topk, k=k), x)["algorithm"] == "rows"
+    for largest, in_order in [(True, True), (False, True), (True, False)]:
+        result = fn(x, k=k, largest=largest, sorted=in_order)
+        expected = reference.topk(np.asarray(x), k, 1, largest, in_order)
+        assert same_bits(tuple(result), expected), (largest, in_order)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16", "float32"])
 def test_lengths(dtype):
     """Blocks guess thresholds from the first tiles that they read, which may be padding or all that is not."""

@@ -273,68 +273,106 @@ __global__ void __launch_bounds__(kTeam > 32 ? kTeam : kRowsBlock, kResident<kTe
   if (!kVectors && a.inner > 1) offset = static_cast<uint32_t>(r) % static_cast<uint32_t>(a.inner), start = r - offset;
   const Key* row = static_cast<const Key*>(a.x) + (live ? start * a.length + offset : 0);
   const Output<Order, Key, T::kFloats> write{a, live ? a.place(r, 0) : 0, a.beside};
-  team.load(row, live);
   if constexpr (kNetwork) {
+    team.load(row, live);
     select_by_network(team, row, in_team, live, write);
   } else {
-    if (T::kBlock && in_team == 0) board.count = 0;
+    const auto find_floor = [&]() -> Key {
+      if constexpr (T::kBlock) {
+        // If a row has more threads than delegates, two threads share a delegate. They are not neighbours, so that
+        // neighbouring vectors of large elements count for several.
+        constexpr int kDelegates = T::kDelegates, kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
+        static_assert(kTeam <= 2 * kDelegates);
+        Word best[kOwn];
+        team.delegates(best);
+#pragma unroll
+        for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
+        team.sync();
+        Word all[kDelegates / 32];
+#pragma unroll
+        for (int p = 0; p < kDelegates / 32; ++p) {
+          all[p] = board.delegates[p * 32 + lane];
+          if constexpr (kTeam > kDelegates) all[p] = max(all[p], board.delegates[kDelegates + p * 32 + lane]);
+        }
+        return static_cast<Key>(kth_of_group<32>(all, a.k, kEveryLane));
+      } else if (a.k <= kTeam) {
+        using Best = std::conditional_t<kFloat, float, Word>;
+        Best best[2];
+        team.delegates(best);
+        if constexpr (kFloat) {  // fmaxf drops NaNs
+          const float kth = kth_of_pairs<kTeam>(fmaxf(best[0], -INFINITY), fmaxf(best[1], -INFINITY), a.k);
+          return encode(__float_as_uint(kth), a.order);
+        } else {
+          return static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
+        }
+      } else {
+        Word best[kParts];
+        team.delegates(best);
+        return static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
+      }
+    };
     Key floor = 0;
-    uint32_t hits[T::kMasks];
-    if constexpr (T::kBlock) {
-      // If a row has more threads than delegates, two threads share a delegate. They are not neighbours, so that
-      // neighbouring vectors of large elements count for several.
-      constexpr int kDelegates = T::kDelegates, kOwn = kTeam < kDelegates ? kDelegates / kTeam : 1;
-      static_assert(kTeam <= 2 * kDelegates);
-      Word best[kOwn];
-      team.delegates(best);
-#pragma unroll
-      for (int p = 0; p < kOwn; ++p) board.delegates[team.t + p * kTeam] = best[p];
-      team.sync();
-      Word all[kDelegates / 32];
-#pragma unroll
-      for (int p = 0; p < kDelegates / 32; ++p) {
-        all[p] = board.delegates[p * 32 + lane];
-        if constexpr (kTeam > kDelegates) all[p] = max(all[p], board.delegates[kDelegates + p * 32 + lane]);
-      }
-      floor = static_cast<Key>(kth_of_group<32>(all, a.k, kEveryLane));
-    } else if (a.k <= kTeam) {
-      using Best = std::conditional_t<kFloat, float, Word>;
-      Best best[2];
-      team.delegates(best);
-      if constexpr (kFloat) {  // fmaxf drops NaNs
-        const float kth = kth_of_pairs<kTeam>(fmaxf(best[0], -INFINITY), fmaxf(best[1], -INFINITY), a.k);
-        floor = encode(__float_as_uint(kth), a.order);
-      } else {
-        floor = static_cast<Key>(kth_of_pairs<kTeam>(best[0], best[1], a.k));
-      }
-    } else {
-      Word best[kParts];
-      team.delegates(best);
-      floor = static_cast<Key>(kth_of_group<kTeam>(best, a.k, mates));
-    }
-    team.reach(floor, live, hits);
-    uint32_t found = team.append(hits);
-    team.sync();
-    if constexpr (T::kBlock) found = board.count;
-    const bool again = live && (found > team.most() || found < a.k);
-    const bool any_again = T::kBlock ? again : __any_sync(kEveryLane, again);
-    bool ties = false;
-    if (any_again) {
-      Refined refined;
-      if constexpr (T::kRefinesVectors) {
-        refined = refine_vectors<T>(a, board, row, team.t, live, again, floor);
-      } else {
-        refined = refine_by_loop<T>(a, board, row, team.t, live, floor);
-      }
-#pragma unroll
-      for (int i = 0; i < T::kMasks; ++i) hits[i] = static_cast<uint32_t>(refined.hits >> (32 * i));
-      ties = refined.tied;
-      team.sync();
-      if (T::kBlock && in_team == 0) board.count = 0;
-      team.sync();
+    uint32_t hits[T::kMasks];              // a bit for each element that is taken
+    uint32_t above[T::kMasks], found = 0;  // those above the threshold; the number of candidates
+    bool again = false, ties = false;
+    const auto any = [](bool b) -> bool { return T::kBlock ? b : __any_sync(kEveryLane, b); };
+    if (T::kBlock && in_team == 0) board.count = 0;
+    const auto take = [&] {
       found = team.append(hits);
       team.sync();
       if constexpr (T::kBlock) found = board.count;
+    };
+    // If a warp has too many candidates, a second round finds those above the threshold. It reads the row again, from
+    // L1, and runs the same code, which is already fetched. (Where the compiler would need more registers for the loop,
+    // or a block has the row, that took longer for random rows.)
+    constexpr bool kTwice = kVectors && !T::kBlock && sizeof(Key) <= 4;
+    const uint32_t room = T::kBlock && gridDim.x > kFewBlocks ? team.most() : T::SharedBoard::kCapacity;
+#pragma unroll 1
+    for (bool second = false;; second = true) {
+      team.hide(row);
+      team.load(row, live);
+      if (!second) floor = find_floor();
+      const bool highest = floor == static_cast<Key>(~Key{0});
+      team.reach(static_cast<Key>(floor + (second && !highest)), live, above);
+#pragma unroll
+      for (int i = 0; i < T::kMasks; ++i) {
+        if (!second) hits[i] = above[i];
+        if (highest) above[i] = 0;
+      }
+      if (second) break;
+      take();
+      again = live && (found > room || found < a.k);
+      if (!kTwice || !any(again)) break;
+    }
+    if (any(again)) {
+      if constexpr (kTwice) {
+        uint32_t more = team.count(above);
+        if (kFloat && any(again && more < a.k)) {
+          if (more < a.k) team.drop_lowest(row, floor, above, hits);
+          more = team.count(above);
+        }
+        // Most often, too many equal the k-th key. Then the first of them are taken.
+        ties = again && found >= a.k && more < a.k;
+        if (any(ties)) team.take_first(ties, more, found - more, above, hits);
+      }
+      const bool left = again && !ties;
+      if (any(left)) {
+        Refined refined;
+        if constexpr (T::kRefinesVectors) {
+          refined = refine_vectors<T>(a, board, row, team.t, left, floor);
+        } else {
+          refined = refine_by_loop<T>(a, board, row, team.t, left, floor);
+        }
+        if (left) {
+          ties = refined.tied;
+          split(refined.hits, hits);
+        }
+      }
+      ties |= !T::kBlock;  // all teams of a warp rank in the same way
+      team.sync();
+      if (T::kBlock && in_team == 0) board.count = 0;
+      team.sync();
+      take();
     }
     write_candidates(team, row, in_team, found, floor, ties, write);
   }

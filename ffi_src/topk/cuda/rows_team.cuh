@@ -20,13 +20,13 @@ constexpr uint32_t kNaN = 0x7fc00000;  // the float32 NaN that computations yiel
 constexpr uint32_t kExponent = 0x7f800000;
 
 // Arrays that the threads of a team share.
-template <class Word, int kTeam, int kMostK>
+template <class Word, int kTeam, int kMostK, bool kHalves>
 struct alignas(16) Board {
   static constexpr int kMaxK = kTeam > 32 ? kMostK : 2 * kTeam;
   static constexpr int kDelegates = kTeam <= 32 ? 1 : kMostK > kMaxRowsK ? 4 * kMostK : 128;  // of a row
-  // Room for candidates. If the k best stand together, a vector of them may be one delegate, so a block has more room
-  // than the delegates of random data need.
-  static constexpr uint32_t kCapacity = kTeam > 32 ? 256 : 2 * kMaxK + kSlack;
+  // Room for candidates. If the k best stand together, a vector of them may be one delegate. A block has room for k
+  // vectors of 16 or 32 bits, k <= kMaxRowsK; bytes mostly tie.
+  static constexpr uint32_t kCapacity = kTeam > 32 ? (kHalves ? 576 : 256) : 2 * kMaxK + kSlack;
   Word words[kCapacity + 4];
   uint32_t indices[kCapacity + 4];
   // Composites: the index in the upper half, the word below; in place of one of 64 bits, its place in `words`.
@@ -53,7 +53,7 @@ struct Team {
   static constexpr int kMasks = (kElements + 31) / 32;
   using Order = Ranked<Key>;
   using Word = typename Order::Word;
-  using SharedBoard = Board<Word, kTeam, kMostK>;
+  using SharedBoard = Board<Word, kTeam, kMostK, sizeof(Key) == 2>;
   static constexpr int kDelegates = SharedBoard::kDelegates;
   static constexpr bool kRagged = kIsRagged;
   static constexpr bool kRefinesVectors = kVectors && sizeof(Key) < (kTeam <= 64 ? 8 : 2);  // by refine_vectors()
@@ -72,8 +72,8 @@ struct Team {
   }
   __device__ __forceinline__ bool has(uint32_t position) const { return position >= skipped && position < end; }
 
-  // The most candidates that are ranked.
-  __device__ __forceinline__ uint32_t most() const { return kBlock ? SharedBoard::kCapacity : 2 * a.k + kSlack; }
+  // The most candidates where the threshold is raised.
+  __device__ __forceinline__ uint32_t most() const { return kBlock ? 256 : 2 * a.k + kSlack; }
 
   // The loads of a thread are permuted, so that in data whose period is the length of a team not all large elements
   // fall to one thread.
@@ -205,6 +205,12 @@ struct Team {
     }
   }
 
+  // Hides from the compiler that a loop loads the same row again. Otherwise registers would hold it all the time.
+  __device__ __forceinline__ void hide(const Key*& row) {
+    asm("" : "+l"(row));
+    asm("" : "+r"(t));
+  }
+
   // Returns a bit for each of 32 floats that is not below a number. The differences are scaled so that the least
   // possible one is 1, and saturate at 0 or 1; NaNs give 0. This uses multiply-adds alone, whose pipe has twice the
   // throughput of comparisons.
@@ -284,18 +290,79 @@ struct Team {
       }
   }
 
+  // Returns the number of elements of the team that have a bit.
+  __device__ __forceinline__ uint32_t count(const uint32_t (&mask)[kMasks]) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) bits += __popc(mask[i]);
+    return fold(bits);
+  }
+
+  // Drops the negative NaNs that reach() has put above the threshold. There are few bits.
+  __device__ __forceinline__ void drop_lowest(const Key* row, Key floor, uint32_t (&above)[kMasks],
+                                              uint32_t (&hits)[kMasks]) const {
+#pragma unroll
+    for (int i = 0; i < kMasks; ++i) {
+#pragma unroll 1
+      for (uint32_t bits = above[i]; bits; bits &= bits - 1) {
+        if (encode(element(row, index(32 * i + __ffs(bits) - 1)), a.order) > floor) continue;
+        above[i] &= ~(bits & -bits), hits[i] &= ~(bits & -bits);
+      }
+    }
+  }
+
+  // Of `tied` elements that are in `hits` but not above the threshold, keeps the first ones, so that at least k
+  // elements stay, and no more than are ranked. `more` elements are above it. `wanted` says whether this team takes
+  // part; all lanes of the warp must call it.
+  __device__ __forceinline__ void take_first(bool wanted, uint32_t more, uint32_t tied, const uint32_t (&above)[kMasks],
+                                             uint32_t (&hits)[kMasks]) {
+    uint32_t first[kMasks];
+    // A thread has its elements in the order of their positions, so its ties up to a position are its first ones.
+    const auto up_to = [&](uint32_t last) {
+      const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
+      const uint32_t mine = place(load) - load * kTeam, there = rest / kVector;
+      const uint32_t some = mine < there ? kVector : mine == there ? rest % kVector + 1 : 0;
+      const uint32_t end_of_mine = load * kVector + some;
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) {
+        const uint32_t ones = end_of_mine >= 32 * (i + 1) ? ~0u
+                              : end_of_mine <= 32 * i     ? 0u
+                                                          : (1u << (end_of_mine - 32 * i)) - 1;
+        first[i] = hits[i] & ~above[i] & ones;
+      }
+    };
+    uint32_t from = 0, to = end - 1;
+    // The first guess assumes that ties are spread evenly, and adds a little. It need not be exact.
+    uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(tied, 1u)) + 2);
+    bool open = wanted;
+#pragma unroll 1
+    while (true) {
+      up_to(last);
+      const bool any = kBlock ? open : __any_sync(kEveryLane, open);
+      if (!any) break;
+      const uint32_t found = more + count(first);
+      if (open) {
+        if (found >= a.k) {
+          to = last;
+        } else {
+          from = last + 1;
+        }
+        open = from < to && !(found >= a.k && found <= most());
+      }
+      last = open ? from + (to - from) / 2 : to;
+    }
+    if (wanted) {
+#pragma unroll
+      for (int i = 0; i < kMasks; ++i) hits[i] = first[i] | above[i];
+    }
+  }
+
   // Finds the k largest elements, or at most kCapacity elements that include them. By counting, it bisects the key
   // until few enough elements reach it. If that is the k-th key itself and too many elements equal it, it bisects the
   // index as well. `wanted` says whether this team takes part; all lanes of the warp must call it.
   __device__ __forceinline__ bool refine(bool wanted, Key floor, uint32_t (&hits)[kMasks]) {
     uint32_t there[kMasks], above[kMasks] = {};
     present(wanted, there);
-    const auto count = [&](const uint32_t (&mask)[kMasks]) {
-      uint32_t c = 0;
-#pragma unroll
-      for (int i = 0; i < kMasks; ++i) c += __popc(mask[i]);
-      return fold(c);
-    };
     const auto any = [](bool b) -> bool { return kBlock ? b : __any_sync(kEveryLane, b); };
     // The largest delegate. It is usually the largest element; if not, all larger ones are NaN.
     Word best[1];
@@ -337,47 +404,12 @@ struct Team {
         ++probe;
       }
     }
-    // Finds the position `to` up to which ties are taken, so that there are k elements. A thread has its elements in
-    // the order of their positions, so its ties up to a position are its first ones.
-    uint32_t from = 0, to = end - 1;
-    const auto up_to = [&](uint32_t last, uint32_t (&mask)[kMasks]) {
-      const uint32_t load = last / (kTeam * kVector), rest = last % (kTeam * kVector);
-      const uint32_t mine = place(load) - load * kTeam, there = rest / kVector;
-      const uint32_t some = mine < there ? kVector : mine == there ? rest % kVector + 1 : 0;
-      const uint32_t first = load * kVector + some;
-#pragma unroll
-      for (int i = 0; i < kMasks; ++i) {
-        const uint32_t ones = first >= 32 * (i + 1) ? ~0u : first <= 32 * i ? 0u : (1u << (first - 32 * i)) - 1;
-        mask[i] = hits[i] & ~above[i] & ones;
-      }
-    };
-    uint32_t first[kMasks];
-    // The first guess assumes that ties are spread evenly, and adds a little. It need not be exact.
-    uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(tied, 1u)) + 2);
-    open = ties;
-    while (any(open)) {
-      up_to(last, first);
-      const uint32_t found = more + count(first);
-      if (open) {
-        if (found >= a.k) {
-          to = last;
-        } else {
-          from = last + 1;
-        }
-        open = from < to && !(found >= a.k && found <= most());
-        last = from + (to - from) / 2;
-      }
-    }
-    if (ties) {
-      up_to(to, first);
-#pragma unroll
-      for (int i = 0; i < kMasks; ++i) hits[i] = first[i] | above[i];
-    }
+    if (any(ties)) take_first(ties, more, tied, above, hits);
     return ties;
   }
 
   // Puts the indices of the hits on the board. Returns their number; to a block, in board.count.
-  __device__ __forceinline__ uint32_t append(uint32_t (&hits)[kMasks]) const {
+  __device__ __forceinline__ uint32_t append(const uint32_t (&hits)[kMasks]) const {
     uint32_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) mine += __popc(hits[i]);
@@ -393,9 +425,9 @@ struct Team {
     if (at - (inclusive - mine) + total > SharedBoard::kCapacity) return total;
 #pragma unroll
     for (int i = 0; i < kMasks; ++i) {
-      while (hits[i]) {
-        const uint32_t bit = 31 - __clz(hits[i]);
-        hits[i] ^= 1u << bit;
+      for (uint32_t rest = hits[i]; rest;) {
+        const uint32_t bit = 31 - __clz(rest);
+        rest ^= 1u << bit;
         board.indices[at++] = index(32 * i + bit);
       }
     }
@@ -403,30 +435,36 @@ struct Team {
   }
 };
 
-// What raising the threshold yields: a bit for each element that is taken; for a block, whether some of those that
-// equal the threshold are not.
+// What raising the threshold yields: a bit for each element that is taken, and whether some of those that equal the
+// threshold are not.
 struct Refined {
   uint64_t hits;
   bool tied;
 };
 
+template <int kMasks>
+__device__ __forceinline__ uint64_t joined(const uint32_t (&masks)[kMasks]) {
+  static_assert(kMasks <= 2);
+  return kMasks == 2 ? static_cast<uint64_t>(masks[kMasks - 1]) << 32 | masks[0] : masks[0];
+}
+template <int kMasks>
+__device__ __forceinline__ void split(uint64_t mask, uint32_t (&masks)[kMasks]) {
+#pragma unroll
+  for (int i = 0; i < kMasks; ++i) masks[i] = static_cast<uint32_t>(mask >> (32 * i));
+}
+
 // The rare path of rows of up to 32 bits that up to 64 threads load as vectors, and of all such rows of bytes. Steps in
 // registers take less time there than a loop that reads the row again: many rows share their instructions, and bytes
 // need few steps. It is not inlined and loads the row once more, so that the common path need not keep it in registers.
-// It also returns the hits of those teams of the warp that need no more selection.
 template <class T>
 __device__ __noinline__ Refined refine_vectors(const Args& a, typename T::SharedBoard& board,
-                                               const typename T::Element* row, uint32_t t, bool live, bool wanted,
+                                               const typename T::Element* row, uint32_t t, bool wanted,
                                                typename T::Element floor) {
   T team{a, board, t};
-  team.load(row, live);
-  uint32_t rough[T::kMasks], exact[T::kMasks];
-  team.reach(floor, live, rough);
-  const bool tied = team.refine(wanted, floor, exact);
-  uint64_t hits = 0;
-#pragma unroll
-  for (int i = 0; i < T::kMasks; ++i) hits |= static_cast<uint64_t>(wanted ? exact[i] : rough[i]) << (32 * i);
-  return {hits, tied || !T::kBlock};
+  team.load(row, wanted);
+  uint32_t hits[T::kMasks];
+  const bool tied = team.refine(wanted, floor, hits);
+  return {joined(hits), tied};
 }
 
 // The rare path of other rows: finds a threshold that at least k elements of a row reach, and few enough to be ranked.
@@ -519,29 +557,14 @@ __device__ __noinline__ Refined refine_by_loop(const Args& a, typename T::Shared
       key = static_cast<Key>(low + min(static_cast<Key>(max(part, 0.f) * static_cast<float>(span)), span));
     }
   }
-  // A thread has its elements in the order of their positions, so its ties up to a position are its first ones.
-  const auto up_to = [&](uint32_t last) {
-    const uint32_t load = last / (T::kSize * kVector), rest = last % (T::kSize * kVector);
-    const uint32_t mine = team.place(load) - load * T::kSize, there = rest / kVector;
-    const uint32_t some = load * kVector + (mine < there ? kVector : mine == there ? rest % kVector + 1 : 0);
-    return some < 64 ? ties & ((uint64_t{1} << some) - 1) : ties;
-  };
-  uint32_t from = 0, to = team.end - 1;
-  // The first guess is that ties are spread evenly. It adds a little, and need not be exact.
-  uint32_t last = min(to, static_cast<uint32_t>(1.1f * a.length * (a.k - more) / max(reached - more, 1u)) + 2);
-#pragma unroll 1
-  for (open = tied; any(open);) {
-    const uint32_t found = more + team.fold(__popcll(up_to(last)));
-    if (!open) continue;
-    if (found >= a.k) {
-      to = last;
-    } else {
-      from = last + 1;
-    }
-    open = from < to && (found < a.k || found > most);
-    last = from + (to - from) / 2;
+  if (any(tied)) {
+    uint32_t above[T::kMasks], taken[T::kMasks];
+    split(hits, above);
+    split(tied ? hits | ties : hits, taken);
+    team.take_first(tied, more, reached - more, above, taken);
+    hits = joined(taken);
   }
-  return {tied ? hits | up_to(to) : hits, tied || !T::kBlock};
+  return {hits, tied};
 }
 
 }  // namespace

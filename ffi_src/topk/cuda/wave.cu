@@ -8,9 +8,9 @@
 // of that warp again, the warps with the best elements first. While the row is read for the first time, no element is
 // compared with a threshold and no block waits for another one.
 //
-// The best elements may be neighbours (sorted rows, ties). So neighbouring sectors of 32 bytes, or halves of them, go
-// to different blocks, where two threads keep all their elements. Sectors take longer to read than larger parts, so if
-// threads read more than a few elements (wave_places() says where), or bytes, they keep only the best one, and
+// The best elements may be neighbours (sorted rows, ties). So neighbouring parts of 64 bytes (of 16-bit keys: 32)
+// go to different blocks, where four threads keep all their elements. These take longer to read than larger parts, so
+// if threads read many elements (wave_places() says where), or bytes, they keep only the best one, and
 // neighbouring parts of 256 or 512 bytes go to different blocks. Then, and if the lists lack elements for another
 // reason, two things help. If threads read many elements, a block also publishes a bound of its own, the k-th best of
 // its threads' elements. And elements that are read again raise the threshold. If the threshold has the largest key of
@@ -504,7 +504,7 @@ cudaError_t launch_wave(cudaStream_t stream, const Plan& plan, const Problem& pr
   const uint32_t places = wave_places(bytes, problem.rows.length * bytes, plan.slices);
   a.lanes = wave_lanes(problem.k, plan.slices, places);
   a.told = a.lanes * places;
-  a.beside_bits = places > 1 ? 1 : 5;
+  a.beside_bits = places > 1 ? 2 : 5;
   a.row_bytes = wave_exchange_bytes(problem.k, plan.slices, places, composite_bytes(bytes));
   return dispatch_key(problem.key_bits, [&](auto key) { return run<decltype(key)>(stream, plan, problem, a); });
 }
