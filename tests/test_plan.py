@@ -655,7 +655,7 @@ def test_few_elements():
         assert small(reduce_planner("sum", dtype, False), length, inner, most) == few
         for op, masked in (("max", False), ("dot", False), ("sum", True)):
             assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
-    # Sums of flat rows of whole vectors. (A block has another one in any batch.)
+    # If flat rows are whole vectors, their sums take another kernel for so many rows.
     for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((136, 3), (600, 5), (601, 5))):
         whole = length * inner % (8 if dtype == "bfloat16" else 2) == 0
         found = [
