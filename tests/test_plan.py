@@ -361,8 +361,8 @@ def test_results_that_all_blocks_make_together():
 
 
 def test_sums_by_two_kernels():
-    """Sums of a row, or of two that are not aligned, that would take the largest blocks are those of parts. Any batch has
-    room for them."""
+    """A long row is summed in parts by two kernels. Batches of it have a workspace for that, too, so that one of its rows
+    alone can be planned in the same room."""
     for dtype, length, outer, split in (
         ("float32", 58_008, 1145, False),
         ("bfloat16", 1 << 20, 1, True),
