@@ -79,8 +79,10 @@ def def_jvp_by_fallback(kernel: Kernel) -> None:
 
 
 def def_jvp_by_formula(kernel: Kernel, formula: Callable[..., Sequence[jax.Array]]) -> None:
-    """Differentiates ``formula(*primals, **params)`` in place of the kernel, and takes the results from there, too: so
-    what the derivative needs is not computed twice."""
+    """Defines the kernel's derivative as that of ``formula(*primals, **params)``, which is plain JAX.
+
+    A differentiated call takes its results from the formula, too, not from the kernel, so nothing is computed twice.
+    """
 
     def jvp(primals, tangents, **params):
         tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]

@@ -199,9 +199,12 @@ class _Call:
         return names
 
     def _ways(self, arrays, mesh):
-        """Yields the ways to split the call, each as mesh axes by dimension of rows: as operands are split or as
-        results are wanted, with the axis or without it. Where the axis and other dimensions are split along the same
-        mesh axes, either side may take unused ones in their place, or do without them."""
+        """Yields the ways to split the call, each a dict of mesh axes by dimension of rows.
+
+        The call may be split as its operands are, or as its results are wanted; with the axis split, or without. If
+        the axis and other dimensions are split along the same mesh axes, one of the two must give them up. It then
+        takes unused mesh axes in their place, or none.
+        """
         for names in (self._names(arrays), self._names(arrays[::-1])):
             axes, others = ({d: e for d, e in names.items() if (d in self.axes) == own} for own in (True, False))
             yield others

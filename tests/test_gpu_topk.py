@@ -349,7 +349,7 @@ def test_samples_that_mislead():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape, k", [((400, 150), 130), ((700, 600), 90), ((3000, 700), 400), ((900, 3000), 700)])
 def test_zeros_of_both_signs(dtype, shape, k):
-    """The words that `sort` sorts tell -0 from 0, also beside keys of a large range, among which most bits are lost."""
+    """`sort` sorts words that have only some bits of each key. They must tell -0 from 0 even if keys have a large range."""
     random = np.random.default_rng(0)
     zeros = np.where(random.random(shape) < 0.5, 0.0, -0.0)
     with jax.enable_x64(dtype == "float64"):

@@ -361,8 +361,8 @@ def test_results_that_all_blocks_make_together():
 
 
 def test_sums_by_two_kernels():
-    """Sums of a row, or of two that are not aligned, that would take the largest blocks are those of parts. Any batch has
-    room for them."""
+    """A long row is summed in parts by two kernels. Batches of it have a workspace for that, too, so that one of its rows
+    alone can be planned in the same room."""
     for dtype, length, outer, split in (
         ("float32", 58_008, 1145, False),
         ("bfloat16", 1 << 20, 1, True),
@@ -655,7 +655,7 @@ def test_few_elements():
         assert small(reduce_planner("sum", dtype, False), length, inner, most) == few
         for op, masked in (("max", False), ("dot", False), ("sum", True)):
             assert small(reduce_planner(op, dtype, masked), length, inner) == none, (op, dtype)
-    # Sums of flat rows of whole vectors. (A block has another one in any batch.)
+    # If flat rows are whole vectors, their sums take another kernel for so many rows.
     for dtype, (length, inner) in itertools.product(("bfloat16", "float64"), ((136, 3), (600, 5), (601, 5))):
         whole = length * inner % (8 if dtype == "bfloat16" else 2) == 0
         found = [

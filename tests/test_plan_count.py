@@ -164,7 +164,7 @@ def test_plans_of_segments(capability):
         assert plan_softmax(1, 5000, 8, 300, dtype=dtype) == plan_softmax(1, 5000, 8, 300)
         narrow = plan("segment_max", 1, 1 << 20, 8, 65536, dtype, True)
         assert plan_softmax(1, 1 << 20, 8, 65536, dtype=dtype, sorted=True)["rows"] == narrow["rows"]
-    # Blocks of clusters read their rows again in each pass where they cannot hold them, if they fill half the GPU.
+    # Clusters take rows that their blocks cannot hold, too, if the blocks fill half the GPU: each pass reads them again.
     for length, inner, segments, clusters in [
         (16_384, 60, 300, True), (20_000, 40, 90, True), (131_072, 1, 738, False), (65_536, 1, 738, True),
     ]:  # fmt: skip

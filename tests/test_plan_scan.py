@@ -176,8 +176,8 @@ def test_short_columns_in_lanes():
 
 
 def test_scans_in_pieces():
-    """Columns of few elements have blocks of their own; the order of folding stays. Recurrences along longer axes have
-    so only if they are fewer."""
+    """If columns are few, blocks share their axis in pieces, which are folded in the same order as whole columns.
+    `most` is the number of elements up to which that is so."""
     for op, dtype, rows, most in (
         ("cumsum", "float32", (5000, 3), 1 << 20),
         ("cumprod", "float64", (900, 7), 1 << 20),
@@ -264,7 +264,7 @@ def test_few_rows_and_short_columns():
         plans = [plan_scan(op, outer, length, 1, dtype, False, 1, 90) for outer in (1, most, most + 1)]
         assert [plan["algorithm"] for plan in plans] == ["few", "few", "rows"], (op, dtype, length)
         assert plans[0]["threads"] == threads and plans[0]["tile"] == plans[2]["tile"]
-    # Columns that other kernels fold in another order have this one whatever their number is.
+    # Other kernels would fold these columns in another order, so `few` takes them however many they are.
     for dtype, length, inner, few in (
         ("float32", 64, 20, True),
         ("bfloat16", 33, 39, True),
@@ -452,7 +452,7 @@ def test_scans_in_clusters():
         assert (before["algorithm"] != "resident" or before["workspace_bytes"] > 0) and before["tile"] == plans[0][
             "tile"
         ]
-    # The smaller tiles of few exact numbers need no workspace, either, so the handler, which has none, takes them, too.
+    # Of few exact numbers, tiles may be smaller, and need no workspace. The handler, which gets none, has the same plan.
     plan = plan_scan("cummax", 9, 2048, 10, "float32", False, 1, 90)
     assert plan["algorithm"] == "resident" and plan["workspace_bytes"] == 0 and plan["tiles"] == 10, plan
 

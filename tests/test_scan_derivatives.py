@@ -185,7 +185,8 @@ def test_derivatives_that_are_left_to_xla_on_a_gpu(name, length):
 
 
 def test_short_derivatives_of_cumlogsumexp_of_any_numbers():
-    """Infinities and NaNs weigh as along longer axes, and large equal numbers share their weight exactly."""
+    """The formula for short axes gives infinities and NaNs the weights that the kernel for longer axes gives them, and
+    large equal numbers have equal weights."""
     kernel = scan_primitives.TANGENT["cumlogsumexp"]
     numbers = np.array([0, 1, -3, 50, -80, INF, -INF, NAN], np.float32)
     x = np.stack(np.meshgrid(numbers, numbers, numbers), -1).reshape(-1, 3)

@@ -74,7 +74,7 @@ bool plan_parts(const Bincount& problem, const Gpu& gpu, BincountPlan& plan) {
   plan.tiles = ceil_div(rows.length, kPartTile);
   // As for the most parts, because a part of a batch has its part of the workspace.
   plan.workspace_bytes = aligned(plan.tiles * (2 * kPartPitch + 8 * kPartWarps + 2 * (kMostParts + 1)));
-  // A slice costs about as much as some tiles do, so it has at least 64 of them.
+  // One more slice costs about as much as a few tiles, so each slice has at least 64 tiles.
   plan.slices = std::clamp<int64_t>(gpu.multiprocessors / (rows.outer * plan.ranges), 1, ceil_div(plan.tiles, 64));
   plan.overlap = gpu.dependent_launch;
   return true;

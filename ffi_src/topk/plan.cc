@@ -163,7 +163,7 @@ Plan plan_sieve(Rows rows, int64_t k, int key_bytes, bool sorted, const Gpu& gpu
   Plan plan;
   const bool whole = sieve_holds_whole(rows.length, key_bytes);
   const int64_t bytes = rows.length * key_bytes, most = whole ? 1 : std::max<int64_t>(bytes / kSieveLeast, 1);
-  // The streams of a row of few steps may be of different length. A sample tells less then.
+  // In a row of few steps, some warps may read a step more than others. The sample of first loads then says less.
   if ((bytes < 2 * kSieveStep && !whole) || rows.length < (bytes < kSieveLeast && !whole ? 24 : 16) * k) return plan;
   int64_t slices = std::clamp<int64_t>(gpu.multiprocessors / rows.count(), 1, most);
   if (workspace_bytes >= 0)

@@ -86,7 +86,7 @@ def _fold_of_part(name, x, where, axis):
 
 
 def _since_last(cut, axis, reverse):
-    """Returns which positions no start cuts off from the end."""
+    """Returns True from the last start on (reversed: up to the first one), and everywhere if there is no start."""
     at, n = lax.broadcasted_iota(np.int32, cut.shape, axis), cut.shape[axis]
     if reverse:
         return at <= jnp.min(jnp.where(cut, at, np.int32(n)), axis, keepdims=True)

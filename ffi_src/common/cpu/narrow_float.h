@@ -33,7 +33,8 @@ struct Narrow {
     const uint32_t bits = bits_as<uint32_t>(value), magnitude = bits & 0x7fffffffu;
     const uint32_t rounded = magnitude + ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1);
     const uint32_t normal = (rounded - kRebias) >> kShift;
-    // Adding kAlign to a denormal makes the last bit of its result the last bit of the sum.
+    // The last bit of kAlign, as a float, stands for the smallest denormal of the narrow format. So the addition rounds
+    // a value that becomes a denormal there to a multiple of it.
     constexpr uint32_t kAlign = static_cast<uint32_t>(127 + 23 + 1 - kBias - kMantissaBits) << 23;
     const uint32_t denormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(kAlign)) - kAlign;
     uint32_t result = magnitude < kRebias + (1u << 23) ? denormal : normal;

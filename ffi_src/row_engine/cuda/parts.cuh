@@ -514,7 +514,8 @@ __device__ __forceinline__ double exponential_of(double x) {
   double sum = kCoefficients[11];
 #pragma unroll
   for (int i = 10; i >= 0; --i) sum = fma(sum, r, kCoefficients[i]);
-  // Adds n to the exponent. Where the result would not be normal, the high word of x, taken for a float, tells so.
+  // Multiplies by 2^n: adds n to the exponent. That is wrong where the result is not a normal number. The high word of
+  // x, compared as a float, says whether x is in the range of normal results.
   const double power = __hiloint2double(__double2hiint(sum) + (__double2loint(shifted) << 20), __double2loint(sum));
   const float high = __int_as_float(__double2hiint(x));
   const bool normal = high > __int_as_float(static_cast<int>(0xC086232Bu)) && high < __int_as_float(0x40862E42);

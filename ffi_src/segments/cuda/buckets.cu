@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kBucketThreads, 2) segment_bucket_sum_kernel(c
   constexpr uint32_t kNoSegment = 1 << 16, kMany = 6;
   __shared__ uint32_t sums[32];
   __shared__ Piece piece;
-  __shared__ uint16_t counts[kWarps][kWarps];  // of a warp's rows, how many another warp has the segments of
+  __shared__ uint16_t counts[kWarps][kWarps];  // [a][b]: how many rows of warp a belong to segments of warp b
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, width = 1u << a.plan.shift;
   auto* const totals = reinterpret_cast<Sum*>(dynamic_shared_memory());
   auto* const rows = reinterpret_cast<Sum*>(totals + width);

@@ -96,9 +96,9 @@ struct TileShared : TileSort<Key, kPlaces, kBy> {
   }
 };
 
-// Finds where the tile of this number begins: where the segment begins that has the place number << step_bits, if that
-// is at most so many places `back`, by which tiles are longer than a step. So tiles cut only segments of more places.
-// All lanes of a warp call it.
+// Finds where tile `number` begins. Steps are 1 << step_bits places, and a tile is `back` places longer than a step. So
+// a tile may begin up to `back` places before its step, where the segment begins that the step would cut. Only segments
+// that begin earlier are cut. All lanes of a warp call it.
 __device__ __forceinline__ Border border_of(const MergeArgs& a, const int32_t* offsets, uint32_t number,
                                             uint32_t back) {
   if (number == 0) return {0, 0, false, {0, 0}};

@@ -201,8 +201,8 @@ struct SegmentNetwork {
 
   __device__ __forceinline__ void sort(Key (&v)[kEach]) const {
     if (__any_sync(kEveryLane, begins != ~0u >> (32 - kEach))) run<topk::SortingNetwork<kEach>>(v);
-    // Sorts parts that are as long as the longest segment, in twos, fours and so on. A longer segment than a half of
-    // such a part may go on in the next one, but not in two: then all borders between parts are merged at once.
+    // Merges sorted runs of twos, fours and so on, until a run (`part`) is as long as the longest segment. A segment
+    // may then reach into the next part, but not into two, so one more merge across all borders of parts ends the sort.
     const uint32_t part = 1u << max(longest_bits() - kEachBits, 0);
     const int across = warps_of_segments();
     bool borders = false;

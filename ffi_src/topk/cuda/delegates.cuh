@@ -30,8 +30,8 @@ __device__ __forceinline__ void count_before(uint32_t& count, uint64_t own, uint
         "r"(static_cast<uint32_t>(other)), "r"(static_cast<uint32_t>(other >> 32)));
 }
 
-// count += a > b, or a >= b. The number is a float, so that the sum is that of another pipe than comparisons: compilers
-// take three instructions of theirs for a number that is an integer.
+// count += a > b, or a >= b. The count is a float: its addition then runs in another execution unit than the
+// comparison. For an integer count, the compiler uses three instructions of the comparison's unit.
 __device__ __forceinline__ void count_above(float& count, uint32_t a, uint32_t b) {
   asm("{\n.reg .pred p;\nsetp.gt.u32 p, %1, %2;\n@p add.f32 %0, %0, 0f3F800000;\n}" : "+f"(count) : "r"(a), "r"(b));
 }

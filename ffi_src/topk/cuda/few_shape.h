@@ -33,7 +33,8 @@ constexpr int64_t few_tile(int64_t rows, int64_t length, int key_bytes) {
     tile *= 2;
   return tile;
 }
-// Their bytes. Rows may have a unit more between them.
+// The bytes of a tile in shared memory. Each row has room for padding, so that lanes of neighbouring rows read
+// different banks.
 constexpr int64_t few_tile_bytes(int64_t tile, int64_t length, int key_bytes) {
   return round_up(tile * (length * key_bytes + std::max(4, key_bytes)), 16);
 }

@@ -124,8 +124,8 @@ __device__ __forceinline__ uint32_t reaching(const float (&v)[kElements], float 
 #pragma unroll
   for (int j = kElements - 1; j >= 0; --j) {
 #if defined(__CUDA_ARCH__)
-    // The sign of the difference, shifted in: a floating-point and an integer instruction, which go to different
-    // pipes. The NaN of a computation has the sign of a hit.
+    // Shifts in the sign of v[j] - least, which is 0 for a hit. The subtraction and the shift run in different
+    // execution units, so they overlap. A NaN that the subtraction makes has the sign 0, too.
     hits = __funnelshift_l(__float_as_uint(v[j] - least), hits, 1);
 #else
     hits = hits << 1 | (v[j] < least);
