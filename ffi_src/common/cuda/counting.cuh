@@ -1,4 +1,4 @@
-// A step of every counting sort: finds how many elements with the same key come before an element.
+// Steps of kernels that count equal keys.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,18 @@ __device__ __forceinline__ Counter rank_in_warp(int32_t key, Counter* counters) 
   if (key >= 0 && lower == 0) counters[key] = before + __popc(same);
   __syncwarp();
   return before + __popc(lower);
+}
+
+// Whether all elements of a vector are equal. T is that of its elements, of 8 or 16 bits.
+template <class T, class Vector>
+__device__ __forceinline__ bool all_equal(const Vector& vector) {
+  static_assert(sizeof(T) < 4);
+  const auto words = bits_as<WordsOf<Vector>>(vector);
+  const uint32_t first = words.word[0];
+  uint32_t differ = first ^ __funnelshift_l(first, first, 8 * sizeof(T));
+#pragma unroll
+  for (const uint32_t word : words.word) differ |= word ^ first;
+  return differ == 0;
 }
 
 }  // namespace jaxgpuops

@@ -28,6 +28,8 @@ namespace {
 
 constexpr int kMostProbes = 64;  // slots in which an element is looked for
 
+constexpr int kBatch = 8;  // elements that a thread loads at once
+
 struct CollectArgs {
   const void* x;
   Distinct* all;
@@ -39,6 +41,13 @@ struct CollectArgs {
   void* least;
   uint32_t* numbers;
 };
+
+// Loads elements that are a block apart, from `at` on. Those from `end` on are copies of the last one before it.
+template <class Element>
+__device__ __forceinline__ void load_batch(const Element* x, uint32_t at, uint32_t end, Element* batch) {
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+}
 
 template <class Key>
 struct Table {
@@ -144,7 +153,6 @@ __device__ __noinline__ void find_bound(const CollectArgs& a, bool has) {
 template <class Element>
 __global__ void __launch_bounds__(kCollectThreads, 3) least_kernel(const __grid_constant__ CollectArgs a) {
   using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
-  constexpr int kBatch = 8;
   if (!a.all->bounded) return;
   const uint32_t bound = a.all->bound;
   const auto* const x = static_cast<const Element*>(a.x);
@@ -154,8 +162,7 @@ __global__ void __launch_bounds__(kCollectThreads, 3) least_kernel(const __grid_
        at += int64_t{gridDim.x} * kBatch * kCollectThreads) {
     const auto first = static_cast<uint32_t>(at);
     Element batch[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(first + i * kCollectThreads, length - 1)];
+    load_batch(x, first, length, batch);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const uint32_t place = first + i * kCollectThreads;
@@ -174,7 +181,6 @@ template <class Element>
 __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     collect_kernel(const __grid_constant__ CollectArgs a) {
   using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
-  constexpr int kBatch = 8;
   constexpr uint32_t kMost = sizeof(Element) == 8 ? kMostDistinct : kMostShortDistinct;
   auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
   __shared__ uint32_t found;
@@ -182,14 +188,9 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
   const auto* const x = static_cast<const Element*>(a.x);
   const auto begin = static_cast<uint32_t>(blockIdx.x * a.chunk);
   const auto end = static_cast<uint32_t>(min(a.length, int64_t{begin} + a.chunk));
-  // Loads elements that are a block apart; those past the end are anything.
-  const auto load = [&](Element* batch, uint32_t at) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
-  };
   uint32_t at = begin + threadIdx.x;
   Element next[kBatch];
-  load(next, at);
+  load_batch(x, at, end, next);
   auto* const words = reinterpret_cast<uint32_t*>(&table);
   for (uint32_t w = threadIdx.x; w < sizeof(table) / 4; w += kCollectThreads) words[w] = 0;
   if (threadIdx.x == 0) found = 0, gives_up = false;
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     Element batch[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) batch[i] = next[i];
-    load(next, at + kBatch * kCollectThreads);
+    load_batch(x, at + kBatch * kCollectThreads, end, next);
     if (threadIdx.x == 0 && load_relaxed(&a.all->many)) gives_up = true;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -262,7 +263,7 @@ template <class Element>
 __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
     inverse_kernel(const __grid_constant__ InverseArgs a) {
   using Key = std::conditional_t<sizeof(Element) == 8, uint64_t, uint32_t>;
-  constexpr int kBatch = 8, kWarps = kCollectThreads / 32;
+  constexpr int kWarps = kCollectThreads / 32;
   auto& table = *reinterpret_cast<Table<Key>*>(dynamic_shared_memory());
   const Distinct& all = *a.row.all;
   const uint32_t lane = threadIdx.x % 32;
@@ -294,8 +295,7 @@ __global__ void __launch_bounds__(kCollectThreads, kCollectBlocks)
 #pragma unroll 1
   for (uint32_t at = begin + threadIdx.x; at < end; at += kBatch * kCollectThreads) {
     Element batch[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) batch[i] = x[min(at + i * kCollectThreads, end - 1)];
+    load_batch(x, at, end, batch);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const uint32_t place = at + i * kCollectThreads;
@@ -328,7 +328,7 @@ cudaError_t collect(cudaStream_t stream, const UniquePlan& plan, bool overlap, c
 template <class Element>
 cudaError_t find_least(cudaStream_t stream, const CollectArgs& a) {
   Launch config;
-  config.grid = dim3(static_cast<unsigned>((a.length + 8 * kCollectThreads - 1) / (8 * kCollectThreads)));
+  config.grid = dim3(static_cast<unsigned>((a.length + kBatch * kCollectThreads - 1) / (kBatch * kCollectThreads)));
   config.block = dim3(kCollectThreads);
   return launch(stream, config, least_kernel<Element>, a);
 }

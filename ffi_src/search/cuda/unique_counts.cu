@@ -12,6 +12,7 @@
 //
 // Bytes moved: every element of a short row is read once by each block, from the L2 cache but for the first time; every
 // element of a long row is read once. Every result is written once.
+#include "common/cuda/counting.cuh"
 #include "common/cuda/intrinsics.cuh"
 #include "common/cuda/launch.cuh"
 #include "common/cuda/set_words.h"
@@ -65,13 +66,22 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int e = 0; e < kPack; ++e) pack.element[e] = x[min(at + e, length - 1)];
       }
-#pragma unroll
-      for (int e = 0; e < kPack; ++e) {
-        if (e >= there) break;
+      const auto count = [&](int e, uint32_t times) {
         const uint32_t key = sort_key(pack.element[e], order), place = static_cast<uint32_t>(at) + e;
         if (key == zero) own_zero = min(own_zero, place);
         if (key == nan) own_nan = min(own_nan, place);
-        atomicAdd(words + key / kKeysOfWord, kKeysOfWord == 2 && key % 2 ? 1u << 16 : 1u);
+        atomicAdd(words + key / kKeysOfWord, kKeysOfWord == 2 && key % 2 ? times << 16 : times);
+      };
+      // Lanes that count the same key wait for each other. So the elements of a vector are counted together where all
+      // are equal, as in ordered rows.
+      if (there == kPack && all_equal<T>(pack)) {
+        count(0, kPack);
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) {
+        if (e >= there) break;
+        count(e, 1);
       }
     }
     __syncthreads();
@@ -79,12 +89,11 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t word = words[w];
       if (word == 0) continue;
       words[w] = 0;
-      if (kKeysOfWord == 1) {
+      if (kKeysOfWord == 1)
         atomicAdd(counted->counts + w, word);
-        continue;
-      }
-      if (word & 0xffff) atomicAdd(counted->counts + 2 * w, word & 0xffff);
-      if (word >> 16) atomicAdd(counted->counts + 2 * w + 1, word >> 16);
+      else  // both counts at once: a sum of counts has no carry, since there are less than 2^31 elements
+        atomicAdd(reinterpret_cast<unsigned long long*>(counted->counts + 2 * w),
+                  (word & 0xffff) | uint64_t{word >> 16} << 32);
     }
     __syncthreads();
   }

@@ -9,6 +9,7 @@
 
 #include <cooperative_groups.h>
 
+#include "common/cuda/counting.cuh"
 #include "select/cuda/blocks.cuh"
 #include "select/cuda/list.cuh"
 #include "select/cuda/quantile.cuh"
@@ -76,6 +77,12 @@ __global__ void __launch_bounds__(kThreads, 1) select_counts_kernel(const __grid
 #pragma unroll
     for (int i = 0; i < Own::kPacks; ++i) {
       if (i >= count) continue;
+      // Lanes that count the same key wait for each other. So the elements of a vector are counted together where all
+      // are equal, as in ordered rows.
+      if (all_equal<T>(pack[i])) {
+        own_counts.add(sort_key(pack[i].element[0], order), Own::kPack);
+        continue;
+      }
 #pragma unroll
       for (int e = 0; e < Own::kPack; ++e) own_counts.add(sort_key(pack[i].element[e], order), 1);
     }
