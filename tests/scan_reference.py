@@ -1,10 +1,16 @@
 """Scans in NumPy: loops along the axis in the widest type there is, with bounds on what rounding may do to the
 result."""
 
+import functools
+
 import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from reference import is_float
+
+import jaxgpuops
 
 # Shapes for "any array" of the ops whose results are checked by what rounding may do.
 SHAPES = st.one_of(
@@ -158,3 +164,51 @@ def linear_bound(a, b, h0=None, axis=-1, reverse=False, starts=None):
     h = linear(np.abs(a), np.abs(b), None if h0 is None else np.abs(h0), axis, reverse, starts)
     dtype = np.result_type(np.asarray(a).dtype, np.asarray(b).dtype)
     return 2 * h.shape[axis] * eps(dtype) * h * (4 if dtype.kind == "c" else 1) + rounding(dtype, h)
+
+
+def leaks(shape, axis, dtype):
+    """Returns the calls in which NaNs or infinities pass a start, or a factor of 0, with the direction they take.
+
+    The results of positions from the start on must have the same bits whatever comes before. So must the gradients of
+    positions before the start, whatever the operands and the cotangents are from there on.
+    """
+    length = shape[axis]
+    of_axis = [length if i == axis else 1 for i in range(len(shape))]
+    at = 2 * length // 3
+    position = jnp.arange(length).reshape(of_axis)
+    starts, earlier = position == at, position < at
+    calls = {
+        name: lambda a, b, name=name: getattr(jaxgpuops, name)(b, axis=axis, segment_starts=starts)
+        for name in ("cumsum", "cumprod", "cummax", "cumlogsumexp")
+    } | {
+        "linear_scan of segments": lambda a, b: jaxgpuops.linear_scan(a, b, axis=axis, segment_starts=starts),
+        "linear_scan with a factor of 0": lambda a, b: jaxgpuops.linear_scan(
+            jnp.where(starts, jnp.zeros((), a.dtype), a), b, axis=axis
+        ),
+    }
+    operands = [jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(length), 3)]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def differences(fn, bad, a, b, g):
+        def values(bad):
+            a_, b_ = (jnp.where(earlier, bad, x) for x in (a, b))
+            return jnp.where(earlier, 0, fn(a_, b_))
+
+        def gradients(bad):
+            a_, b_, g_ = (jnp.where(earlier, x, bad) for x in (a, b, g))
+            return [jnp.where(earlier, x, 0) for x in jax.vjp(fn, a_, b_)[1](g_)]
+
+        def differ(fn):
+            bits = lambda x: jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+            pairs = zip(jax.tree.leaves(fn(bad)), jax.tree.leaves(fn(jnp.zeros_like(bad))), strict=True)
+            return jnp.stack([(bits(x) != bits(y)).any() for x, y in pairs]).any()
+
+        return {"values": differ(values), "gradients": differ(gradients)}
+
+    return [
+        (name, direction, bad)
+        for bad in (np.nan, np.inf, -np.inf)
+        for name, fn in calls.items()
+        for direction, wrong in differences(fn, jnp.asarray(bad, dtype), *operands).items()
+        if wrong
+    ]

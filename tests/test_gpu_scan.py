@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gpu import LARGE, busy_stream, memory, needs_memory, noise, plan, run_in_command_buffers, same_bits
+from scan_reference import leaks
 
 import jaxgpuops
 from jaxgpuops.lax import scan_primitives
@@ -343,6 +344,11 @@ def test_scans_of_a_row_are_those_of_the_row_in_its_batch(shape, axis):
     many = max(1, min(max(120, (1 << 22) // x.size + 1), memory() // (160 * x.nbytes)))
     repeated = run_scans(jnp.concatenate([x] * many), axis)
     assert not [name for name, wrong in differ(whole, repeated, 5 * (many - 1)).items() if wrong]
+
+
+@regimes
+def test_nothing_passes_a_start(shape, axis):
+    assert leaks(shape, axis, jnp.float32) == []
 
 
 def command_buffers():

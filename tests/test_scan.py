@@ -307,6 +307,13 @@ def test_zero_factors_and_segments_are_hard_resets(bad):
     assert jaxgpuops.linear_scan(a[::-1], b[::-1], reverse=True)[::-1][jnp.array([2, 3, 5])].tolist() == [2, 5, 4]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape, axis", [((2, 344), 1), ((16, 4832), 1), ((321, 4), 0), ((48, 8), 0), ((3, 77, 5), 1)])
+def test_nothing_passes_a_start(shape, axis, dtype):
+    with x64(dtype):
+        assert scan_reference.leaks(shape, axis, dtype) == []
+
+
 # ---- Determinism ------------------------------------------------------------------------------------------------------
 
 

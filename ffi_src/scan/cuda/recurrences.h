@@ -15,6 +15,13 @@ JAXGPUOPS_FN Acc scaled(Acc factor, Acc v) {
   return is_zero(factor) ? factor : multiply(factor, v);
 }
 
+// Returns the factor of two maps in turn. If one of their factors is 0, so is the result, even if the other one is NaN
+// or infinite.
+template <class Acc>
+JAXGPUOPS_FN Acc product(Acc l, Acc r) {
+  return is_zero(l) ? l : scaled(r, l);
+}
+
 template <class E>
 struct Affine {
   using Element = E;
@@ -24,7 +31,7 @@ struct Affine {
   };
   JAXGPUOPS_FN static State identity(const Options&) { return {Constant<Acc>::of(1), Constant<Acc>::of(0)}; }
   JAXGPUOPS_FN static State combine(State l, State r, const Options&) {
-    return {multiply(l.factor, r.factor), applied(r.factor, l.value, r.value)};
+    return {product(l.factor, r.factor), applied(r.factor, l.value, r.value)};
   }
   // Returns factor v + value. A v of 0 stays 0, even if the factor, a product, has overflowed.
   JAXGPUOPS_FN static Acc applied(Acc factor, Acc v, Acc value) {
@@ -40,7 +47,7 @@ struct Affine {
     const Acc before = passed ? one : factor, after = passed ? factor : one;
     const Acc q = is_zero(before) ? u : multiply_add(before, s.value, u);
     s.value = scaled(after, q);
-    s.factor = multiply(s.factor, factor);
+    s.factor = product(s.factor, factor);
     return q;
   }
   JAXGPUOPS_FN static State begin(Acc factor, Acc u, bool passed) { return {factor, passed ? scaled(factor, u) : u}; }

@@ -120,6 +120,13 @@ struct ReadyWeights {
   JAXGPUOPS_FN static Weights<Acc> of(const In<Acc>& in, const Options&) { return {in.a, in.y, {}}; }
 };
 
+// The logarithm of `product`: -inf stands for 0.
+template <class Acc>
+JAXGPUOPS_FN Acc log_product(Acc l, Acc r) {
+  const Acc zero = -std::numeric_limits<Acc>::infinity();
+  return l == zero || r == zero ? zero : l + r;
+}
+
 template <class W>
 struct Tangent : Affine<typename W::Element> {
   using Base = Affine<typename W::Element>;
@@ -138,7 +145,8 @@ struct Tangent : Affine<typename W::Element> {
   }
   JAXGPUOPS_FN static State combine(State l, State r, const Options& o) {
     if constexpr (!is_complex(Element::kDType))
-      if (W::by_log(o)) return {l.factor + r.factor, Base::applied(exp_of_difference(r.factor), l.value, r.value)};
+      if (W::by_log(o))
+        return {log_product(l.factor, r.factor), Base::applied(exp_of_difference(r.factor), l.value, r.value)};
     return Base::combine(l, r, o);
   }
   JAXGPUOPS_FN static Weights<Acc> weights(const In<Acc>& in, const Options& o) {
@@ -159,9 +167,10 @@ struct Tangent : Affine<typename W::Element> {
   JAXGPUOPS_FN static Out<Acc> step(State& s, const In<Acc>& in, const Options& o) {
     const Weights<Acc> w = weights(in, o);
     const Acc before = in.start ? Constant<Acc>::of(0) : s.value;
-    const Acc log = add(s.factor, w.log);
+    const Acc log = s.factor;
     const Acc q = Base::advance(s, w.factor, input(w.weight, in.x, o), o.transpose && !o.exclusive);
-    if (W::by_log(o)) s.factor = log;
+    if constexpr (!is_complex(Element::kDType))
+      if (W::by_log(o)) s.factor = log_product(log, w.log);
     const Acc taken = o.exclusive ? before : q;
     return {o.transpose ? scaled(w.weight, taken) : taken, {}};
   }
