@@ -173,42 +173,46 @@ def leaks(shape, axis, dtype):
     positions before the start, whatever the operands and the cotangents are from there on.
     """
     length = shape[axis]
-    of_axis = [length if i == axis else 1 for i in range(len(shape))]
+    position = np.arange(length).reshape([length if i == axis else 1 for i in range(len(shape))])
     at = 2 * length // 3
-    position = jnp.arange(length).reshape(of_axis)
-    starts, earlier = position == at, position < at
-    calls = {
-        name: lambda a, b, name=name: getattr(jaxgpuops, name)(b, axis=axis, segment_starts=starts)
+    scans = {
+        name: lambda starts, x, name=name: getattr(jaxgpuops, name)(x, axis=axis, segment_starts=starts)
         for name in ("cumsum", "cumprod", "cummax", "cumlogsumexp")
-    } | {
-        "linear_scan of segments": lambda a, b: jaxgpuops.linear_scan(a, b, axis=axis, segment_starts=starts),
-        "linear_scan with a factor of 0": lambda a, b: jaxgpuops.linear_scan(
-            jnp.where(starts, jnp.zeros((), a.dtype), a), b, axis=axis
-        ),
     }
-    operands = [jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(length), 3)]
+    scans["linear_scan of segments"] = lambda starts, b, a: jaxgpuops.linear_scan(
+        a, b, axis=axis, segment_starts=starts
+    )
+    scans["linear_scan with a factor of 0"] = lambda starts, b, a: jaxgpuops.linear_scan(
+        jnp.where(starts, jnp.zeros((), a.dtype), a), b, axis=axis
+    )
 
+    # The masks are arguments: XLA would take long to fold constants of this size.
     @functools.partial(jax.jit, static_argnums=0)
-    def differences(fn, bad, a, b, g):
+    def differences(scan, starts, earlier, bad, g, *operands):
         def values(bad):
-            a_, b_ = (jnp.where(earlier, bad, x) for x in (a, b))
-            return jnp.where(earlier, 0, fn(a_, b_))
+            return [jnp.where(earlier, 0, scan(starts, *(jnp.where(earlier, bad, x) for x in operands)))]
 
         def gradients(bad):
-            a_, b_, g_ = (jnp.where(earlier, x, bad) for x in (a, b, g))
-            return [jnp.where(earlier, x, 0) for x in jax.vjp(fn, a_, b_)[1](g_)]
+            g_, *operands_ = (jnp.where(earlier, x, bad) for x in (g, *operands))
+            pull = jax.vjp(functools.partial(scan, starts), *operands_)[1]
+            return [jnp.where(earlier, x, 0) for x in pull(g_)]
 
         def differ(fn):
-            bits = lambda x: jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-            pairs = zip(jax.tree.leaves(fn(bad)), jax.tree.leaves(fn(jnp.zeros_like(bad))), strict=True)
-            return jnp.stack([(bits(x) != bits(y)).any() for x, y in pairs]).any()
+            zero = jnp.zeros_like(bad)
+            bits = [
+                [jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") for x in fn(v)] for v in (bad, zero)
+            ]
+            return jnp.stack([(x != y).any() for x, y in zip(*bits, strict=True)]).any()
 
         return {"values": differ(values), "gradients": differ(gradients)}
 
+    g, *operands = (jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(length), 3))
     return [
         (name, direction, bad)
         for bad in (np.nan, np.inf, -np.inf)
-        for name, fn in calls.items()
-        for direction, wrong in differences(fn, jnp.asarray(bad, dtype), *operands).items()
+        for name, scan in scans.items()
+        for direction, wrong in differences(
+            scan, position == at, position < at, jnp.asarray(bad, dtype), g, *operands[: 1 + name.startswith("linear")]
+        ).items()
         if wrong
     ]

@@ -163,7 +163,8 @@ template <class Policy, int n, class State, class At>
 JAXGPUOPS_FN void set_log(State& state, const State& before, At at, const Options& o) {
   if constexpr (kAnyWeights<Policy> || kLogWeights<Policy>)
     if (kLogWeights<Policy> || AnyWeights<typename Policy::Element>::by_log(o))
-      state.factor = before.factor + LogSumExpWeights<typename Policy::Element>::template log_of_run<n>(at, o);
+      state.factor =
+          log_product(before.factor, LogSumExpWeights<typename Policy::Element>::template log_of_run<n>(at, o));
 }
 
 // Folds a run of n positions. Layout::kSpans does not use it.

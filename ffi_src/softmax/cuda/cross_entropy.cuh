@@ -124,7 +124,7 @@ struct CrossEntropy : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row_engi
     if (!args.has_gradient()) return final;
     const Acc sum = others + of_label;
     const Acc g = has_label && sum < infinity<Acc>() ? row.cotangent : nan<Acc>();
-    const Acc inverse = reciprocal(sum);
+    const Acc inverse = 1 / sum;
     Acc pull = 0;  // the derivative of z_loss lse^2 by lse; each probability is weighted by it
     if (args.squares() != 0) pull = 2 * args.squares() * (Base::peak_of(shift) + Base::log_of(sum, shift));
     final.slope = g * (inverse * (1 + pull));

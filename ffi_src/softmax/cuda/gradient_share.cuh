@@ -62,7 +62,7 @@ struct Gradient {
   __device__ Gradient(const Share& row, bool logs) : peak(row.peak) {
     const Acc sum = row.others + row.count;
     const bool plain = sum < infinity<Acc>() && peak - peak == 0;  // there is no NaN or +inf, and not only -inf
-    inverse = plain ? reciprocal(sum) : nan<Acc>();
+    inverse = plain ? 1 / sum : nan<Acc>();
     const bool likely = inverse > Acc(0.75);  // then one element is at the peak
     origin = likely && !logs ? row.own : Acc(0);
     total = likely && !logs ? fused_multiply_add(-origin, row.others, row.weighted) : row.weighted + row.own;

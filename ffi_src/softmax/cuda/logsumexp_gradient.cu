@@ -44,7 +44,7 @@ struct LogSumExpGradient : ExponentialSum<E, sizeof(typename E::Bits) == 2>, row
   // In a row with +inf, all other elements have the probability 0.
   __device__ static Final finish(const Args&, const Row& row, const Stat<LogSumExpGradient>& stat) {
     const Acc sum = stat.sum(0);
-    return {Base::guard(stat.peak()), sum == infinity<Acc>() ? Acc(0) : row.cotangent * reciprocal(sum),
+    return {Base::guard(stat.peak()), sum == infinity<Acc>() ? Acc(0) : row.cotangent / sum,
             sum == sum ? infinity<Acc>() : -infinity<Acc>()};
   }
   __device__ static void write_row(const Args&, int64_t, const Row&, const Final&) {}

@@ -32,20 +32,6 @@ __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return called_log(x); }
 __device__ __forceinline__ float logarithm_beyond_1(float x) { return log1pf(x); }
 __device__ __forceinline__ double logarithm_beyond_1(double x) { return log1p(x); }
-// 1 / x, with the bits of a division, for normal x whose inverse is normal. (A division has more code, for all other x,
-// and small calls wait for their code.)
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return fmaf(y, fmaf(-x, y, 1), y);
-}
-__device__ __forceinline__ double reciprocal(double x) {
-  double y;
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
-  const double error = fma(-x, y, 1);
-  y = fma(y, fma(error, error, error), y);
-  return fma(y, fma(-x, y, 1), y);
-}
 __device__ __forceinline__ float larger_number(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger_number(double a, double b) { return fmax(a, b); }
 __device__ __forceinline__ float smaller_number(float a, float b) { return fminf(a, b); }
@@ -235,7 +221,7 @@ struct Softmax : ExponentialSum<E, sizeof(typename E::Bits) == 2 && !kGeneral> {
     const Acc sum = stat.sum(0);
     if (args.op == Op::kLogSumExp) return {shift, Base::log_of(sum, shift)};
     if (!(sum < infinity<Acc>())) return {shift, nan<Acc>()};  // the row has an infinity or a NaN
-    return {shift, args.op == Op::kSoftmax ? reciprocal(sum) : Base::log_of(sum, shift)};
+    return {shift, args.op == Op::kSoftmax ? Acc(1) / sum : Base::log_of(sum, shift)};
   }
   __device__ static void write_row(const Args& args, int64_t index, const Row&, const Final& final) {
     if (args.op != Op::kLogSumExp) return;
