@@ -103,12 +103,9 @@ def _choose_in_word(mask, fill, *, axis, size):
     or two kernels of that and of what the mask is computed from."""
     bit = lax.shift_left(np.uint32(1), lax.broadcasted_iota(np.uint32, mask.shape, axis))
     word = jnp.sum(jnp.where(mask, bit, np.uint32(0)), axis, keepdims=True, dtype=np.uint32)
-    of_size = lambda size: tuple(size if d == axis else n for d, n in enumerate(mask.shape))
-    found = lax.broadcasted_iota(np.int32, of_size(size), axis) < lax.population_count(word).astype(np.int32)
-    # Behind as many places as the row has elements there are only fills, which need no search.
-    known = jax.core.min_dim(size, mask.shape[axis])
-    shape = of_size(known)
+    shape = tuple(size if d == axis else n for d, n in enumerate(mask.shape))
     word, number = jnp.broadcast_to(word, shape), lax.broadcasted_iota(np.int32, shape, axis)
+    found = number < lax.population_count(word).astype(np.int32)
     place = jnp.zeros(shape, np.int32)
     for bits in (16, 8, 4, 2, 1):
         below = lax.population_count(word & np.uint32((1 << bits) - 1)).astype(np.int32)
@@ -116,8 +113,6 @@ def _choose_in_word(mask, fill, *, axis, size):
         number -= jnp.where(above, below, np.int32(0))
         place += jnp.where(above, np.int32(bits), np.int32(0))
         word = jnp.where(above, word >> np.uint32(bits), word)
-    if known != size:
-        place = lax.pad(place, np.int32(0), [(0, size - known if d == axis else 0, 0) for d in range(mask.ndim)])
     return (jnp.where(found, place, fill),)
 
 

@@ -15,7 +15,8 @@ namespace jaxgpuops::softmax {
 constexpr int kUnitWords = 4;
 constexpr int kLooseTeamThreads = 128,
               kLooseThreads = 512;  // the most of a block whose warps have a row each; of others
-// The least blocks per multiprocessor whose warps have a row each. (With 80 registers and not 72, there were six.)
+// Blocks per multiprocessor, at least, if a warp has a row. (Without this limit, the compiler gives 80 registers to a
+// thread, not 72, so that only six blocks fit.)
 constexpr int kLooseResidentTeams = 7;
 
 // What a lane has of a row: kWords words of kOfWord elements. With kAlone, a warp has a row, which is one span.

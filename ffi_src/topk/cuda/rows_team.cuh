@@ -72,7 +72,7 @@ struct Team {
   }
   __device__ __forceinline__ bool has(uint32_t position) const { return position >= skipped && position < end; }
 
-  // The most candidates where the threshold is raised.
+  // The most candidates that raising the threshold may leave.
   __device__ __forceinline__ uint32_t most() const { return kBlock ? 256 : 2 * a.k + kSlack; }
 
   // The loads of a thread are permuted, so that in data whose period is the length of a team not all large elements
